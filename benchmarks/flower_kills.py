@@ -49,7 +49,7 @@ class Killed:
         self.config = CONFIG | {"rounds": rounds, "deadline": 60, "secure-aggregation": secure_aggregation}
         self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")
-        self.runs, self.draw = folder / "runs", random.Random(seed)
+        self.runs, self.draw = folder / "app" / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)
         self.local = LocalFederation(app, secure=True)
         (folder / "tmp").mkdir()
@@ -87,7 +87,7 @@ class Killed:
     def start_run(self) -> None:
         """Starts the run, or continues it from its checkpoint."""
         resume = (self.server_folder.path / "server.copfl").exists()
-        self.local.start_run({"runs": str(self.runs), "resume": resume})
+        self.local.start_run({"resume": resume})
 
     def kill(self, victim: str) -> None:
         """Kills one process, and starts again what its supervisor would."""

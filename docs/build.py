@@ -95,6 +95,7 @@ def write_pages(folder: Path) -> None:
     pages = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.md")}
     pages["api.md"] = API.sub(lambda found: reference(found[1]), pages["api.md"])
     pages["commands.md"] = commands()
+    pages["settings.md"] = settings()
     for source, page in ROOT_PAGES.items():
         if page != "index.md":
             pages[page] = (ROOT / source).read_text("utf-8")
@@ -103,6 +104,20 @@ def write_pages(folder: Path) -> None:
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text if page.startswith("source/") else relinked_page(page, text), "utf-8")
+
+
+def settings() -> str:
+    """The page of all settings, from the records and the signatures."""
+    from copfl.settings.json_schema import reference as tables
+
+    about = (
+        "The tables and keys of `run.toml`. On the command line a key is its option, or `--set TABLE.KEY=VALUE`; in "
+        "Python it is a keyword of `copfl.run`. Below a table are the options of each choice, with their defaults. "
+        "`copfl schema` prints a JSON Schema, with which an editor completes and checks the file: "
+        "`copfl schema > run.schema.json`, and "
+        "`#:schema run.schema.json` as the first line of the file."
+    )
+    return f"# Settings\n\n{about}\n\n{tables()}"
 
 
 def _section(entry: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from copfl.data.samples import Dataset
 from copfl.data.schemes import SCHEMES
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
-from copfl.experiment import components, config, records
+from copfl.experiment import records
 from copfl.experiment.inference import RunModels, load
 from copfl.flower import node
 from copfl.flower.registry import Registry, silent
@@ -45,6 +45,9 @@ from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import Content, Field, Reply
 from copfl.report import run_data
+from copfl.settings import toml
+from copfl.settings.checking import checked, parameters_of
+from copfl.settings.complete import complete
 from copfl.wire import Head, Packet
 
 
@@ -103,18 +106,18 @@ class Draw:
 
 
 def set_option(data: bytes) -> None:
-    table, key, value = config.setting(text_of(data))
+    table, key, value = toml.assignment(text_of(data))
     check_tables({table: {key: value}})
 
 
 def run_file(data: bytes) -> None:
-    check_tables(config.read_file(write("run.toml", data)))
+    check_tables(toml.read_file(write("run.toml", data)))
 
 
 def check_tables(tables: dict[str, dict[str, Any]]) -> None:
     """Resolves the tables; the run.toml of the result must be read back unchanged."""
-    resolved = components.resolve([tables], {})
-    again = config.read_toml(config.as_toml(resolved).encode(), "run.toml")
+    resolved = complete(tables).tables()
+    again = toml.read(toml.written(resolved).encode(), "run.toml")
     expected = {kind: {k: v for k, v in table.items() if v is not None} for kind, table in resolved.items()}
     # As text, because nan is not equal to itself.
     assert repr(_lists(again)) == repr(_lists(expected)), "run.toml has other settings"
@@ -127,11 +130,11 @@ def _lists(value: Any) -> Any:
 
 
 SETTINGS = (
-    "copfl.rate=0.15",
+    "algorithm.rate=0.15",
     "run.threads=2",
     "optimizer.lr=1e-3",
     "optimizer.name=adam",
-    "mlp.width=4",
+    "model.width=4",
     "model.name=mlp",
     "algorithm.name=fedprox",
     "partition.name=dirichlet",
@@ -140,14 +143,14 @@ SETTINGS = (
     "run.seed=7",
     "run.participation=0.5",
     "run.store=disk",
-    "classes.train_per_class=[1, 2]",
+    "partition.train_per_class=[1, 2]",
     "data.dir='a b'",
     "run.clients=0x10",
-    "copfl.merge=union",
+    "algorithm.merge=union",
     "robust.name=clip",
     "attack.name=noise",
     "run.device=cuda:0",
-    "cnn.width=-1",
+    "model.width=-1",
     "run.batch=8",
 )
 
@@ -159,12 +162,12 @@ def run_files() -> list[bytes]:
         {"algorithm": {"name": "apfl"}, "model": {"name": "mlp"}},
         {"partition": {"name": "dirichlet"}, "run": {"clients": 3}},
     ]
-    return [config.as_toml(components.resolve([tables], {})).encode() for tables in chosen]
+    return [toml.written(complete(tables).tables()).encode() for tables in chosen]
 
 
 def entries_text(data: bytes) -> None:
     for entry in entries.entries_of([text_of(data)]):
-        components.resolve(entries.layers(entry, {}), {})
+        complete(*entries.layers(entry, {}))
 
 
 def seeds(data: bytes) -> None:
@@ -177,7 +180,7 @@ def grid(data: bytes) -> None:
 
 def compare_file(data: bytes) -> None:
     for entry in entries.read_file(write("compare.toml", data)).entries:
-        components.resolve(entries.layers(entry, {}), {})
+        complete(*entries.layers(entry, {}))
 
 
 COMPARE_FILE = b"""[compare]
@@ -305,12 +308,12 @@ def arrays(data: bytes) -> None:
     name, clients = draw.choice(sorted(SCHEMES)), draw.choice((1, 2, 3, 10))
     options: dict[str, Any] = {}
     if draw.number(2):
-        known = config.keywords_of(SCHEMES[name], ("dataset", "clients", "seed"))
+        known = parameters_of(SCHEMES[name], ("dataset", "clients", "seed"))
         if known:
             options = {
                 draw.choice(sorted(known)): draw.choice((0, 1, 2, 0.5, -1, 1e-9, 10**9, True, "a", None))
             }
-            options = config.checked(name, SCHEMES[name], options)
+            options = checked("partition", SCHEMES[name], options)
     split = SCHEMES[name](dataset, clients, draw.number(1000), **options)
     federation = Federation(dataset, split)
     assert federation.clients == clients

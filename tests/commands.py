@@ -16,7 +16,7 @@ import typer.main
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Two clients and a few hundred parameters.
-TINY = ("--model", "mlp", "--clients", "2", "--set", "mlp.width=4")
+TINY = ("--model", "mlp", "--clients", "2", "--set", "model.width=4")
 
 
 class Answer(NamedTuple):

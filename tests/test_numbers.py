@@ -21,12 +21,13 @@ from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import WireError
 from copfl.experiment.run import Experiment, Result, prepare
+from copfl.settings.complete import complete
 from copfl.wire import Head
 from tests.toys import divided, slopes
 
 SMALL: dict[str, Any] = {
     "model": "mlp",
-    "mlp": {"width": 4},
+    "model_options": {"width": 4},
     "engine": "sequential",
     "mkldnn": "off",
     "rounds": 2,
@@ -100,7 +101,9 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
         "optimizer": {"name": "sgd", "lr": 1e30},
         "run": {"engine": "sequential", "mkldnn": "off", "batch": 64, **run},
     }
-    e = prepare([tables], data=samples(), partition=Partition(indices, indices, "by hand"))
+    e = prepare(
+        complete(tables, values={"data": samples(), "partition": Partition(indices, indices, "by hand")})
+    )
     state = begin(e.algorithm, e.task, 3)
     shown = list(simulate(e.algorithm, e.task, e.federation, e.engine, state, rounds=e.settings.rounds))
     return e, state, shown

@@ -92,6 +92,19 @@ def test_one_client_has_no_interval() -> None:
     assert over_clients([np.array([0.1, 0.2]), np.array([0.3])]) == (-math.inf, math.inf)
 
 
+def test_a_difference_that_has_no_value_says_why() -> None:
+    known, nothing = np.array([0.5, 0.6]), np.array([np.nan, np.nan])
+    gain = difference([known, nothing, known], [known, known, known])
+    assert gain.verdict == "not computed: no client of 1 of 3 seeds has a value under both"
+    assert all(map(math.isnan, (gain.mean, *gain.seeds, *gain.clients)))
+    # Of values that are infinite under both, the difference is unknown too: the client did take part.
+    infinite = np.array([np.inf, 0.6])
+    for reference in (known, infinite):
+        gain = difference([infinite, known], [reference, known])
+        assert gain.verdict == "not computed: 1 of 4 values of clients are infinite"
+        assert math.isnan(gain.mean)
+
+
 def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:
     gains = [np.random.default_rng(seed).normal(0.1 * seed, 1, 2000) for seed in range(2)]
     error = math.sqrt(sum(gain.var() / len(gain) for gain in gains)) / 2

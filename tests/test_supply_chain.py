@@ -100,7 +100,9 @@ def test_the_only_reader_of_pickles_resolves_three_names() -> None:
 
 
 def tiny_run(folder: Path, algorithm: str = "copfl", *, clients: int = 2, **options: Any) -> None:
-    copfl.run(algorithm, model="mlp", clients=clients, rounds=1, mlp={"width": 2}, out=folder, **options)
+    copfl.run(
+        algorithm, model="mlp", clients=clients, rounds=1, model_options={"width": 2}, out=folder, **options
+    )
 
 
 class Payload:

@@ -17,7 +17,10 @@ from copfl.algorithms.fedper import FedPer
 from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
 from copfl.parts import Cowa, Phases, Pwpm
 from copfl.parts.averaging import Server, Total
+from copfl.settings import presets
+from copfl.settings.checking import built
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
+from tests.options import shown, variants
 
 # To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and flower/test_rounds.py.
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
@@ -39,10 +42,21 @@ def test_variants_obey_the_contract_too() -> None:
         growth=Pwpm(candidates="tensor"), contribution=Cowa(leave_one_out="paper"), merge="union"
     )
     check_algorithm(as_published, rounds=2)
-    check_algorithm(COPFL(contribution=Cowa(trust="held_out")), rounds=1)
-    check_algorithm(COPFL(growth=Pwpm(criterion="benefit", candidates="reselect")), rounds=2)
     by_group = Pwpm(criterion="held_out", until=2)
     check_algorithm(COPFL(growth=by_group, phases=Phases(training="together")), rounds=2)
+
+
+OF_ONE_RUN = ("no side effects", "the same run twice", "engines agree")  # the laws that options may break
+PRESETS = [presets.content(name)["algorithm"] for name in presets.names()]
+OPTIONS = [*variants("copfl"), *({k: v for k, v in table.items() if k != "name"} for table in PRESETS)]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=shown)
+def test_copfl_obeys_the_contract_with_every_option_and_preset(options: dict[str, Any]) -> None:
+    counted = {key: 1 if str(value).endswith("%") else value for key, value in options.items()}
+    laws = dict(algorithm_checks(built(COPFL, counted), rounds=2))
+    for law in OF_ONE_RUN:
+        laws[law]()
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

@@ -7,15 +7,9 @@ print(result.accuracy[-1].mean())
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-
-# On ARM, torch's oneDNN would leave a file /tmp/perf-PID.map for the profiler perf in every process.
-os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")
-# Its allocator there returns freed memory after 10 ms, and fresh pages take a quarter of a large step.
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
@@ -24,6 +18,8 @@ if TYPE_CHECKING:
     from copfl.comparison.tables import Comparison
     from copfl.experiment.bundle.bundle import Bundle, load
     from copfl.experiment.run import Result, resume, run
+    from copfl.settings.complete import complete
+    from copfl.settings.schema import Run
     from copfl.testing import check_algorithm
 
 # The public API. Its modules load on first use, so that `copfl --help` does not import torch.
@@ -32,9 +28,11 @@ _MODULES = {
     "Bundle": "copfl.experiment.bundle.bundle",
     "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
+    "Run": "copfl.settings.schema",
     "check_algorithm": "copfl.testing",
     "choose": "copfl.comparison.choose",
     "compare": "copfl.comparison.compare",
+    "complete": "copfl.settings.complete",
     "load": "copfl.experiment.bundle.bundle",
     "resume": "copfl.experiment.run",
     "run": "copfl.experiment.run",
@@ -46,10 +44,12 @@ __all__ = [
     "Bundle",
     "Comparison",
     "Result",
+    "Run",
     "__version__",
     "check_algorithm",
     "choose",
     "compare",
+    "complete",
     "load",
     "resume",
     "run",

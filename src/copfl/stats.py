@@ -41,15 +41,18 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A row's gain over the reference."""
+    """A row's gain over the reference; all nan where it cannot be computed."""
 
     mean: float
     seeds: Interval  # primary
     clients: Interval
+    unknown: str = ""  # why it cannot be computed
 
     @property
     def verdict(self) -> str:
         """The conclusion that the interval over seeds allows."""
+        if self.unknown:
+            return f"not computed: {self.unknown}"
         if not self.seeds.without_zero:
             return "not distinguishable"
         return "higher" if self.mean > 0 else "lower"
@@ -93,10 +96,33 @@ def worst_of(values: Numbers, higher_is_better: bool = True) -> float:
 
 def difference(row: Sequence[Numbers], reference: Sequence[Numbers], level: float = LEVEL) -> Difference:
     """The paired difference of two rows, each given as the values of its clients, an array per seed."""
-    gains = [a - b for a, b in zip(row, reference, strict=True)]
-    gains = [gain[~np.isnan(gain)] for gain in gains]  # nan: the client never took part
+    gains = [difference_of_known(a, b) for a, b in zip(row, reference, strict=True)]
+    if reason := unknown_reason(gains):
+        nowhere = Interval(math.nan, math.nan)
+        return Difference(math.nan, nowhere, nowhere, reason)
     means = np.array([gain.mean() for gain in gains])
     return Difference(float(means.mean()), over_seeds(means, level), over_clients(gains, level))
+
+
+def difference_of_known(a: Numbers, b: Numbers) -> Numbers:
+    """a - b of the clients that have both values; nan: the client never took part."""
+    known = ~(np.isnan(a) | np.isnan(b))
+    with np.errstate(invalid="ignore"):  # of two infinite values
+        return np.asarray(a[known] - b[known])
+
+
+def unknown_reason(gains: Sequence[Numbers]) -> str:
+    """Why the mean of these differences, an array per seed, cannot be computed; "" if it can."""
+    empty, infinite = (
+        sum(not len(gain) for gain in gains),
+        sum(int((~np.isfinite(gain)).sum()) for gain in gains),
+    )
+    if empty:
+        where = "" if len(gains) == 1 else f" of {empty} of {len(gains)} seeds"
+        return f"no client{where} has a value under both"
+    if infinite:
+        return f"{infinite} of {sum(map(len, gains))} values of clients are infinite"
+    return ""
 
 
 def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:

@@ -94,8 +94,8 @@ def with_spread(mean: float, spread: float, digits: str = ".1f") -> str:
 
 
 def interval(low: float, high: float, digits: str = "+.1f") -> str:
-    """Such as "[-1.5, +2.0]"; "-" for an interval without bounds."""
-    return NONE if math.isinf(low) else f"[{number(low, digits)}, {number(high, digits)}]"
+    """Such as "[-1.5, +2.0]"; "-" for an interval without bounds, or of nothing."""
+    return NONE if not math.isfinite(low) else f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def size(count: float) -> str:

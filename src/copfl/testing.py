@@ -4,6 +4,7 @@
 | --- | --- |
 | frozen dataclass | numbers that repr hides or replace() loses |
 | no side effects | changed arguments; randomness from outside the plan |
+| the same run twice | random numbers that are no function of the seed, the round and the client |
 | engines agree | hidden state; operations that vmap cannot map; one client, some clients, unequal sizes |
 | fixed shapes | records that grow |
 | messages by id | rows matched by position instead of by id |
@@ -19,7 +20,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial, reduce
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -34,11 +35,12 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
-from copfl.engine.rounds import State
+from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
 
 TOLERANCE = 1e-9
+DROPOUT = 0.3  # of the network under test
 SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three
 EVERYBODY = torch.arange(len(SIZES))
 
@@ -63,24 +65,49 @@ def algorithm_checks(
     return [(law, partial(check, trial)) for law, check in LAWS.items()]
 
 
+class Simulated(NamedTuple):
+    """The state after some rounds, and the metrics of each."""
+
+    state: State
+    rounds: list[Round]
+
+
 class Trial:
-    """A small federation with the algorithm under test; the checks share its state after some rounds."""
+    """A small federation with the algorithm under test; the checks share its state after some rounds.
+
+    Its network has dropout, and batch norm or another norm.
+    """
 
     def __init__(self, algorithm: AnyAlgorithm, rounds: int, batch: int, norm: str) -> None:
         self.algorithm, self.rounds, self.batch, self.norm = algorithm, rounds, batch, norm
         self.needs: tuple[str, ...] = getattr(algorithm, "needs", ())
-        self.task, self.federation = small_federation(norm, SIZES, needs=self.needs)
+        self.task, self.federation = self.small_federation(SIZES)
         self.outputs: dict[int, ClientOutput] = {}
 
+    def small_federation(self, sizes: tuple[int, ...]) -> tuple[Task, Federation]:
+        return small_federation(self.norm, sizes, needs=self.needs, dropout=DROPOUT)
+
     @cached_property
-    def state(self) -> State:
+    def one_by_one(self) -> Simulated:
         return self.run(sequential(), self.rounds)
+
+    @cached_property
+    def batched(self) -> Simulated:
+        return self.run(vmap(3), self.rounds)  # everybody, in two batches
+
+    @property
+    def state(self) -> State:
+        return self.one_by_one.state
 
     def run(
         self, mapping: Mapping, rounds: int, participation: float = 1.0, sizes: tuple[int, ...] = SIZES
-    ) -> State:
-        """The state after some rounds, of which each gives finite records and the two metrics."""
-        task, federation = small_federation(self.norm, sizes, needs=self.needs)
+    ) -> Simulated:
+        """Some rounds, of which each gives finite records and the two metrics.
+
+        An engine that batches clients trains the batched form of the network, as in a run.
+        """
+        task, federation = self.small_federation(sizes)
+        task = task if mapping.name == "sequential" else task.with_batching()
         options: dict[str, Any] = {"rounds": rounds, "batch": self.batch, "participation": participation}
         try:
             state = begin(self.algorithm, task, federation.clients)
@@ -94,7 +121,7 @@ class Trial:
             assert one.clients["healthy"].all(), (
                 "a client's record or upload is not finite although its data are"
             )
-        return state
+        return Simulated(state, shown)
 
     def arguments(self, state: State, n: int) -> tuple[Any, Any, Data, Plan]:
         """The client, the message, the data and the plan of one client's next local update."""
@@ -136,11 +163,12 @@ def add_lora(body: nn.Sequential, needs: Sequence[str], r: int = 2, scaling: flo
 
 
 def small_federation(
-    norm: str, sizes: tuple[int, ...], device: str = "cpu", needs: Sequence[str] = ()
+    norm: str, sizes: tuple[int, ...], device: str = "cpu", needs: Sequence[str] = (), dropout: float = 0.0
 ) -> tuple[Task, Federation]:
     """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images.
 
-    With `needs`, those of an algorithm over adapters, the CNN has one.
+    With `needs`, those of an algorithm over adapters, the CNN has one. `dropout` is the fraction of the
+    features that a training step leaves out.
     """
     rng = np.random.default_rng(0)
     count = sum(sizes)
@@ -151,13 +179,16 @@ def small_federation(
     model = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
     if needs:
         add_lora(cast(nn.Sequential, model.body), needs)
+    if dropout:
+        cast(nn.Sequential, model.body).append(nn.Dropout(dropout))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
     options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
-    return task_of(model, 4, dtype=torch.float64, **options), federation
+    task = task_of(model, 4, dtype=torch.float64, **options)
+    return task.probed(tree.row(federation.train.rows([0]), 0)), federation
 
 
 class TwoInputs(nn.Module):
@@ -220,7 +251,7 @@ def _no_side_effects(trial: Trial) -> None:
         )
         return first
 
-    state = trial.run(sequential(), 1)
+    state = trial.run(sequential(), 1).state
     client, down, data, order = trial.arguments(state, 1)
     call("downlink", algorithm.downlink, state.server, torch.tensor([1, 3]))
     call("personal_model", partial(algorithm.personal_model, task), client, down)
@@ -229,13 +260,34 @@ def _no_side_effects(trial: Trial) -> None:
     call("server_update", partial(algorithm.server_update, task), state.server, total)
 
 
+def _metrics(round: Round) -> dict[str, Any]:
+    return {**round.federation, **round.clients}
+
+
+def _the_same_run_twice(trial: Trial) -> None:
+    """Two runs are equal byte for byte, in their metrics and in all records, in every engine."""
+    for first, mapping in ((trial.one_by_one, sequential()), (trial.batched, vmap(3))):
+        second = trial.run(mapping, trial.rounds)
+        for one, other in zip(first.rounds, second.rounds, strict=True):
+            changed = [
+                name
+                for name, value in _metrics(one).items()
+                if not np.array_equal(value, _metrics(other)[name], equal_nan=True)
+            ]
+            assert not changed, (
+                f"two runs differ in {', '.join(changed)} of round {one.number}, {mapping.name}"
+            )
+        end, repeated = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
+        _same(end, repeated, f"two runs differ in their records, {mapping.name}")
+
+
 def _engines_agree(trial: Trial) -> None:
-    for participation, mapping in ((0.5, vmap(64)), (1.0, vmap(3))):  # one batch of some; two of everybody
-        one = trial.state if participation == 1 else trial.run(sequential(), trial.rounds, participation)
-        other = trial.run(mapping, trial.rounds, participation)
-        how = f"vmap in chunks of {mapping.chunk} against sequential, participation {participation}"
-        _close(one.server, other.server, f"the server after {trial.rounds} rounds, {how}")
-        _close(one.clients.rows(EVERYBODY), other.clients.rows(EVERYBODY), f"the clients, {how}")
+    half = [trial.run(mapping, trial.rounds, participation=0.5) for mapping in (sequential(), vmap(64))]
+    for participation, (one, other) in ((0.5, half), (1.0, (trial.one_by_one, trial.batched))):
+        how = f"vmap against sequential, participation {participation}"
+        _close(one.state.server, other.state.server, f"the server after {trial.rounds} rounds, {how}")
+        left, right = (run.state.clients.rows(EVERYBODY) for run in (one, other))
+        _close(left, right, f"the clients, {how}")
 
 
 def _fixed_shapes(trial: Trial) -> None:
@@ -303,7 +355,10 @@ def _round_without_uploads(trial: Trial) -> None:
 
 
 def _one_client(trial: Trial) -> None:
-    state = trial.run(vmap(64), trial.rounds, sizes=(6,))
+    try:
+        state = trial.run(vmap(64), trial.rounds, sizes=(6,)).state
+    except UsageError:
+        return  # it needs several, and says so
     assert tree.finite(state.server), "the server is not finite when there is only one client"
 
 
@@ -337,6 +392,7 @@ def _other_task(kind: str, trial: Trial) -> None:
 LAWS: dict[str, Callable[[Trial], None]] = {
     "frozen dataclass": _frozen_dataclass,
     "no side effects": _no_side_effects,  # early, because a changed argument confuses the other checks
+    "the same run twice": _the_same_run_twice,
     "engines agree": _engines_agree,
     "fixed shapes": _fixed_shapes,
     "messages by id": _messages_by_id,

@@ -31,7 +31,7 @@ from copfl.errors import WireError, raised_as, unknown
 
 T = TypeVar("T")
 
-FORMAT = 2
+FORMAT = 1
 EXACT = "exact"  # no narrowing: for files, and for comparing engines
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK = "#mask"  # behind the path of a Masked record: the changes of its mask

@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from settings import CIFAR_TEST, CIFAR_TRAIN  # type: ignore[import-not-found]
 
 from copfl.data import datasets
+from settings import CIFAR_TEST, CIFAR_TRAIN  # type: ignore[import-not-found]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from settings import SETTINGS, arrays  # type: ignore[import-not-found]
 
 VALIDATION = 0.25

@@ -15,11 +15,11 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.core import Data, Sgd, UsageError, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import vmap
-from copfl.experiment.config import built
 from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
+from copfl.settings.checking import built
 from copfl.testing import small_federation
 from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, slopes
 

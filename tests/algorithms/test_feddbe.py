@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from copfl.algorithms import FedAvg, FedDBE
-from copfl.algorithms.feddbe import Server, mean_feature, shifted
+from copfl.algorithms.feddbe import Server
 from copfl.core import Data, Sgd, Task, UsageError, task_of, tree
+from copfl.parts.feature_bias import mean_feature, shifted
 from tests.algorithms.chain import chain, one_at_a_time
 from tests.algorithms.updates import clients_of, three_rounds
 

@@ -52,7 +52,9 @@ def test_the_answer_is_the_mixture_of_the_probabilities() -> None:
     task, algorithm = slopes(0.0), FedPOE(stored=1, rate=1.0)
     client = algorithm.client_init(task)
     client = client._replace(
-        local=vector(3.0), logs=client.logs._replace(pair=vector(0.0, -1.0), halves=vector(1.0, 0.0))
+        local=vector(3.0),
+        logs=client.logs._replace(pair=vector(0.0, -1.0), halves=vector(1.0, 0.0)),
+        rounds=torch.ones_like(client.rounds),
     )
     down = Down(*algorithm.server_init(task, 1))._replace(w=vector(-1.0), bank=vector(2.0)[:, None])
     experts = algorithm.personal_model(task, client, down)

@@ -12,6 +12,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import Experiment, execute, prepare
+from copfl.settings.complete import complete
 from tests.comparison.small import base, clouds
 
 SIZES = (8, 6, 10, 7)
@@ -25,10 +26,14 @@ def experiment(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES, **run: A
     parts = tuple(np.split(np.arange(len(y), dtype=np.int64), np.cumsum(SIZES)[:-1]))[: len(sizes)]
     loop = {"rounds": 3, "batch": 4, "engine": "sequential", "precision": "fp64", **run}
     return prepare(
-        [{"run": loop, "model": {"name": "mlp", "width": 4}}],
-        algorithm=algorithm,
-        data=Dataset("clouds", samples, samples, ("a", "b")),
-        partition=Partition(parts, parts, "by hand"),
+        complete(
+            {"run": loop, "model": {"name": "mlp", "width": 4}},
+            values={
+                "algorithm": algorithm,
+                "data": Dataset("clouds", samples, samples, ("a", "b")),
+                "partition": Partition(parts, parts, "by hand"),
+            },
+        )
     )
 
 
@@ -36,5 +41,5 @@ def run_folder(path: Path, **run: Any) -> Path:
     """The folder of a run of CO-PFL that has ended."""
     tables = base(clouds(path.parent / f"{path.name}.npz"), **{"clients": 3, "engine": "vmap", **run})
     with claimed(path, new=True) as folder:
-        execute(prepare([{**tables, "optimizer": {"name": "mamo", "lr": 0.05}}]), folder)
+        execute(prepare(complete({**tables, "optimizer": {"name": "mamo", "lr": 0.05}})), folder)
     return path

@@ -166,7 +166,13 @@ def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "mlp": {"width": 4}, "lr": 0.05}
+    how: dict[str, Any] = {
+        "rounds": 1,
+        "clients": 3,
+        "model": "mlp",
+        "model_options": {"width": 4},
+        "lr": 0.05,
+    }
     copfl.run("fedavg", "diabetes", **how, out=tmp_path / "run")
     found = run_audit(tmp_path / "run", baselines=[])
     assert found.metric.name == "rmse"

@@ -53,6 +53,8 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
         sent[kind] = tree.leaves(snapshot.received[0].summands)[0]
     others = [n for n in range(len(NAMES)) if n != RIDER]
     assert torch.equal(sent["honest"][others], sent["riding"][others])
+    (again,) = snapshots_of(e)
+    assert torch.equal(tree.leaves(again.received[0].summands)[0], sent["riding"])  # the noise is the seed's
     start = e.task.initial
     honest, riding = (torch.where(sent[kind][RIDER] != 0, sent[kind][RIDER] - start, 0) for kind in sent)
     assert float(riding.norm() / honest.norm()) == pytest.approx(1, abs=0.7)

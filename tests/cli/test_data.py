@@ -30,7 +30,7 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     assert "missing values filled: age 1" in answer.out
     assert "who has what" in answer.out
     write_csv(here / "t.csv", ROWS)
-    run = ("--model", "mlp", "-s", "mlp.width=4", "-r", 1, "-o", "a")
+    run = ("--model", "mlp", "-s", "model.width=4", "-r", 1, "-o", "a")
     answer = called(capsys, "run", "--dataset", *words, *run)
     assert (answer.code, answer.err) == (0, "")
     text = (here / "a" / "run.toml").read_text()
@@ -49,7 +49,7 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
         for n in range(10):
             write_image(here / "photos" / label / f"{n}.png", (4, 4), (n, 0, 0))
     (here / "photos" / "a" / "3.png").write_bytes(b"\x89PNG")
-    words = ("--dataset", "photos", "--model", "mlp", "-n", 2, "-r", 1, "-s", "mlp.width=4", "-o", "out")
+    words = ("--dataset", "photos", "--model", "mlp", "-n", 2, "-r", 1, "-s", "model.width=4", "-o", "out")
     answer = called(capsys, "run", *words)
     assert answer.code == 2
     assert re.search(r"3\.png is not a readable .* --skip-corrupt", answer.err)

@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl.comparison import tables
 from copfl.comparison.tables import Comparison
-from copfl.experiment.config import Tables
+from copfl.settings.toml import Tables
 
 
 def clouds(path: Path, test_seed: int = 1) -> Path:
@@ -46,6 +46,6 @@ def numbers(found: Comparison) -> Any:
 
 def line(data: Path, out: Path, *more: str) -> list[str]:
     """The words of `copfl compare` for the same."""
-    model = f"--dataset {data} --partition iid --model mlp --set mlp.width=4"
+    model = f"--dataset {data} --partition iid --model mlp --set model.width=4"
     run = f"--clients 2 --rounds 3 --batch 20 --engine vmap --out {out} --no-plots"
     return ["compare", *model.split(), *run.split(), *more]

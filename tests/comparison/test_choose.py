@@ -207,7 +207,13 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _flat() -> dict[str, Any]:
     run = {key: value for key, value in BASE["run"].items() if key != "clients"}
-    return {"model": "mlp", "mlp": {"width": 4}, "optimizer": BASE["optimizer"], "clients": 4, **run}
+    return {
+        "model": "mlp",
+        "model_options": {"width": 4},
+        "optimizer": BASE["optimizer"],
+        "clients": 4,
+        **run,
+    }
 
 
 def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
@@ -257,7 +263,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "--model",
         "mlp",
         "--set",
-        "mlp.width=4",
+        "model.width=4",
         "--clients",
         3,
         "--rounds",

@@ -24,6 +24,7 @@ from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
 from copfl.report import comparison_page
+from copfl.settings.complete import complete
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
 from tests.slow import slow
@@ -115,7 +116,7 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
             str(data),
             model="mlp",
             partition="iid",
-            mlp={"width": 4},
+            model_options={"width": 4},
             optimizer={"name": "adam"},
             seed=seed,
             **size,
@@ -154,7 +155,7 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
     assert len(parts) == (2 + 2) * 2  # trials times tuning seeds
     whole = {
-        s: prepare([{**base(data), "run": {**base(data)["run"], "seed": s}}]).federation.partition
+        s: prepare(complete({**base(data), "run": {**base(data)["run"], "seed": s}})).federation.partition
         for s in (1, 2)
     }
     for part in parts:

@@ -20,8 +20,8 @@ from copfl.comparison.entries import (
     values_of,
 )
 from copfl.errors import UsageError
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables
+from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 
 
 def test_an_entry_with_its_options() -> None:
@@ -29,14 +29,14 @@ def test_an_entry_with_its_options() -> None:
         ["copfl,copfl:score=none", "fedavg:optimizer=adam:lr=0.001:run.batch=4"]
     )
     assert first == Entry("copfl", "copfl", {})
-    assert second == Entry("copfl", "copfl score=none", {"copfl": {"score": "none"}})
+    assert second == Entry("copfl", "copfl score=none", {"algorithm": {"score": "none"}})
     expected: Tables = {"optimizer": {"name": "adam", "lr": 0.001}, "run": {"batch": 4}}
     assert third == Entry("fedavg", "fedavg optimizer=adam lr=0.001 run.batch=4", expected)
 
 
 def test_commas_and_colons_inside_a_value_are_no_borders() -> None:
     one, two = entries_of(['fedper:keeps=["head", "norms"],local:model.name=mine:Net:lr=1'])
-    assert one.settings == {"fedper": {"keeps": ["head", "norms"]}}
+    assert one.settings == {"algorithm": {"keeps": ["head", "norms"]}}
     assert two.settings == {"model": {"name": "mine:Net"}, "optimizer": {"lr": 1}}
     assert split('a,"b,c",[d,e], ,f') == ["a", '"b,c"', "[d,e]", "f"]
 
@@ -44,7 +44,7 @@ def test_commas_and_colons_inside_a_value_are_no_borders() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fedavgg", 'no algorithm "fedavgg"; did you mean "fedavg"?'),
+        ("fedavgg", 'did you mean "fedavg"?'),
         ("copfl:score", "must have the form NAME or NAME:KEY=VALUE"),
         ("copfl:partition.per_client=3", "partition.per_client is the same for every row"),
         ("copfl:run.seed=3", "run.seed is the same for every row"),
@@ -98,11 +98,11 @@ def test_seeds() -> None:
 def test_what_is_set_for_all_reaches_those_it_concerns() -> None:
     base: Tables = {"run": {"rounds": 7}, "copfl": {"rate": 0.1}, "adam": {"lr": 0.5}}
     copfl, plain, adam = entries_of(["copfl:budget=0.4,fedavg,fedavg:optimizer=adam"])
-    found = resolve(layers(copfl, base), {})
+    found = complete(*layers(copfl, base)).tables()
     assert (found["algorithm"]["rate"], found["algorithm"]["budget"], found["run"]["rounds"]) == (0.1, 0.4, 7)
     assert found["optimizer"]["name"] == "mamo"
-    assert resolve(layers(plain, base), {})["optimizer"]["name"] == "sgd"
-    found = resolve(layers(adam, base), {})
+    assert complete(*layers(plain, base)).tables()["optimizer"]["name"] == "sgd"
+    found = complete(*layers(adam, base)).tables()
     assert (found["optimizer"]["name"], found["optimizer"]["lr"]) == ("adam", 0.5)
     assert concerns(copfl, base, "copfl")
     assert not concerns(plain, base, "copfl")
@@ -112,8 +112,8 @@ def test_what_is_set_for_all_reaches_those_it_concerns() -> None:
 def test_an_optimizer_for_all_gives_way_to_an_entrys_own() -> None:
     base = {"optimizer": {"name": "adam", "lr": 0.25}}
     copfl, own = entries_of(["copfl,fedavg:optimizer=sgd"])
-    assert resolve(layers(copfl, base), {})["optimizer"]["lr"] == 0.25
-    found = resolve(layers(own, base), {})["optimizer"]
+    assert complete(*layers(copfl, base)).tables()["optimizer"]["lr"] == 0.25
+    found = complete(*layers(own, base)).tables()["optimizer"]
     assert found["name"] == "sgd"
     assert found["lr"] != 0.25  # a number for another optimizer
 
@@ -137,7 +137,7 @@ lr = 0.5
 """)
     file = read_file(path)
     assert file.entries == [
-        Entry("copfl", "without COWA", {"copfl": {"score": "none"}, "optimizer": {"name": "adam"}}),
+        Entry("copfl", "without COWA", {"algorithm": {"score": "none"}, "optimizer": {"name": "adam"}}),
         Entry("local", "local lr=0.5", {"optimizer": {"lr": 0.5}}),
     ]
     assert file.base == {"run": {"rounds": 9}}

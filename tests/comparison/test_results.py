@@ -11,6 +11,7 @@ from copfl.comparison.jobs import Job
 from copfl.comparison.results import last_evaluations, record_of
 from copfl.data.partition import Partition
 from copfl.errors import DataError, RunError
+from copfl.settings.schema import Run
 from copfl.stats import worst_of
 
 nan = np.nan
@@ -42,7 +43,7 @@ def run(
     (path / "environment.json").write_text('{"start": {}}')
     kinds = ("algorithm", "data", "partition", "model", "run")
     (path / "run.toml").write_text("".join(f"[{kind}]\n" for kind in kinds))
-    return Job("toy", {"algorithm": {}, "run": {"seed": 0, "rounds": len(lines)}}, path, last=last)
+    return Job("toy", Run.of({"run": {"seed": 0, "rounds": len(lines)}}), path, last=last)
 
 
 def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def test_an_unfinished_run_goes_on_to_the_same_bytes(tmp_path: Path, pause: floa
         whole.path, start={"partition": "", "samples": "", "weights": ""}, rounds=6, pause=pause
     )
     with claimed(whole.path, new=True), pytest.raises(Stop):
-        execute(prepare([whole.tables]), folder, stop)
+        execute(prepare(whole.run), folder, stop)
     assert (whole.path / "checkpoint").exists() == (pause == 0)
     assert not finished(whole)
     carry_out(whole)
@@ -129,7 +129,7 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
     def check() -> None:
         starts = Starts("delete the older run")
         for one in jobs:
-            starts.check(one.title, one.tables, 0.0, environment_of(one)["start"])
+            starts.check(one.title, one.run, 0.0, environment_of(one)["start"])
 
     jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
     all_done(jobs, 1, print)
@@ -153,7 +153,7 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(experiment: Any, *given: Any) -> Any:
-        if experiment.tables["algorithm"]["name"] == "fedavg":
+        if experiment.run.algorithm.name == "fedavg":
             raise UsageError("it does not work")
         return execute(experiment, *given)
 

@@ -12,8 +12,9 @@ from copfl.comparison.compare import compare
 from copfl.comparison.entries import entries_of, layers
 from copfl.comparison.suitability import reasons
 from copfl.errors import UsageError
-from copfl.experiment.config import Tables
 from copfl.experiment.run import prepare
+from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 from tests.comparison.small import base, clouds
 
 DIABETES: Tables = {"data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 2, "engine": "vmap"}}
@@ -37,7 +38,7 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
 def test_all_are_those_that_can_train(tables: Tables) -> None:
     rows = entries_of(["all"])
     assert {row.name for row in rows} == ALGORITHMS.keys()
-    experiment = prepare([*layers(rows[0], tables), suitability.CHECK])
+    experiment = prepare(complete(*layers(rows[0], tables), suitability.CHECK))
     found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
     classes = {"fedpac", "fedrod", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
@@ -47,7 +48,7 @@ def test_what_is_left_out_of_all_is_one_line_and_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: ALGORITHMS[name] for name in ("fedavg", "fedpac", "ffa_lora")}
-    monkeypatch.setattr("copfl.comparison.entries.ALGORITHMS", few)
+    monkeypatch.setattr("copfl.comparison.entries.algorithms", lambda: few)
     said = list[str]()
     found = compare(["all"], [0], DIABETES, tmp_path / "a", tune={}, log=said.append)
     assert [row.label for row in found.rows] == ["fedavg"]

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from copfl.comparison import tables
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import accuracies as metric_names
 from copfl.comparison.results import Record, Trial, Tuned
 from copfl.comparison.tables import Comparison, Row, as_csv, as_json, as_markdown, as_text
+from copfl.report import comparison_page
 from copfl.stats import difference
 
 ACCURACIES = metric_names("all")
@@ -58,6 +62,21 @@ def test_the_text_by_hand() -> None:
     assert "Clients: 2 clients, partition iid." in lines
     assert lines[-1] == "Note: a note."
     assert max(map(len, lines)) <= 100
+
+
+def test_a_difference_that_cannot_be_computed_says_so_in_every_form(tmp_path: Path) -> None:
+    found = comparison()
+    nothing = difference([np.array([math.nan]), np.array([0.5])], [np.array([0.5]), np.array([0.5])])
+    row = dataclasses.replace(found.rows[1], differences=dict.fromkeys(ACCURACIES, nothing))
+    found = dataclasses.replace(found, rows=[found.rows[0], row])
+    why = "not computed: no client of 1 of 2 seeds has a value under both"
+    for text in (as_text(found), as_markdown(found), as_csv(found)):
+        assert why in " ".join(text.split())
+        assert "not distinguishable" not in text
+    content = as_json(found)
+    assert content["rows"][1]["differences"]["accuracy"]["verdict"] == why
+    tables.write(found, tmp_path)
+    assert why.capitalize() in " ".join(comparison_page.document_of(tmp_path).conclusion)
 
 
 def test_of_one_seed_there_is_no_spread_and_no_verdict() -> None:

@@ -17,6 +17,7 @@ from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import METRICS
 from copfl.core.task import Batch, Data, Experts, task_of
 from copfl.errors import UsageError
+from copfl.kernels.draws import Keyed
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -397,3 +398,40 @@ def test_a_sequence_without_a_target_token_is_in_no_mean() -> None:
     of_blank, of_all, of_two = primary_metrics(accuracy, w, [blank, with_blank, without])
     assert np.isnan(of_blank)
     assert of_all == of_two
+
+
+class Dropping(nn.Module):
+    """Batch norm, then dropout of half of the features."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.norm, self.head, self.always = (
+            nn.BatchNorm1d(2, affine=False),
+            nn.Linear(2, 2, bias=False),
+            always,
+        )
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(nn.functional.dropout(self.norm(x), 0.5, self.training or self.always))
+        return answer
+
+
+def test_without_a_key_training_mode_draws_no_random_numbers() -> None:
+    made = task_of(Dropping(), 2, dtype=torch.float64)
+    x = torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    # Batch norm uses the batch: (1 - 2) / 1 and (0 - 2) / 2, up to its epsilon; nothing is dropped or doubled.
+    expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+    logits, _ = made.forward(made.initial, x, training=True)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    dropped, _ = made.forward(made.initial, Keyed(x, torch.tensor(3)), training=True)
+    assert set(dropped.round().flatten().tolist()) <= {-2.0, -0.0, 0.0, 2.0}
+    assert torch.equal(dropped, made.forward(made.initial, Keyed(x, torch.tensor(3)), training=True)[0])
+
+
+def test_a_model_that_draws_random_numbers_in_evaluation_mode_is_refused() -> None:
+    samples = Data(torch.ones(2, 2), torch.zeros(2, dtype=torch.int64), torch.tensor(2))
+    assert task_of(Dropping(), 2).probed(samples).random
+    assert not task_of(nn.Sequential(nn.Linear(2, 2)), 2).probed(samples).random
+    with pytest.raises(UsageError, match="in evaluation mode too"):
+        task_of(Dropping(always=True), 2).probed(samples)

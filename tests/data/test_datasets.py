@@ -24,7 +24,7 @@ from copfl.data.corruptions import CORRUPTIONS
 from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, load
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
-from copfl.experiment.components import build_data
+from copfl.settings.complete import data, data_of
 from tests.data.files import Payload, assert_well_formed, saved, write_image
 
 REAL = Path(os.environ.get("COPFL_DATA", "/nonexistent"))
@@ -518,9 +518,9 @@ def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='did you mean "cifar10"'):
         load("cifar_10")
     with pytest.raises(UsageError, match='no mini_imagenet option "sizee"; did you mean "size"'):
-        build_data({"name": "mini_imagenet", "sizee": 32})
+        data_of(data({"name": "mini_imagenet", "sizee": 32}))
     with pytest.raises(UsageError, match="Known: none"):
-        build_data({"name": "digits", "size": 3})
+        data_of(data({"name": "digits", "size": 3}))
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "no" / "such")
 
@@ -540,7 +540,7 @@ def test_names_and_options_are_suggested(tmp_path: Path) -> None:
 )
 def test_misfit_options(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(options))}=.* must be "):
-        build_data({"name": name, "dir": str(tmp_path), **options})
+        data_of(data({"name": name, "dir": str(tmp_path), **options}))
 
 
 def test_check(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from torch import Tensor
 from copfl.algorithms import COPFL, FedAvg, FedPer, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.evaluation import with_statistics
 from copfl.core.optim import Adam
-from copfl.core.task import Experts
 from copfl.core.tree import vectorised
 from copfl.engine.mapping import sequential, vmap
 from copfl.parts import Cowa, Pwpm
@@ -92,21 +90,6 @@ def test_the_three_accuracies() -> None:
     )
     assert metrics["test_loss_global"][0] == pytest.approx(float(everybody))
     assert metrics["test_loss"][0] != pytest.approx(metrics["test_loss_before"][0])
-
-
-def test_with_statistics_of_one_model_and_of_a_mixture() -> None:
-    task, _ = small_federation("batch", (4,))
-    other = task.initial + 1
-    found = with_statistics(task, task.initial, other)
-    assert isinstance(found, Tensor)
-    assert torch.equal(found[: task.d], task.initial[: task.d])
-    assert torch.equal(found[task.d :], other[task.d :])
-    share = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    pair = Experts(torch.stack([task.initial, task.initial - 1]), share)
-    mixed = with_statistics(task, pair, Experts(torch.stack([other, other]), share))
-    assert isinstance(mixed, Experts)
-    assert torch.equal(mixed.w[1, : task.d], task.initial[: task.d] - 1)
-    assert torch.equal(mixed.w[1, task.d :], other[task.d :])
 
 
 def test_bytes_are_counted_client_by_client() -> None:

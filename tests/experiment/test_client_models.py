@@ -17,9 +17,15 @@ from copfl.core.task import Personal
 from copfl.experiment.client_models import RECEIVED, TRAINED, vector_of
 from copfl.experiment.personalisation import data_of
 from copfl.experiment.run import execute, prepare
+from copfl.settings.complete import complete
 from tests.models import tiny
 
-SMALL: dict[str, Any] = {"clients": 3, "rounds": 2, "model": "cnn", "cnn": {"width": 2, "norm": "batch"}}
+SMALL: dict[str, Any] = {
+    "clients": 3,
+    "rounds": 2,
+    "model": "cnn",
+    "model_options": {"width": 2, "norm": "batch"},
+}
 SMALL |= {"batch": 64, "engine": "sequential"}
 LORA: dict[str, Any] = {
     "adapter": "lora:r=2,targets=query+value",
@@ -108,7 +114,7 @@ def test_a_client_that_diverged_has_the_model_it_received() -> None:
         "optimizer": {"name": "sgd", "lr": 1e30},
         "run": run,
     }
-    result = execute(prepare([tables]), None)
+    result = execute(prepare(complete(tables)), None)
     assert np.isnan(result.latest("accuracy")).all()
     assert result.models is not None
     assert {result.models.stage(n) for n in range(3)} == {RECEIVED}

@@ -22,7 +22,13 @@ from copfl.errors import CopflError, RunError
 from copfl.experiment import folder as run_folder
 from tests.commands import files
 
-TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 3, "mlp": {"width": 4}, "checkpoint_every": 2}
+TINY: dict[str, Any] = {
+    "model": "mlp",
+    "clients": 2,
+    "rounds": 3,
+    "model_options": {"width": 4},
+    "checkpoint_every": 2,
+}
 
 
 @pytest.fixture
@@ -204,7 +210,7 @@ def test_a_changed_run_file_is_another_run(run: Path) -> None:
     (run / "run.toml").write_text(text.replace("checkpoint_every = 2", "checkpoint_every = 1"))
     assert len(copfl.resume(run).records) == 3
     (run / "run.toml").write_text(text.replace("clients = 2", "clients = 3"))
-    with pytest.raises(CopflError, match="clients=3, but the partition is of 2"):
+    with pytest.raises(CopflError, match="clients=3 is not the number of clients of the partition, 2"):
         copfl.resume(run)
 
 
@@ -245,7 +251,7 @@ def test_a_damaged_model_is_reported_and_half_of_one_is_removed(run: Path) -> No
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:
-    copfl.run("copfl", **{**TINY, "mlp": {"width": 5}}, out=tmp_path / "other")
+    copfl.run("copfl", **{**TINY, "model_options": {"width": 5}}, out=tmp_path / "other")
     other = tmp_path / "other" / "checkpoint" / "state.safetensors"
     checkpoint.write_bytes(run / "checkpoint" / "state.safetensors", other.read_bytes())
     with pytest.raises(RunError, match=r"is not a checkpoint of this run: in server, its w is .* expected"):

@@ -20,7 +20,7 @@ from copfl.report import page, run_data
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called
 
-TINY: dict[str, Any] = {"model": "mlp", "clients": 3, "rounds": 3, "mlp": {"width": 4}}
+TINY: dict[str, Any] = {"model": "mlp", "clients": 3, "rounds": 3, "model_options": {"width": 4}}
 ADAM: dict[str, Any] = {"optimizer": {"name": "adam", "lr": 0.01}}
 
 
@@ -40,7 +40,7 @@ def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, 
     assert result.records == plain.records
     assert plain.gains is None
     epochs = result.experiment.algorithm.total_epochs
-    local = copfl.run("local", **TINY, **ADAM, local={"epochs": epochs})
+    local = copfl.run("local", **TINY, **ADAM, epochs=epochs)
     assert result.gains is not None
     assert result.gains.alone.tolist() == local.accuracy[-1].tolist()
     assert result.gains.personal.tolist() == result.accuracy[-1].tolist()
@@ -155,7 +155,7 @@ def test_a_stopped_local_baseline_continues_to_the_same_files(
 
 
 def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "mlp": {"width": 4}}
+    how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "model_options": {"width": 4}}
     result = copfl.run("fedavg", "diabetes", **how, local_baseline=True, out=tmp_path / "run")
     assert result.analysis is not None
     cross, test = result.analysis.cross, result.experiment.federation

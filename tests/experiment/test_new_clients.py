@@ -20,9 +20,10 @@ from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment import new_clients
 from copfl.experiment.run import prepare
+from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
 
-TINY: dict[str, Any] = {"model": "mlp", "clients": 5, "rounds": 2, "mlp": {"width": 4}}
+TINY: dict[str, Any] = {"model": "mlp", "clients": 5, "rounds": 2, "model_options": {"width": 4}}
 QUICK: dict[str, Any] = {**TINY, "optimizer": {"name": "adam", "lr": 0.01}}
 
 
@@ -84,7 +85,7 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(new_clients, "SAMPLES", {"5": 5})
     how: dict[str, Any] = {**QUICK, "rounds": 1, "engine": "vmap"}
     if getattr(ALGORITHMS[name], "needs", ()):
-        del how["mlp"]
+        del how["model_options"]
         how["model"] = "tests.toys:adapted_mlp"
     new = copfl.run(name, **how, new_clients=0.4).new_clients
     assert new is not None
@@ -96,7 +97,9 @@ def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     for name in sorted(set(ALGORITHMS) - {"fedbabu"}):  # its fine-tuning begins at the global model by design
         network = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
         e = prepare(
-            [{"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": network, "width": 4}}]
+            complete(
+                {"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": network, "width": 4}}
+            )
         )
         server = e.algorithm.server_init(e.task, 3)
         down = message_to_new_client(e.algorithm, server, torch.arange(3))
@@ -114,7 +117,7 @@ def test_every_algorithm_continues_where_its_last_update_ended() -> None:
 
 
 def test_the_next_message_is_the_clients_own_model_where_nothing_is_personal() -> None:
-    e = prepare([{"algorithm": {"name": "fedavg"}, "run": {"clients": 2}, "model": {"name": "mlp"}}])
+    e = prepare(complete({"algorithm": {"name": "fedavg"}, "run": {"clients": 2}, "model": {"name": "mlp"}}))
     down = e.algorithm.downlink(e.algorithm.server_init(e.task, 2), torch.arange(1))
     own = type(down)(down.w[0] + 1)
     assert torch.equal(next_message(e.algorithm, e.task, down, own).w, own.w)
@@ -129,18 +132,18 @@ def test_a_wrapper_passes_on_the_next_message() -> None:
         "model": {"name": "mlp"},
     }
     for wrapper in ({"robust": {"name": "median"}}, {"addons": {"ema": 0.9, "lr_schedule": "cosine"}}):
-        e = prepare([settings | wrapper])
+        e = prepare(complete(settings | wrapper))
         down = message_to_new_client(e.algorithm, e.algorithm.server_init(e.task, 2), torch.arange(2))
         own = innermost(down)._replace(w=innermost(down).w + 1)
         after = next_message(e.algorithm, e.task, down, own)
         assert type(after) is type(down)
         assert torch.equal(innermost(after).w, own.w)
-    private = prepare([settings | {"privacy": {"noise": 1.0}}]).algorithm
+    private = prepare(complete(settings | {"privacy": {"noise": 1.0}})).algorithm
     assert next_message(private, e.task, down, own) is down  # its upload has noise
 
 
 def test_what_is_not_allowed() -> None:
-    with pytest.raises(UsageError, match=r"new_clients=1\.0 must be at least 0 and below 1"):
+    with pytest.raises(UsageError, match=r"new_clients=1\.0 must be a number, at least 0 and below 1"):
         copfl.run("fedavg", **TINY, new_clients=1.0)
     with pytest.raises(UsageError, match="needs at least two clients"):
         copfl.run("fedavg", **{**TINY, "clients": 1}, new_clients=0.5)

@@ -17,7 +17,7 @@ from copfl.experiment.client_models import vector_of
 from copfl.experiment.personalisation import Personalisation, Training, fine_tuned, nearest
 from tests.commands import called
 
-SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "mlp": {"width": 8}, "model": "mlp"}
+SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "model_options": {"width": 8}, "model": "mlp"}
 
 
 @pytest.fixture(scope="module")

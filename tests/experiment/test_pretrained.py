@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 import copfl
 from copfl.errors import DataError, UsageError
 from copfl.experiment.bundle import exporting
-from copfl.experiment.components import resolve
-from copfl.experiment.identity import essential, identity
+from copfl.settings.complete import complete
+from copfl.settings.identity import essential, identity
+from copfl.settings.schema import Run
 from tests.commands import called, found
 from tests.models import tiny
 from tests.models.tiny import peft, transformers
@@ -91,23 +92,25 @@ def test_the_content_of_a_base_is_the_runs_identity_and_not_its_place(tmp_path: 
 
     def of(folder: Path, **adapter: Any) -> str:
         tables: dict[str, Any] = {"model": {"name": f"hf:{folder}"}, "adapter": {**LORA, **adapter}}
-        return identity(resolve([tables], {}))
+        return identity(complete(tables))
 
-    once = essential(resolve([{"model": {"name": f"hf:{base}"}}], {}))
-    assert essential(once) == once
+    once = essential(complete({"model": {"name": f"hf:{base}"}}))
+    assert essential(Run.of(once)) == once
     assert of(base) == of(moved)
     assert len({of(base), of(tiny.base(tmp_path, seed=1)), of(base, r=4)}) == 3
 
 
 def test_an_adapter_in_one_word(tmp_path: Path) -> None:
     layers: list[Any] = [{"model": {"name": f"hf:{tiny.base(tmp_path)}"}}]
-    layers += [{"adapter": {"name": "lora:r=4,alpha=8,targets=query+value"}}, {"lora": {"dropout": 0.1}}]
+    layers += [{"adapter": {"name": "lora:r=4,alpha=8,targets=query+value"}}, {"adapter": {"dropout": 0.1}}]
     expected = {"name": "lora", "r": 4, "alpha": 8.0, "targets": "query+value", "dropout": 0.1}
-    assert resolve(layers, {})["adapter"] == expected
-    with pytest.raises(UsageError, match='no adapter "loro"; did you mean "lora"'):
-        resolve([*layers[:1], {"adapter": {"name": "loro"}}], {})
-    with pytest.raises(UsageError, match=r'no lora option "rank".* Known: alpha, dropout, r, targets'):
-        resolve([*layers[:1], {"adapter": {"name": "lora:rank=2"}}], {})
+    assert complete(*layers).tables()["adapter"] == expected
+    with pytest.raises(UsageError, match=r'adapter.name=.loro. is unknown.*did you mean "lora"'):
+        complete(*layers[:1], {"adapter": {"name": "loro"}}).tables()
+    with pytest.raises(
+        UsageError, match=r"adapter.rank=2 is no setting; allowed are alpha, dropout, r, targets"
+    ):
+        complete(*layers[:1], {"adapter": {"name": "lora:rank=2"}}).tables()
 
 
 def test_a_value_may_get_an_adapter_too() -> None:
@@ -131,11 +134,11 @@ def test_a_head_alone_trains_without_the_dropout_of_its_frozen_base(tmp_path: Pa
     assert new.training.front.cut == "head"
     assert noisy.training.front is None
     assert (new.task.random, noisy.task.random) == (False, True)
-    assert new.tables["model"]["frozen_dropout"] is False
-    former = {**new.tables["model"]}  # a run file from before this option
+    assert new.run.model.frozen_dropout is False
+    former = {**new.run.tables()["model"]}  # a run file from before this option
     del former["frozen_dropout"]
-    assert resolve([{"model": former}], {})["model"] == former
-    lora = resolve([{"model": {"name": f"hf:{base}", **table}, "adapter": LORA}], {})
+    assert complete({"model": former}).tables()["model"] == former
+    lora = complete({"model": {"name": f"hf:{base}", **table}, "adapter": LORA}).tables()
     assert "frozen_dropout" not in lora["model"]
 
 
@@ -324,11 +327,11 @@ def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_bu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny.base(tmp_path)
-    here = resolve([{"model": {"name": f"hf:{folder}"}, "partition": {"name": "iid"}}], {})
+    here = complete({"model": {"name": f"hf:{folder}"}, "partition": {"name": "iid"}}).tables()
     model = {key: here["model"][key] for key in ("sha256", "task")}
     for name in ("hf:elsewhere", "hf"):  # as an experiment and as its record have it
-        there = resolve([{**here, "model": {"name": name, **model}}], {})
-        assert identity(there) == identity(here)
+        there = complete({**here, "model": {"name": name, **model}}).tables()
+        assert identity(Run.of(there)) == identity(Run.of(here))
     monkeypatch.setenv("COPFL_MODELS", str(folder.parent))
     options = {**model, "sha256": "0" * 64}
     with pytest.raises(UsageError, match="but this run is of a base with 0000"):
@@ -342,13 +345,13 @@ def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_bu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--adapter", "lora:targets=keys"], 'adapter.targets="keys" matches no layer of the model'),
+        (["--adapter", "lora:targets=keys"], "adapter.targets='keys' matches no layer of the model"),
         (["--adapter", "lora", "--freeze", "head"], "would freeze head.bias, which has no pretrained values"),
         (["--set", "model.sha256=abc"], "but this run is of a base with abc; put that one back"),
         (["--train", "tail"], '"tail" matches no parameter of the model. Known: head, body, norms'),
         (["--weights", "absent.pt"], "is no file; it is default, none or the path of a file"),
         (["--set", "model.task=speech"], 'no task "speech"'),
-        (["--set", "model.pooling=max"], 'option "pooling"'),
+        (["--set", "model.pooling=max"], "model.pooling='max' is no setting"),
     ],
 )
 def test_bad_input_is_one_paragraph(

@@ -25,9 +25,10 @@ from copfl.data.partition import Partition
 from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import run as experiment
 from copfl.experiment.run import prepare
+from copfl.settings.complete import complete
 from tests.commands import files, found
 
-TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "mlp": {"width": 4}}
+TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "model_options": {"width": 4}}
 
 
 class Net(nn.Module):
@@ -85,9 +86,9 @@ def test_a_single_client_is_a_federation_too(algorithm: str, tmp_path: Path) -> 
 
 def test_a_result_prints_a_line_and_has_networks(tmp_path: Path) -> None:
     result = copfl.run("fedper", **TINY, optimizer="adam", lr=0.01, epochs=2, out=tmp_path / "run")
-    assert result.experiment.tables["optimizer"]["name"] == "adam"
-    assert result.experiment.tables["optimizer"]["lr"] == 0.01
-    assert result.experiment.tables["algorithm"]["epochs"] == 2
+    assert result.experiment.run.optimizer.name == "adam"
+    assert result.experiment.run.optimizer.lr == 0.01
+    assert result.experiment.run.algorithm.epochs == 2
     mean = 100 * result.accuracy[-1].mean()
     assert (
         str(result)
@@ -124,7 +125,11 @@ def test_one_seed_one_result_and_the_global_generator_is_left_alone() -> None:
 def test_augmentation_can_be_switched_off() -> None:
     image = dataclasses.replace(load("digits"), augment=True)
     for augment in (True, False):
-        made = prepare([{"run": {"clients": 2, "augment": augment}, "model": {"name": "mlp"}}], data=image)
+        made = prepare(
+            complete(
+                {"run": {"clients": 2, "augment": augment}, "model": {"name": "mlp"}}, values={"data": image}
+            )
+        )
         assert made.federation.dataset.augment == augment
 
 
@@ -139,7 +144,7 @@ def test_everyday_keywords_are_the_settings_of_their_tables() -> None:
 
 
 def test_a_partition_is_the_same_for_every_algorithm() -> None:
-    prepared = [prepare([{"algorithm": {"name": name}}]) for name in ("copfl", "fedavg", "local")]
+    prepared = [prepare(complete({"algorithm": {"name": name}})) for name in ("copfl", "fedavg", "local")]
     assert len({e.federation.partition.fingerprint for e in prepared}) == 1
     assert all(torch.equal(prepared[0].task.initial, e.task.initial) for e in prepared)
 
@@ -194,10 +199,10 @@ def test_values_of_one_s_own(tmp_path: Path) -> None:
     assert copfl.run(algorithm, data, **given).records == result.records
     assert copfl.run(algorithm, (x, y), **given).records == result.records
     with pytest.raises(
-        UsageError, match=r"the algorithm of this run is FedAvg.*a value that a Python program passed"
+        UsageError, match=r"the data of this run is own, a value that a Python program passed"
     ):
         copfl.resume(tmp_path / "run")
-    again = copfl.resume(tmp_path / "run", algorithm=algorithm, data=data, model=model, rounds=3)
+    again = copfl.resume(tmp_path / "run", data=data, model=model, rounds=3)
     assert again.records == copfl.run(algorithm, data, **{**given, "rounds": 3}).records
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["partition"]["scheme"] == "by hand"
 
@@ -221,26 +226,28 @@ def test_names_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert result.experiment.task.d == 5 * 6 + 6 + 6 * 2 + 2
         assert result.experiment.title == "fedavg on load"
-        tables = result.experiment.tables
+        tables = result.experiment.run.tables()
         assert tables["model"] == {"name": "my_things:Net", "width": 6, "code": str(tmp_path)}
         assert tables["data"] == {"name": "my_things:load", "count": 60, "code": str(tmp_path)}
         monkeypatch.chdir("/")
         monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
         del sys.modules["my_things"]
         assert copfl.resume(tmp_path / "run", rounds=3).records[:2] == result.records
-        with pytest.raises(UsageError, match='no my_things:Net option "wide"; did you mean "width"'):
+        with pytest.raises(
+            UsageError, match=r'model.wide=3 is no setting; allowed are width; did you mean "width"'
+        ):
             copfl.run("fedavg", "my_things:load", model="my_things:Net", model_options={"wide": 3})
     finally:
         sys.modules.pop("my_things", None)
 
 
 def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
-    assert prepare([{}], model=Net).engine.name == "vmap"
-    assert prepare([{}], model=Branching()).engine.name == "sequential"
+    assert prepare(complete(values={"model": Net})).engine.name == "vmap"
+    assert prepare(complete(values={"model": Branching()})).engine.name == "sequential"
     with pytest.raises(
         UsageError, match=r"cannot be trained in batches of clients .*; use --engine sequential"
     ):
-        prepare([{"run": {"engine": "vmap"}}], model=Branching())
+        prepare(complete({"run": {"engine": "vmap"}}, values={"model": Branching()}))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +272,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
         ),
         ({"model": nn.Flatten()}, "the model has no parameter to train"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
-        ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),
+        ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, "buffers='mine'"),
         (
             {"model": "resnet18", "dataset": (np.zeros((30, 5), np.float32), np.arange(30) % 3)},
             r"resnet18 needs images .*try mlp",
@@ -294,9 +301,9 @@ def test_models_are_not_written_where_nobody_wants_them(tmp_path: Path) -> None:
     "model", [{"name": "cnn"}, {"name": "cnn", "norm": "batch"}, {"name": "resnet18", "width": 4}]
 )
 def test_runs_of_our_models_take_the_fast_path_and_say_so(model: dict[str, str]) -> None:
-    made = prepare([{"model": model, "run": {"engine": "vmap"}}])
+    made = prepare(complete({"model": model, "run": {"engine": "vmap"}}))
     assert made.about()["batched_model"] is True
-    alone = prepare([{"model": model, "run": {"engine": "sequential"}}])
+    alone = prepare(complete({"model": model, "run": {"engine": "sequential"}}))
     assert alone.about()["batched_model"] is False
 
 

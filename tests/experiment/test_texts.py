@@ -13,8 +13,9 @@ import copfl
 from copfl.core.criteria import PADDING
 from copfl.data.datasets import load
 from copfl.errors import DataError, UsageError
-from copfl.experiment.model_tables import tokenized
+from copfl.experiment.models import tokenized
 from copfl.models.text import Bytes
+from copfl.settings.schema import Model
 from tests.models.tiny import BERT, save_tokenizer, transformers
 
 LINES = ["how is my card", "where is the money", "my card is lost", "the balance is up"] * 4
@@ -37,7 +38,7 @@ def test_bytes_of_texts() -> None:
 def test_the_target_is_the_next_token_and_padding_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "lines.txt"
     path.write_text("ab\n\nabc\n" * 5)
-    data = tokenized(load(path), {"name": "causal_cnn"})
+    data = tokenized(load(path), Model(name="causal_cnn"))
     rows = {(tuple(x), tuple(y)) for x, y in zip(data.train.x["input_ids"], data.train.y, strict=True)}
     assert rows == {((97, 98), (98, PADDING)), ((97, 98), (98, 99))}
     assert (data.kind, len(data.classes)) == ("next_token", 256)
@@ -72,4 +73,4 @@ def test_what_does_not_fit_is_refused(plays: Path) -> None:
     with pytest.raises(DataError, match="leave out the target role"):
         load(plays, kind="next_token", text="line", target="role")
     with pytest.raises(UsageError, match="does not predict the next token; take model='causal_cnn'"):
-        tokenized(load(plays, kind="next_token", text="line"), {"name": "embedding", "words": 9})
+        tokenized(load(plays, kind="next_token", text="line"), Model(name="embedding", options={"words": 9}))

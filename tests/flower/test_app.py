@@ -46,7 +46,7 @@ def test_init_writes_options_that_are_lists(tmp_path: Path) -> None:
     assert all(
         isinstance(v, str | int | float) for table in ("options", "task") for v in config[table].values()
     )
-    tables = settings_of(config).tables
+    tables = settings_of(config).run.tables()
     assert tables["algorithm"]["personal"] == ("head", "buffers")
     assert tables["task"] == {"metrics": ["auc", "accuracy"], "class_weights": (1, 2, *[1] * 8)}
     assert as_text({"options.personal": ["head"]}) == r'options.personal="[\"head\"]"'

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from copfl.experiment.config import as_toml
 from copfl.flower import init
 from copfl.flower.deployed import superlink_options, write_connection
 from copfl.flower.local import HOST, LocalFederation, up
 from copfl.flower.policy import Policy
 from copfl.flower.run_config import COMPONENTS
 from copfl.flower.status import LOCAL_HOME, answers
+from copfl.settings.toml import written
 from tests.flower.network import CONFIG, digits, write_nodes
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -46,7 +46,7 @@ def rewrite(app: Path, config: dict[str, Any], components: dict[str, str] | None
     flower = content["tool"]["flwr"]["app"]
     flower["config"] |= config
     flower["components"] = components or COMPONENTS
-    (app / "pyproject.toml").write_text(as_toml(content))
+    (app / "pyproject.toml").write_text(written(content))
 
 
 def submitted(local: LocalFederation, seconds: float = 150) -> str:

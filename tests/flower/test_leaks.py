@@ -182,6 +182,8 @@ WORDS = {
     "means": "mean features",
     "features": "mean features",
     "spread": "variance",
+    "mean": "mean of the features",
+    "control": "control variate",
     "counts": "per class",
     "answers": "answers to the public samples",
 }

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.criteria import REGRESSION_LOSSES
+from copfl.core.criteria import LOSSES, REGRESSION_LOSSES
 from copfl.core.metrics import METRICS
 from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
-from copfl.experiment import components, model_tables, task_tables
 from copfl.flower import own_code, policy, worker
 from copfl.flower.app import init
 from copfl.flower.policy import Base, Bounds, Code, File, Policy, admitted, read_policy, refusals
@@ -36,6 +35,8 @@ from copfl.flower.transport import as_record
 from copfl.flower.worker import Request
 from copfl.models import MODELS, adapters
 from copfl.models.pretrained import SOURCES
+from copfl.settings import components, schema
+from copfl.settings.complete import complete
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.flower.network import CONFIG, digits, write_nodes
 
@@ -360,7 +361,7 @@ def test_the_names_are_those_of_the_registries() -> None:
     assert sorted(adapters.ADAPTERS) == sorted(policy.ADAPTERS)
     assert sorted(KINDS) == sorted(policy.TASKS)
     assert sorted(METRICS) == sorted(policy.METRICS)
-    assert {loss for losses in task_tables.LOSSES.values() for loss in losses} == set(policy.LOSSES)
+    assert {loss for losses in LOSSES.values() for loss in losses} == set(policy.LOSSES)
     assert set(REGRESSION_LOSSES) <= set(policy.LOSSES)
     assert tuple(SOURCES) == policy.SOURCES
 
@@ -375,7 +376,7 @@ def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
-    tables = components.resolve_algorithm({"name": name}, {})
+    tables = complete({"algorithm": {"name": name}}).tables()
     options = {f"options.{key}": value for key, value in tables["algorithm"].items() if key != "name"}
     options |= {f"optimizer.{key}": value for key, value in tables["optimizer"].items()}
     assert refusals(Policy(), CONFIG | {"algorithm": name} | options) == ()
@@ -642,9 +643,9 @@ def test_what_init_names_is_allowed_on_the_server_of_the_app(
 
 
 def test_a_model_of_an_installed_package_is_none_of_a_federation() -> None:
-    tables = {"model": {"name": "timm:x"}} | {"model": {"name": "torchmodels:Net", "code": None}}
+    run = schema.Run(model=schema.Model(name="torchmodels:Net"))
     with pytest.raises(UsageError, match="is of an installed package"):
-        allowing(Policy(), {"model": "torchmodels:Net"}, tables)
+        allowing(Policy(), {"model": "torchmodels:Net"}, run)
 
 
 def bundled(folder: Path, **changed: str) -> bytes:
@@ -709,11 +710,13 @@ def test_a_greeting_reads_nothing_outside_of_the_state_dir(run: str, tmp_path: P
 
 def test_model_tables_have_no_other_key_that_names_a_file() -> None:
     """A new key of the table [model] must be thought of here: three of these name files."""
-    assert {*model_tables.MODEL_KEYS} == {
+    assert {f.name for f in schema.declared(schema.Model) if f.metadata["ours"]} == {
         "head",
         "train",
         "freeze",
         "frozen_dropout",
         "tokenizer",
         "max_length",
+        "sha256",
+        "code",
     }

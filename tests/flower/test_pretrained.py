@@ -15,7 +15,7 @@ from copfl.core import tree
 from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.errors import UsageError
-from copfl.experiment import model_tables
+from copfl.experiment.models import tokenized
 from copfl.flower import node
 from copfl.flower.app import init
 from copfl.flower.settings import settings_of
@@ -45,7 +45,7 @@ def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> N
     config = CONFIG | {"model": f"hf:{tiny.base(tmp_path)}", "adapter": "lora:r=2,targets=query+value"}
     played = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
-    tokens = model_tables.tokenized(dataset, settings.tables["model"])
+    tokens = tokenized(dataset, settings.run.model)
     federation = Federation(tokens, texts.partition)
     probed = replace(settings, task=settings.task.probed(tree.row(federation.train.rows([0]), 0)))
     state = simulated(probed, federation)

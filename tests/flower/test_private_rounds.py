@@ -95,7 +95,7 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     down = received(algorithm, algorithm.server_init(task, 3), torch.tensor(0))
 
     def ask(down: Any, round: int = 0, known: int = 0) -> Packet:
-        about = {"counted": -1, "look": True, "holds": {str(known): ""}}
+        about = {"counted": -1, "evaluate": True, "known_masks": {str(known): ""}}
         packet = wire.encode(down, Head("down", "test", settings.layout, round, 0), about=about)
         return node.local_update(settings, config, packet)
 

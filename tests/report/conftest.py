@@ -15,6 +15,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("runs")
     for name in ("copfl", "local", "fedavg"):
         copfl.run(
-            name, clients=4, rounds=5, checkpoint_every=2, model="mlp", mlp={"width": 8}, out=home / name
+            name,
+            clients=4,
+            rounds=5,
+            checkpoint_every=2,
+            model="mlp",
+            model_options={"width": 8},
+            out=home / name,
         )
     return {name: home / name for name in ("copfl", "local", "fedavg")}

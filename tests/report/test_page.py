@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -89,6 +90,13 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
     assert curve.lines[0].low == pytest.approx(100 * np.quantile(run.metric("accuracy"), 0.1, axis=1))
     worst = run.metric("accuracy")[-1].argmin()
     assert curve.lines[0].remarks[-1].startswith(f"lowest: client {worst}, ")
+
+
+def test_a_paired_difference_without_a_value_is_not_called_indistinguishable() -> None:
+    pair = run_data.Paired("other", np.array([0.1, np.inf]), ACCURACY)
+    assert pair.verdict == "not computed: 1 of 2 values of clients are infinite"
+    assert pair.bounds == "-"
+    assert math.isnan(pair.mean)
 
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
@@ -302,9 +310,7 @@ def test_clients_have_their_names_in_the_page_and_in_json(
         arrays |= {f"x{part}": rng.normal(size=(30, 4)).astype(np.float32), f"y{part}": np.arange(30) % 2}
         arrays[f"group{part}"] = np.repeat(names, 10)
     np.savez(tmp_path / "regions.npz", **arrays)
-    line = (
-        f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set mlp.width=4 --rounds 2"
-    )
+    line = f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set model.width=4 --rounds 2"
     answer = called(capsys, "run", "-a", "copfl", *line.split(), "--out", tmp_path / "run", "--json")
     assert json.loads(answer.out)["client_names"] == names
     (run,) = run_data.read_all([tmp_path / "run"])

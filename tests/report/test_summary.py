@@ -20,7 +20,7 @@ from copfl.experiment.progress import bar, span
 from copfl.experiment.run import Result
 from copfl.report import summary
 
-TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "mlp": {"width": 4}}
+TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "model_options": {"width": 4}}
 
 
 class Terminal(io.StringIO):
@@ -162,6 +162,11 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
     unknown = np.full(4, np.nan)
     assert summary.conclusion(Gains(unknown, alone, personal)) == ""
     assert "global" not in summary.conclusion(Gains(alone, unknown, personal))
+    diverged = np.array([np.inf, 0.5, 0.5, 0.5])
+    assert (
+        "not comparable with the global model (1 of 4 values of clients are infinite)"
+        in summary.conclusion(Gains(alone, diverged, personal))
+    )
 
 
 def test_clients_have_the_names_of_their_groups() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from copfl.experiment.components import build_algorithm
-from copfl.experiment.config import Tables
 from copfl.reproduction import experiments, findings, records
+from copfl.settings.components import algorithm_of
+from copfl.settings.toml import Tables
 from tests.commands import called
 
 ROOT = Path(__file__).parents[2]
@@ -60,9 +60,13 @@ def test_every_run_of_an_experiment_can_be_run_and_every_claim_be_judged(name: s
     assert experiment.budget("short").rounds < experiment.budget("full").rounds
     for plan in experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols)):
         job = plan.jobs(plan.choices[0])[0]  # what it is made of is checked as it is put together
-        assert job.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
+        assert job.run.tables()["run"]["clients"] == plan.column.settings["run"]["clients"]
         paper = experiment.page == "reproduction"
-        assert job.tables["model"]["name"] == "resnet18" if paper else "sha256" in job.tables["model"]
+        assert (
+            job.run.tables()["model"]["name"] == "resnet18"
+            if paper
+            else "sha256" in job.run.tables()["model"]
+        )
         assert job.validation == 0
     seen = findings.found(experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere")))
     for claim in experiment.claims:
@@ -78,8 +82,8 @@ def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
         shown = {row.paper_row or row.label for row in experiment.rows}
         assert set(experiment.numbers[column.name]) == shown
     for plan in experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]):
-        rates = [trial.job.tables["optimizer"]["lr"] for trial in plan.trials()]
-        used = plan.trials()[0].job.tables["optimizer"]
+        rates = [trial.job.run.tables()["optimizer"]["lr"] for trial in plan.trials()]
+        used = plan.trials()[0].job.run.tables()["optimizer"]
         if plan.protocol == "equal":
             assert rates == [1e-3, 3e-4, 1e-4]
             mamo = plan.row.label in ("CO-PFL (as published)", "CO-PFL (our interpretation)")
@@ -94,7 +98,7 @@ def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
 def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rate() -> None:
     experiment = experiments.read("table1")
     for plan in experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]):
-        tables = plan.jobs(plan.choices[0])[0].tables
+        tables = plan.jobs(plan.choices[0])[0].run.tables()
         own, equal = tables["algorithm"], plan.protocol == "equal"
         assert own.get("head_speed", 1.0) == (10.0 if plan.row.label == "FedPAC" and not equal else 1.0)
         two_phases = plan.row.label == "FedSelect" or plan.row.label.endswith("Adam")
@@ -107,14 +111,14 @@ def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rat
 def test_in_the_control_every_method_makes_the_same_number_of_epochs() -> None:
     experiment = experiments.read("equal-steps")
     for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
-        assert build_algorithm(plan.jobs(plan.choices[0])[0].tables).total_epochs == 2, plan.row.label
+        assert algorithm_of(plan.jobs(plan.choices[0])[0].run).total_epochs == 2, plan.row.label
 
 
 def test_each_column_of_the_differences_changes_one_thing() -> None:
     experiment = experiments.read("differences")
     usual, seen = dict[str, Tables](), dict[str, list[str]]()
     for plan in experiments.plans(experiment, experiment.budget("full"), ["paper"]):
-        tables = plan.jobs(plan.choices[0])[0].tables
+        tables = plan.jobs(plan.choices[0])[0].run.tables()
         before = usual.setdefault(plan.row.label, tables)
         changed = [f"{t}.{k}={v}" for t, own in tables.items() for k, v in own.items() if before[t][k] != v]
         assert seen.setdefault(plan.column.title, changed) == changed
@@ -140,7 +144,7 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
         for p in experiments.plans(experiment, experiment.budget("full"), ["paper"])
         if p.row.label == "rate=0.05 budget=0.8"
     )
-    algorithm = plan.jobs({})[0].tables["algorithm"]
+    algorithm = plan.jobs({})[0].run.tables()["algorithm"]
     assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # the row wins over its column
     jobs = [p.jobs({})[0] for p in experiments.plans(experiment, experiment.budget("full"), ["paper"])]
     assert len({job.id for job in jobs}) == 2 * 19  # where p is above gamma it is gamma that counts
@@ -157,9 +161,9 @@ def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_
         )
         assert [t.job.id for t in plan.trials()] == [t.job.id for t in by_column[few].trials()]
         job = plan.jobs(plan.choices[0])[1]
-        tuning = plan.trials()[0].job.tables["run"]
-        assert job.tables["run"]["clients"] == int(name.rpartition("-")[2])
-        shown = [run[key] for run in (job.tables["run"], tuning) for key in ("rounds", "eval_every")]
+        tuning = plan.trials()[0].job.run.tables()["run"]
+        assert job.run.tables()["run"]["clients"] == int(name.rpartition("-")[2])
+        shown = [run[key] for run in (job.run.tables()["run"], tuning) for key in ("rounds", "eval_every")]
         usual, many = (50, 25) if name.startswith("mini") else (200, 100)
         rounds = many if name.endswith("-50") else usual
         expected = [rounds, min(8, rounds // 8), *((16, 4) if name.startswith("mini") else (40, 8))]
@@ -179,8 +183,12 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_and_baselines_have_its_
     for experiment in (fresh, others):
         assert list(experiment.protocols) == ["equal"]
         for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
-            tables = plan.jobs(plan.choices[0])[0].tables
-            assert [trial.job.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
+            tables = plan.jobs(plan.choices[0])[0].run.tables()
+            assert [trial.job.run.tables()["optimizer"]["lr"] for trial in plan.trials()] == [
+                1e-3,
+                3e-4,
+                1e-4,
+            ]
             if plan.row.label == "plus":  # in every column the preset's own numbers
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
                 assert abs(tables["algorithm"]["warmup"] - 0.75 * tables["run"]["rounds"]) <= 0.5
@@ -199,7 +207,7 @@ def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
     )
     adam = plain._replace(row=row._replace(recipes={"equal": experiment.rows[0].recipes["equal"]}))
     for plan, optimizer in ((plain, "mamo"), (adam, "adam")):
-        tables = plan.jobs(plan.choices[1])[0].tables
+        tables = plan.jobs(plan.choices[1])[0].run.tables()
         assert (tables["algorithm"]["merge"], tables["algorithm"]["rate"]) == ("union", 0.15)
         assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (optimizer, 3e-4)
         assert (tables["addons"]["server_momentum"], tables["run"]["seed"]) == (0.9, 3)

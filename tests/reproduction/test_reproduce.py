@@ -26,9 +26,9 @@ from copfl.comparison.runner import Runner, TimeIsUp, started_with
 from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
-from copfl.experiment.identity import identity
 from copfl.experiment.run import execute
 from copfl.reproduction import batch, experiments, findings, pages, records
+from copfl.settings.identity import identity
 from tests.commands import Answer, called
 from tests.slow import slow
 
@@ -71,9 +71,7 @@ def new_batch(here: Path, **options: Any) -> batch.Batch:
 
 
 def ready(jobs: Sequence[Job], made: batch.Batch) -> list[Job]:
-    return [
-        placed(job._replace(tables=experiments.joined(job.tables, made.place)), made.folder) for job in jobs
-    ]
+    return [placed(job._replace(run=job.run.replaced(made.place)), made.folder) for job in jobs]
 
 
 @pytest.fixture(scope="module")
@@ -387,12 +385,12 @@ def test_the_identity_does_not_depend_on_the_machine_or_on_younger_options(whole
         "run": {"device": "cuda", "engine": "cuda_graph", "precision": "tf32"},
         "data": {"dir": "/there"},
     }
-    assert identity(experiments.joined(record.tables, machine), 0.0) == id
+    assert identity(record.run.replaced(machine), 0.0) == id
     older = {k: v for k, v in record.tables["algorithm"].items() if k != "max_weight"}
     assert store.id_of(record._replace(tables={**record.tables, "algorithm": older})) == id
     for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"algorithm": {"rate": 0.2}}):
-        assert identity(experiments.joined(record.tables, change), 0.0) != id
-    assert identity(record.tables, 0.2) != id
+        assert identity(record.run.replaced(change), 0.0) != id
+    assert identity(record.run, 0.2) != id
 
 
 def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None:
@@ -400,7 +398,7 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     store = records.opened(whole / "results")
     plan = cells()[0]
     job = plan.jobs(findings.tuned(plan, store)[1] or {})[0]
-    less = job._replace(tables=experiments.joined(job.tables, {"run": {"eval_models": "final"}}))
+    less = job._replace(run=job.run.replaced({"run": {"eval_models": "final"}}))
     assert less.id == job.id
     record = store.get(job)
     assert record is not None

@@ -12,8 +12,8 @@ import pytest
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
-from copfl.experiment.components import resolve
 from copfl.reproduction import records, submission
+from copfl.settings.complete import complete
 from tests.commands import called
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "reproduction"
@@ -29,7 +29,7 @@ TABLES: dict[str, dict[str, Any]] = {
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
     """A file with one record, and that record."""
     folder = tmp_path_factory.mktemp("mine")
-    job = Job("mine", resolve([TABLES], {}), folder / "run")
+    job = Job("mine", complete(TABLES), folder / "run")
     all_done([job], 1, lambda line: None)
     record = record_of(job)
     records.write(folder / "mine.jsonl.gz", {"one": record})

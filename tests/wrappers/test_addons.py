@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, Local
-from copfl.core import Adam, Scaled, Sgd, UsageError, faster, tree
+from copfl.algorithms import ALGORITHMS, APFL, COPFL, FedAvg, Local
+from copfl.core import Adam, Scaled, Sgd, UsageError, faster, received, tree
+from copfl.core.batches import plan
+from copfl.core.evaluation import vectors_of
 from copfl.engine.mapping import sequential, vmap
 from copfl.kernels.modules import BatchNorm
 from copfl.parts.averaging import Server, Total
@@ -154,3 +156,21 @@ def test_without_batch_norm_there_is_nothing_to_state_again() -> None:
         rounds_of(a, task, federation, 2, vmap(64))[1] for a in (FedAvg(), LocalBnStats(FedAvg()))
     )
     assert plain[-1].clients["accuracy"].tolist() == with_local_statistics[-1].clients["accuracy"].tolist()
+
+
+def test_each_model_of_a_mixture_has_its_own_local_statistics() -> None:
+    task, federation = small_federation("batch", (9, 6))
+    algorithm = LocalBnStats(APFL(Sgd(lr=0.1)))
+    state, _ = rounds_of(algorithm, task, federation, 2, batch=4)
+    client: Any = tree.row(state.clients.rows(torch.arange(2)), 0)
+    data, down = tree.row(federation.train.rows([0]), 0), received(algorithm, state.server, torch.tensor(0))
+    order = tree.row(plan(0, 2, [0], [9], batch=4, epochs=1), 0)
+    with torch.no_grad():
+        output = algorithm.client_update(task, client, down, data, order)
+        inside = algorithm.algorithm.client_update(task, client.client, down, data, order)
+        found, models = vectors_of(output.trained), vectors_of(inside.trained)
+        for with_statistics, model in zip(found, models, strict=True):
+            assert torch.equal(with_statistics, task.with_local_statistics(model, data))
+        assert not torch.allclose(found[0, task.d :], found[1, task.d :])
+        before = vectors_of(algorithm.personal_model(task, output.client, down))
+    assert torch.equal(before[:, task.d :], found[:, task.d :])  # until it trains again

@@ -17,6 +17,7 @@ from copfl.core.algorithm import example_output
 from copfl.core.batches import plan
 from copfl.experiment.run import run
 from copfl.testing import check_algorithm, small_federation
+from copfl.wrappers.addons import with_addons
 from copfl.wrappers.privacy import Private, check_sums, epsilon
 from tests.commands import called
 
@@ -152,3 +153,9 @@ def test_an_epsilon_is_given_only_where_the_server_needs_one_sum(name: str) -> N
             check_sums(algorithm, task, upload)
     else:
         check_sums(algorithm, task, upload)
+
+
+def test_the_withheld_weight_is_not_that_of_a_moving_average() -> None:
+    """After one round the weights of the average add up to 1 - 0.9, whatever the server is told."""
+    _, private = turn(Private(with_addons(FedAvg(), ema=0.9), 2, 2, clip=1e3, noise=1e-12))
+    assert private.client.weight.item() == pytest.approx(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS, FedAvg
-from copfl.algorithms.copfl import COPFL
-from copfl.core import Task, UsageError, tree
+from copfl.algorithms.copfl import COPFL, Upload
+from copfl.core import Masked, Sgd, Task, UsageError, received, tree
+from copfl.core.batches import plan
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import begin, simulate
-from copfl.experiment.components import ROBUST
 from copfl.experiment.run import run
 from copfl.parts import averaging
-from copfl.parts.cowa import Cowa, bounded
-from copfl.testing import check_algorithm
+from copfl.parts.cowa import Cowa, Reports, bounded, report_of, whole_without
+from copfl.settings.complete import component
+from copfl.settings.components import build
+from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
-from tests.toys import slopes
+from tests.toys import rounds_of, slopes
 
 ONES = torch.ones(5, 1, dtype=torch.bool)
 
@@ -85,7 +88,7 @@ def test_clipping_by_hand() -> None:
     task, sent = slopes(0.0, 0.0), [([3.0, 4.0], 1.0), ([0.0, 1.0], 1.0), ([10.0, 0.0], 8.0)]
     server = server_after(Clipped(FedAvg()), task, [sent])
     assert server.server.w.tolist() == [0, 0]
-    assert (server.radius.item(), server.reported_weight.item()) == (5, 2)
+    assert (server.bounds.radius.item(), server.bounds.reported_weight.item()) == (5, 2)
     server = server_after(Clipped(FedAvg()), task, [sent, sent])
     # (3, 4) and (0, 1) as they are, (10, 0) cut to (5, 0) and its claim of 8 to 2.
     assert server.server.w.tolist() == pytest.approx([(3 + 2 * 5) / 4, (4 + 1) / 4])
@@ -116,13 +119,15 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
-        ROBUST.resolve({"name": "medan"})
-    with pytest.raises(UsageError, match='no clip option "radus"'):
-        ROBUST.resolve({"name": "clip", "radus": 1.0})
-    with pytest.raises(UsageError, match=r"trim=0.7"):
-        ROBUST.build({"name": "trimmed_mean", "trim": 0.7}, algorithm=FedAvg())
-    table = ROBUST.resolve({"name": "clip", "radius": 2})
-    assert ROBUST.build(table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
+        component("robust", {"name": "medan"})
+    with pytest.raises(
+        UsageError, match=r'robust\.radus=1\.0 is no setting; allowed are .*did you mean "radius"'
+    ):
+        component("robust", {"name": "clip", "radus": 1.0})
+    with pytest.raises(UsageError, match=r"robust\.trim=0\.7"):
+        build("robust", component("robust", {"name": "trimmed_mean", "trim": 0.7}), algorithm=FedAvg())
+    table = component("robust", {"name": "clip", "radius": 2})
+    assert build("robust", table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
     assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
 
 
@@ -148,11 +153,53 @@ def test_nodes_aggregate_robustly_as_in_the_simulation(robust: str, tmp_path: Pa
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["copfl", "fedce"])
+def test_leave_one_out_removes_what_the_server_counted(name: str) -> None:
+    """Without one client, the mean is what the server would have had without its clipped upload."""
+    task, federation = small_federation("none", (5, 9, 12))
+    algorithm = Clipped(ALGORITHMS[name](Sgd(lr=0.1)), radius=0.01, weight_factor=0.8)
+    state = begin(algorithm, task, 3)
+    *_, last = simulate(algorithm, task, federation, sequential(), state, rounds=3, batch=4)
+    assert last.federation["clipped"] == 1
+    before, _ = rounds_of(algorithm, task, federation, 2, batch=4)
+    clients = state.clients.rows(torch.arange(3))
+    for n in range(3):
+        parts = []
+        with torch.no_grad():
+            for other in {0, 1, 2} - {n}:
+                order = plan(0, 2, [other], federation.train.sizes[[other]], batch=4, augment=True,
+                             epochs=algorithm.total_epochs)  # fmt: skip
+                old = tree.row(before.clients.rows(torch.arange(3)), other)
+                down = received(algorithm, before.server, torch.tensor(other))
+                data = tree.row(federation.train.rows([other]), 0)
+                upload = algorithm.client_update(task, old, down, data, tree.row(order, 0)).upload
+                parts.append(algorithm.summand(task, before.server, torch.tensor(other), upload))
+            without, _ = algorithm.server_update(task, before.server, reduce(tree.add, parts))
+        client, down = (
+            tree.row(clients, n),
+            received(algorithm.algorithm, state.server.server, torch.tensor(n)),
+        )
+        if name == "copfl":
+            others = Cowa().others(client, down, torch.zeros(task.d)).model
+        else:
+            alpha = (client.weight / down.weight).mean()
+            others = whole_without(down.w, client.seen, client.sent, down.w, alpha, torch.tensor(True)).model
+        # Where nobody else shares an entry there is no such mean.
+        shared = without.server.weights > 0 if name == "copfl" else torch.ones_like(others, dtype=torch.bool)
+        torch.testing.assert_close(others[shared], without.server.w[shared], rtol=1e-9, atol=1e-9)
+
+
 # -- CO-PFL's bound on shares -----------------------------------------------------------------------------------------
 
 
-def next_bounds(max_weight: float, score: Tensor, clients: Tensor, before: Tensor) -> Tensor:
-    bounds = Cowa(max_weight=max_weight).next_bounds(score, clients, before)
+def next_bounds(max_weight: float, scores: Sequence[float], before: Sequence[float] = (1.0, 1.0)) -> Tensor:
+    """The bounds after a round with these reports."""
+    total = Reports(tensor(0.0), tensor(0.0))
+    for score in scores:
+        report = report_of(tensor(score), tensor([1.0, 1.0]))
+        assert report is not None
+        total = tree.add(total, report)
+    bounds = Cowa(max_weight=max_weight).next_bounds(total, tensor(list(before)))
     assert bounds is not None
     return bounds
 
@@ -163,15 +210,16 @@ def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: floa
     """Whatever is claimed, as long as as many take part as in the round before and claim anything."""
     count = len(claims)
     most = max(most, 1 / count)
-    bounds = next_bounds(most, tensor(mean * count), tensor(count), tensor([1.0, 1.0]))
+    bounds = next_bounds(most, [mean] * count)
     scores = torch.stack([bounded(tensor(max(reported_weight, 1e-6)), bounds) for reported_weight in claims])
     assert float((scores / scores.sum()).max()) <= most + 1e-9
 
 
 def test_bounds_by_hand() -> None:
-    low, high = next_bounds(0.5, tensor(10.0), tensor(5.0), tensor([1.0, 1.0])).tolist()
-    assert (low, high) == (1.0, 4.0)  # around a mean of 2; one at 4 beside four at 1 has one half
-    assert next_bounds(0.5, tensor(0.0), tensor(0.0), tensor([3.0, 4.0])).tolist() == [3, 4]
+    # Around a mean of (1/2 · 1 · 2 · 4 · 8)^(1/5) = 2; one at 4 beside four at 1 has one half. Nothing does not count.
+    assert next_bounds(0.5, [0.5, 1.0, 2.0, 4.0, 8.0, 0.0]).tolist() == pytest.approx([1, 4])
+    assert next_bounds(0.5, [], (3.0, 4.0)).tolist() == [3, 4]
+    assert torch.isfinite(next_bounds(0.5, [1.0, 1e308])).all()
     assert [bounded(tensor(s), tensor([1.0, 4.0])).item() for s in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [
         0,
         0,
@@ -182,9 +230,26 @@ def test_bounds_by_hand() -> None:
     assert bounded(tensor(9.0), None).item() == 9
 
 
+def test_scores_within_the_bound_are_the_weights_from_the_second_round_on() -> None:
+    """The scores 22, 30 and 38 make weights of 0.24, 0.33 and 0.42, all below one half."""
+    task, algorithm = slopes(0.0, 0.0), COPFL(contribution=Cowa(max_weight=0.5))
+    server, weights = algorithm.server_init(task, 3), []
+    client = algorithm.client_init(task)
+    for _ in range(3):
+        shared = Masked(task.initial, client.mask)
+        parts = [
+            algorithm.summand(task, server, torch.tensor(n), Upload(shared, tensor(score)))
+            for n, score in enumerate((22.0, 30.0, 38.0))
+        ]
+        weights.append([float(part.score / sum(p.score for p in parts)) for part in parts])
+        server, _ = algorithm.server_update(task, server, reduce(tree.add, parts))
+    assert weights[0] == pytest.approx([1 / 3] * 3)  # nothing to compare with
+    assert weights[1] == weights[2] == pytest.approx([22 / 90, 30 / 90, 38 / 90])
+
+
 def test_a_malicious_client_gets_its_share_and_no_more() -> None:
     options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "vmap", "attack": {"name": "scaled"}}
-    result = run("copfl", copfl={"max_weight": 0.2}, **options)
+    result = run("copfl", algorithm_options={"max_weight": 0.2}, **options)
     server = result.state.server.server
     low, high = server.bounds.tolist()
     assert high / (high + 9 * low) == pytest.approx(0.2)

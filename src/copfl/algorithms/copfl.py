@@ -21,9 +21,10 @@ from copfl.core import (
     kept,
     tree,
 )
+from copfl.core.payload import Update
 from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import Cowa, bounded
+from copfl.parts.cowa import Cowa, Reports, bounded, report_of
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
@@ -46,13 +47,13 @@ class Client(NamedTuple):
     mask: Tensor  # [D] bool, m_n, True = personal; local statistics are personal from the start
     moments: State  # u_n, v_n and their step counts
     seen: Tensor  # [D], the global model of the last round it took part in
-    score: Tensor  # [], its Gamma in that round
+    score: Tensor  # [], its Gamma in that round's mean
     round: Tensor  # [] int64, that round; -1 before the first
 
 
 class Upload(NamedTuple):
     shared: Masked  # g_n and m_n, Eq. (8)
-    score: Tensor  # [], Gamma_n
+    score: Tensor  # [], Gamma_n, before any bounds
 
 
 class Total(NamedTuple):
@@ -61,6 +62,7 @@ class Total(NamedTuple):
     personal: Tensor  # [D], the number of clients for which the entry is personal; with a common mask [], 0
     score: Tensor  # [], sum of Gamma
     clients: Tensor  # []
+    reports: Reports | None  # the scores before the bounds; None: no bounds
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ class COPFL:
             return client.mask
         return (down.union & (client.round >= 0)) | task.local()
 
+    def counted(self, client: Client, down: Down, update: Update) -> Client:
+        """The leave-one-out of COWA removes what is in the mean."""
+        assert update.reported_weight is not None
+        w = torch.where(client.mask, client.w, update.sent)
+        return client._replace(w=w, score=bounded(update.reported_weight, down.bounds))
+
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """Algorithm 2; Algorithm 1, line 3."""
         # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
@@ -130,19 +141,20 @@ class COPFL:
             moments = self.optimizer.forget(moments, (mask ^ client.mask)[: task.d])
         # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
         others = self.contribution.others(client, down, local.update)
-        scores = self.contribution.judge(task, local.w, local.update, others, data, down.bounds)
+        scores = self.contribution.judge(task, local.w, local.update, others, data)
         # Line 22: w_n and m_n as g_n, Eq. (8), and Gamma_n.
-        upload = Upload(shared(mask, local.w), scores.total)
-        after = Client(local.w, mask, kept(self.optimizer, moments), down.w, scores.total, down.round)
-        metrics = {"loss": local.loss, **scores.metrics(), **personal_fraction(mask[: task.d], local.update)}
+        upload, score = Upload(shared(mask, local.w), scores.total), bounded(scores.total, down.bounds)
+        after = Client(local.w, mask, kept(self.optimizer, moments), down.w, score, down.round)
+        metrics = {"loss": local.loss, **scores._replace(total=score).metrics()}
+        metrics |= personal_fraction(mask[: task.d], local.update)
         return ClientOutput(after, upload, local.w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = bounded(upload.score, server.bounds)
-        one = torch.ones_like(score)
+        one, reports = torch.ones_like(score), report_of(upload.score, server.bounds)
         if self.merge == "common":
-            return Total(score * upload.shared.values, score, 0 * one, score, one)
-        return Total(*weighted(upload.shared, score), score, one)
+            return Total(score * upload.shared.values, score, 0 * one, score, one, reports)
+        return Total(*weighted(upload.shared, score), score, one, reports)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """Algorithm 1, lines 4-6; the sums are weighted already, and absent clients keep their masks."""
@@ -156,6 +168,6 @@ class COPFL:
             change = (server.w - w)[: task.d]
             grown = self.growth.grow(task.layout, server.union[: task.d], change, server.round)
             union = torch.cat([grown, server.union[task.d :]])
-        bounds = self.contribution.next_bounds(total.score, total.clients, server.bounds)
+        bounds = self.contribution.next_bounds(total.reports, server.bounds)
         metrics = sharing_metrics(personal[: task.d], averaged[: task.d], total.clients.clamp(min=1))
         return Server(w, weights, total.score, union, server.round + 1, bounds), metrics

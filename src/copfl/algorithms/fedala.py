@@ -46,6 +46,9 @@ class FedALA(Averaging):
         never = task.initial.new_zeros((), dtype=torch.int64)
         return Client(task.initial, mix, fresh(self.optimizer, task), never)
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return self._mixed(task, client, down, client.mix)
 

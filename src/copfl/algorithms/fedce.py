@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, one_of, tree
+from copfl.core.payload import Update
 from copfl.parts.averaging import Averaging, combined, personal_of, shared_of, weighted_mean
 from copfl.parts.cowa import cosine, whole_without
 
@@ -99,6 +100,11 @@ class FedCE(Averaging):
         after = Client(personal, moments, sent, down.w, weight, down.round, closeness, error, measured)
         scores = {"gradient_score": gradient, "prediction_score": lack}
         return ClientOutput(after, Upload(sent, weight), w, {"loss": loss, "weight": weight.mean(), **scores})
+
+    def counted(self, client: Client, down: Down, update: Update) -> Client:
+        """The comparison with the others removes what is in the mean."""
+        assert update.reported_weight is not None
+        return client._replace(sent=update.sent, weight=update.reported_weight)
 
     def _measured(self, task: Task, client: Client, down: Down, data: Data) -> tuple[Tensor, Tensor, Tensor]:
         """The running means of the cosine and the error, and their number, including this round."""

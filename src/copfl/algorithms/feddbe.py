@@ -1,27 +1,14 @@
 """FedDBE (Zhang et al., NeurIPS 2023): a personal bias on the features, whose mean is drawn to a common one."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core import (
-    ClientOutput,
-    Data,
-    Metrics,
-    Objective,
-    Plan,
-    State,
-    Task,
-    UsageError,
-    at_least,
-    begin,
-    kept,
-    train,
-)
-from copfl.core.task import STATISTICS_BATCH, Batch, KeyedInputs
+from copfl.core import ClientOutput, Data, Metrics, Objective, Plan, State, Task, at_least, begin, kept, train
 from copfl.parts.averaging import Averaging, personal_of, shared_of, weighted_mean
+from copfl.parts.feature_bias import Biased, feature_count, mean_feature, shifted
 
 
 class Server(NamedTuple):
@@ -64,16 +51,18 @@ class FedDBE(Averaging):
 
     kappa: float = 50.0  # the authors' value for a CNN
 
+    fine_tuned = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, kappa=self.kappa)
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = super().server_init(task, clients).w
-        return Server(w, w.new_zeros(_head(task)[1]), torch.zeros((), dtype=torch.bool, device=w.device))
+        return Server(w, w.new_zeros(feature_count(task)), torch.zeros((), dtype=torch.bool, device=w.device))
 
     def client_init(self, task: Task) -> Client:
-        bias = task.initial.new_zeros(_head(task)[1])
+        bias = task.initial.new_zeros(feature_count(task))
         state = kept(self.optimizer, self.optimizer.init(torch.cat([task.initial[: task.d], bias])))
         return Client(personal_of(task, self.personal, task.initial), state, bias)
 
@@ -127,60 +116,3 @@ class FedDBE(Averaging):
         w = weighted_mean(total.w, total.size, server.w)
         mean = torch.where(server.known, server.mean, weighted_mean(total.mean, total.size, server.mean))
         return Server(w, mean, server.known | (total.size > 0)), {}
-
-
-@dataclass(frozen=True, eq=False)
-class Biased:
-    """The task whose vector is w's parameters, the bias of the features, and w's statistics."""
-
-    task: Task
-
-    @property
-    def d(self) -> int:
-        return self.task.d + _head(self.task)[1]
-
-    def batch(self, data: Data, batch: Batch) -> tuple[KeyedInputs, Tensor]:
-        """The samples and labels of one step."""
-        return self.task.batch(data, batch)
-
-    def gradient(self, both: Tensor, buffers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """By the chain rule, from the gradient G, g of the head's matrix W and bias b at W, b + W bias.
-
-        d/dW = G + g biasᵀ, d/db = g, d/dbias = Wᵀ g.
-        """
-        layout, d, matrix = self.task.layout, self.task.d, f"{self.task.layout.head}.weight"
-        w, bias = torch.cat([both[:d], buffers]), both[d:]
-        grad, loss, after = self.task.gradient(shifted(self.task, w, bias)[:d], buffers, *rest)
-        grad = torch.cat([grad, torch.zeros_like(buffers)])
-        slope = layout.entries(grad, f"{layout.head}.bias")
-        of_matrix = layout.entries(grad, matrix) + torch.outer(slope, bias).reshape(-1)
-        of_bias = layout.entries(w, matrix).view(_head(self.task)).T @ slope
-        return torch.cat([layout.with_entries(grad, matrix, of_matrix)[:d], of_bias]), loss, after
-
-
-def shifted(task: Task, w: Tensor, bias: Tensor) -> Tensor:
-    """w whose head sees every feature with this bias: b + W bias in place of b."""
-    layout = task.layout
-    moved = layout.entries(w, f"{layout.head}.weight").view(_head(task)) @ bias
-    name = f"{layout.head}.bias"
-    return layout.with_entries(w, name, layout.entries(w, name) + moved)
-
-
-def mean_feature(task: Task, w: Tensor, data: Data) -> Tensor:
-    """[f], of one client's samples; batch norm uses their statistics, as in training."""
-    total = w.new_zeros(_head(task)[1])
-    for x, _, valid in data.in_parts(STATISTICS_BATCH):
-        _, features = task.forward(w, task.numbers(x), training=True, valid=valid)
-        total = total + torch.where(valid[:, None], features, 0).sum(0)
-    return total / data.size.clamp(min=1)
-
-
-def _head(task: Task) -> tuple[int, int]:
-    """[C, f] of the head's matrix."""
-    shape, name = task.layout.head_shape, task.layout.head
-    if len(shape) != 2 or f"{name}.bias" not in task.layout.names or task.criterion.kind == "next_token":
-        raise UsageError(
-            f'feddbe shifts the features of a Linear head with a bias; "{name}" is none, or predicts tokens. '
-            'Name another head, such as head="fc", or choose another algorithm'
-        )
-    return shape[0], shape[1]

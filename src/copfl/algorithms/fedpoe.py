@@ -71,7 +71,10 @@ class FedPOE(Averaging):
         return -(torch.arange(self.stored, device=task.device) > 0).long()
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
-        return self._experts(task, client.local, client.personal, down.w, down, client.logs)
+        """The ensemble; the mean alone for a new client, which has weighed no expert yet."""
+        experts = self._experts(task, client.local, client.personal, down.w, down, client.logs)
+        only_mean = (torch.arange(len(experts.share), device=task.device) == 1).to(experts.share.dtype)
+        return experts._replace(share=torch.where(client.rounds > 0, experts.share, only_mean))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         logs = self._weighed(task, client, down, data)

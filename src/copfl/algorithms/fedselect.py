@@ -76,6 +76,9 @@ class FedSelect(Averaging):
         local, never = task.local(), torch.zeros_like(task.initial[0], dtype=torch.int64)
         return Client(task.initial, local, local, fresh(self.optimizer, task), task.initial[: task.d], never)
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return torch.where(client.uploaded, client.w, down.w)
 

@@ -66,6 +66,10 @@ class KTpFL(Averaging):
         super().__post_init__()
         above(0, temperature=self.temperature)
 
+    @property
+    def total_epochs(self) -> int:
+        return max(1, self.epochs)  # the distillation takes its random numbers from the plan's first step
+
     def server_init(self, task: Task, clients: int) -> Server:
         answers = task.initial.new_zeros(clients, len(tree.leaves(public_of(task))[0]), task.classes)
         known = torch.zeros_like(answers[:, 0, 0], dtype=torch.bool)
@@ -77,16 +81,18 @@ class KTpFL(Averaging):
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return Down(server.teachers[ids], server.known.any().expand(len(ids)))
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return client.w
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         public, objective = public_of(task), distillation(self.temperature)
-        key = plan[0][0].key if plan else None
-        taught, batches = lesson(public, down.teacher, down.ready, self.batch, key)
+        taught, batches = lesson(public, down.teacher, down.ready, self.batch, plan[0][0].key)
         epochs = (batches,) * self.distil_epochs
         w, moments, distance = self.fit(task, *client, taught, epochs, objective=objective)
-        w, moments, loss = self.fit(task, w, moments, data, plan)
+        w, moments, loss = self.fit(task, w, moments, data, plan[: self.epochs])
         metrics = {"loss": loss, "weight": torch.ones_like(loss), "distillation_loss": distance}
         answers = softened(task, w, public, self.temperature)
         return ClientOutput(Client(w, moments), Upload(answers), w, metrics)

@@ -41,6 +41,9 @@ class MRMTL(Averaging):
     def global_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return with_shared(task, self.personal, client.w, down.w)
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n; the mean for a new client, which has no w_n yet."""
         return torch.where(client.started, client.w, self.global_model(task, client, down))

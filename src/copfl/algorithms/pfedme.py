@@ -41,6 +41,9 @@ class PFedMe(Averaging):
         never = task.initial.new_zeros((), dtype=torch.bool)
         return Client(task.initial, fresh(self.optimizer, task), never)
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.theta[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """theta_n; the global model for a new client, which has no theta_n yet."""
         return torch.where(client.started, client.theta, self.global_model(task, client, down))

@@ -63,6 +63,8 @@ class Scaffold(Averaging):
 
     weights: str = field(default="equal", kw_only=True)  # the mean of y_i is over the participants
 
+    fine_tuned = True
+
     def server_init(self, task: Task, clients: int) -> Server:
         count = task.initial.new_tensor(float(clients))
         return Server(super().server_init(task, clients).w, torch.zeros_like(task.initial[: task.d]), count)

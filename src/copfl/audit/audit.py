@@ -17,11 +17,12 @@ from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import digest
 from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
 from copfl.files import write_bytes
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
+from copfl.settings.complete import complete
+from copfl.settings.identity import digest
 from copfl.stats import Numbers, averaged, mean_of_known
 from copfl.tables import Table, as_markdown, interval, number, plain
 
@@ -161,7 +162,7 @@ def run_audit(
         layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
         if algorithm not in (None, own):  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
-        return prepare(layers, partition=partition, **(values or {}))
+        return prepare(complete(*layers, values={"partition": partition, **(values or {})}))
 
     every_seed = list(dict.fromkeys([seed, *seeds]))
     recorded = records.table(lines, "weight", len(partition.train))

@@ -103,7 +103,7 @@ class RoundSnapshot:
         def evaluations(given: tuple[Any, Any, Any]) -> dict[str, Tensor]:
             client, down, test = given
             personal = algorithm.personal_model(task, client, down)
-            return evaluate(algorithm, task, client, down, personal, test, models)
+            return evaluate(algorithm, task, client, down, client, personal, test, models)
 
         chunk = min(e.engine.chunk, e.clients)
         # Small models are evaluated many at a time, because the call costs more than the arithmetic.

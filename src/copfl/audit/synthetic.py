@@ -10,9 +10,10 @@ sends. With a false score, it sends the same kind of noise with the score of hon
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +21,16 @@ from torch import Tensor
 
 from copfl.audit.audit import Audit, audit
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
+from copfl.core.random import MALICIOUS, normal
 from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import Experiment, prepare
+from copfl.kernels.draws import mixed
+from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
-from copfl.wrappers.base import Wrapper
+from copfl.wrappers.base import RoundWrapper
 
 TITLE = "Digits with four anomalous clients"
 WRONG, RIDER, DUPLICATE, RARE, DUPLICATED = 0, 1, 2, 3, 4
@@ -62,39 +66,43 @@ def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Data
 class NoisyTask(Task):
     """The task in which every gradient of a free rider is noise of the same norm."""
 
-    rides: Tensor | None = None  # [] bool
+    rides: Tensor = field(kw_only=True)  # [] bool
+    key: Tensor = field(kw_only=True)  # [] int64, of the noise of this client in this round
+    gradients: Iterator[int] = field(
+        default_factory=itertools.count
+    )  # their numbers, in the order they are computed
 
     def gradient(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
         grad, value, buffers = super().gradient(*given, **more)
-        if self.rides is None:
-            return grad, value, buffers
-        noise = torch.randn_like(grad) * grad.norm() / len(grad) ** 0.5
+        noise = normal(mixed(self.key, next(self.gradients)), grad) * grad.norm() / len(grad) ** 0.5
         return torch.where(self.rides, noise, grad), value, buffers
 
 
 class Down(NamedTuple):
     down: Any
     rides: Tensor  # [] bool
+    key: Tensor  # [] int64
 
 
 @dataclass(frozen=True)
-class FreeRider(Wrapper):
+class FreeRider(RoundWrapper):
     """The algorithm with some clients that take random steps of the length of honest ones.
 
     Their uploads are noise, and their software scores them like honest uploads.
     """
 
     riders: tuple[int, ...] = (RIDER,)
-
-    wraps: ClassVar[tuple[str, ...]] = ("down",)
+    seed: int = 0
 
     def downlink(self, server: Any, ids: Tensor) -> Down:
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
-        return Down(super().downlink(server, ids), torch.isin(ids, riders))
+        keys = mixed(self.seed, MALICIOUS, server.round, ids)
+        return Down(super().downlink(server, ids), torch.isin(ids, riders), keys)
 
     def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-        return super().client_update(NoisyTask(**fields, rides=down.rides), client, down, data, plan)
+        noisy = NoisyTask(**fields, rides=down.rides, key=down.key)
+        return super().client_update(noisy, client, down, data, plan)
 
 
 def experiment(
@@ -108,10 +116,10 @@ def experiment(
         "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap", "mkldnn": "on"},
         "model": {"name": "mlp", "width": WIDTH},
     }
-    found = prepare([tables], data=dataset, partition=partition)
+    found = prepare(complete(tables, values={"data": dataset, "partition": partition}))
     if kind == "clean":
         return found
-    wrapped: AnyAlgorithm = FreeRider(found.algorithm)
+    wrapped: AnyAlgorithm = FreeRider(found.algorithm, seed=seed)
     if kind == "false_score":
         wrapped = Attacked(found.algorithm, "noise", (RIDER,), 1.0, seed)
     return dataclasses.replace(found, algorithm=wrapped)

@@ -5,13 +5,45 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from copfl.cli import options
+from copfl.cli.options import argument, option
 from copfl.errors import AGAIN, UsageError, stoppable
 
 
-def audit(given: options.Given) -> None:
+def audit(
+    *,
+    run: Annotated[Path | None, argument("The folder of a finished run.")] = None,
+    synthetic: Annotated[
+        bool, option("Training", "Audit digits with four anomalous clients; default: off.", "--synthetic")
+    ] = False,
+    seeds: Annotated[
+        str | None,
+        option("Training", "More seeds for the same clients, such as 0,1,2; default: the run's, or 0,1,2."),
+    ] = None,
+    baselines: Annotated[
+        str | None,
+        option(
+            "Training", "Algorithms whose scores are computed too, such as fedce, or none; default: fedce."
+        ),
+    ] = None,
+    retrain: Annotated[
+        bool, option("Training", "Train again without each client; default: on.", "--retrain/--no-retrain")
+    ] = True,
+    orders: Annotated[
+        int, option("Training", "Sampled orders per round for Shapley values, at least 1; default: 40.")
+    ] = 40,
+    truncate: Annotated[
+        float, option("Training", "Gains below this count as 0, from 0 to below 1; default: 0.002.")
+    ] = 0.002,
+    out: Annotated[
+        Path | None,
+        option("Output", "Folder for audit.json and audit.md; default: the run folder.", "--out -o"),
+    ] = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
     from copfl.audit import audit as auditing
     from copfl.audit.shapley import Sampling
@@ -19,19 +51,19 @@ def audit(given: options.Given) -> None:
     from copfl.comparison.entries import seeds_of
     from copfl.tables import as_text
 
-    if (given.run is None) != given.synthetic:
+    if (run is None) != synthetic:
         raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
-    if given.orders < 1 or not 0 <= given.truncate < 1:
-        numbers = f"orders={given.orders} must be at least 1, and truncate={given.truncate}"
+    if orders < 1 or not 0 <= truncate < 1:
+        numbers = f"orders={orders} must be at least 1, and truncate={truncate}"
         raise UsageError(f"{numbers} from 0 to below 1")
-    folder = given.out or given.run or Path("runs") / "audit-synthetic"
-    how: dict[str, Any] = {"sampling": Sampling(given.orders, given.truncate), "cache": folder / "audit"}
-    if given.seeds is not None:
-        how["seeds"] = seeds_of(given.seeds)
-    if given.baselines is not None:
-        how["baselines"] = [] if given.baselines == "none" else given.baselines.split(",")
-    audited = synthetic_audit if given.run is None else partial(auditing.run_audit, given.run)
-    hidden = given.quiet or given.as_json
+    folder = out or run or Path("runs") / "audit-synthetic"
+    how: dict[str, Any] = {"sampling": Sampling(orders, truncate), "cache": folder / "audit"}
+    if seeds is not None:
+        how["seeds"] = seeds_of(seeds)
+    if baselines is not None:
+        how["baselines"] = [] if baselines == "none" else baselines.split(",")
+    audited = synthetic_audit if run is None else partial(auditing.run_audit, run)
+    hidden = quiet or as_json
     with (
         stoppable(AGAIN),
         options.progress("rounds", "MofNCompleteColumn", hidden=hidden, transient=True) as bar,
@@ -42,12 +74,12 @@ def audit(given: options.Given) -> None:
             bar.update(job, total=rounds)
             return partial(bar.advance, job)
 
-        found = audited(**how, retrain=given.retrain, start=start)
+        found = audited(**how, retrain=retrain, start=start)
     content, remarks = auditing.as_json(found), auditing.remarks(found)
     paths = auditing.write(folder, found, content)
-    if given.as_json:
+    if as_json:
         print(json.dumps(content))
-    elif not given.quiet:
+    elif not quiet:
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
         tables = [as_text(table, width) for table in auditing.tables_of(found, details=False)]
         print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))

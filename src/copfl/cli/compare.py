@@ -4,14 +4,62 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from copfl.cli import options
+from copfl.cli.options import Tables, option
 from copfl.errors import AGAIN, UsageError, stoppable
-from copfl.experiment import config
+from copfl.settings import toml
 
 
-def compare(given: options.Given, tables: options.Tables) -> None:
+class Machine(NamedTuple):
+    """Where a comparison runs, and what is shown of it."""
+
+    out: Path | None
+    jobs: int | None
+    on: str | None
+    plots: bool
+    quiet: bool
+    as_json: bool
+
+
+@options.training("algorithm.name", "run.seed", "run.local_baseline")
+def compare(
+    line: Tables,
+    *,
+    algorithms: Annotated[
+        list[str] | None,
+        option(
+            "Training",
+            "Rows of the table, such as copfl,copfl:score=none,mymodule:FedMine; all: every one.",
+            "--algorithms -a",
+        ),
+    ] = None,
+    seeds: options.Seeds = "",
+    tune: Annotated[
+        list[str] | None,
+        option("Training", "KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates."),
+    ] = None,
+    trials: Annotated[int | None, option("Training", "Settings tried in a range; default: 20.")] = None,
+    no_tune: Annotated[bool, option("Training", "Tune nothing; default: off.", "--no-tune")] = False,
+    tune_seeds: Annotated[str, option("Training", "Seeds to tune on; default: the first.")] = "",
+    validation: Annotated[
+        float | None,
+        option("Training", "Fraction of the training samples to tune on, between 0 and 1; default: 0.2."),
+    ] = None,
+    reference: Annotated[str | None, option("Output", "The row to compare with; default: the first.")] = None,
+    config: Annotated[
+        Path | None,
+        option("Training", "A TOML file with [[entry]] and [compare]; options override it.", "--config -c"),
+    ] = None,
+    last: options.Last = None,
+    jobs: options.Jobs = None,
+    on: options.On = None,
+    out: options.Out = None,
+    plots: options.Plots = True,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Compare algorithms on the same clients, with one optimizer and the same tuning for every row.
 
     The optimizer is Adam by default; `--optimizer own` gives each algorithm its own. Finished runs are used
@@ -20,38 +68,100 @@ def compare(given: options.Given, tables: options.Tables) -> None:
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
 
-    if given.no_tune and given.tune:
+    if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
-    file = entries.File([], {}, {}) if given.config is None else entries.read_file(given.config)
-    rows = file.entries if not given.algorithms else entries.entries_of(given.algorithms)
+    file = entries.File([], {}, {}) if config is None else entries.read_file(config)
+    rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
-    how = file.options | given.only("trials validation reference last")
-    for name in ("seeds", "tune_seeds"):
-        if (text := getattr(given, name)) is not None:
-            how[name] = entries.seeds_of(text, f"--{name.replace('_', '-')}")
-    if given.no_tune or given.tune:
-        how["tune"] = {} if given.no_tune else entries.values_of(given.tune, "--tune")
+    given = {"trials": trials, "validation": validation, "reference": reference, "last": last}
+    how = file.options | {name: value for name, value in given.items() if value is not None}
+    how |= {"seeds": entries.seeds_of(seeds)} if seeds else {}
+    how |= {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")} if tune_seeds else {}
+    if no_tune or tune:
+        how["tune"] = entries.values_of(tune or [], "--tune")
     run = partial(comparing.compare, rows, **how)
-    _carry_out("compare", run, _merged(file.base, tables), given)
+    machine = Machine(out, jobs, on, plots, quiet, as_json)
+    _carry_out("compare", run, _merged(file.base, line), machine)
 
 
-def sweep(given: options.Given, tables: options.Tables) -> None:
+@options.training("run.seed", "run.local_baseline")
+def sweep(
+    line: Tables,
+    *,
+    over: Annotated[
+        list[str] | None,
+        option("Training", "Values of a key, such as algorithm.rate=0.05,0.25; twice for a grid."),
+    ] = None,
+    seeds: options.Seeds = "",
+    config: Annotated[
+        Path | None, option("Training", "A run.toml to start from; options override it.", "--config -c")
+    ] = None,
+    last: options.Last = None,
+    jobs: options.Jobs = None,
+    on: options.On = None,
+    out: options.Out = None,
+    plots: options.Plots = True,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Run one algorithm in every cell of a grid. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
 
-    if not given.over:
-        raise UsageError("there is nothing to sweep over; name values, such as --over copfl.rate=0.05,0.25")
-    file = {} if given.config is None else config.read_file(given.config)
+    if not over:
+        raise UsageError(
+            "there is nothing to sweep over; name values, such as --over algorithm.rate=0.05,0.25"
+        )
+    file = {} if config is None else toml.read_file(config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
-    named = {} if given.algorithm is None else {"algorithm": {"name": given.algorithm}}
-    how = given.only("last") | ({} if given.seeds is None else {"seeds": entries.seeds_of(given.seeds)})
-    run = partial(comparing.sweep, entries.values_of(given.over, "--over"), **how)
-    _carry_out("sweep", run, _merged(file, _merged(tables, named)), given)
+    how: dict[str, Any] = {"seeds": entries.seeds_of(seeds)} if seeds else {}
+    how |= {} if last is None else {"last": last}
+    run = partial(comparing.sweep, entries.values_of(over, "--over"), **how)
+    _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
-def choose(given: options.Given, tables: options.Tables) -> None:
+@options.training("algorithm.name", "run.seed", "run.local_baseline")
+def choose(
+    line: Tables,
+    *,
+    algorithms: Annotated[
+        list[str] | None,
+        option("Training", "Candidates, as fedavg,copfl:rate=0.1; default: all.", "--algorithms -a"),
+    ] = None,
+    budget: Annotated[
+        str,
+        option(
+            "Training",
+            "Rounds of all runs together, as 300, or a time, as 10m; default: a third of a comparison.",
+        ),
+    ] = "",
+    seeds: options.Seeds = "",
+    tune: Annotated[
+        list[str] | None,
+        option("Training", "Values that each candidate races with, as lr=1e-2,1e-3; repeatable."),
+    ] = None,
+    addons: Annotated[
+        bool,
+        option("Training", "The last candidates also race with training add-ons; default: off.", "--addons"),
+    ] = False,
+    validation: Annotated[
+        float | None,
+        option("Training", "Fraction of the training samples to race on, between 0 and 1; default: 0.2."),
+    ] = None,
+    retrain: Annotated[
+        bool,
+        option(
+            "Training", "Train the choice on all training samples; default: on.", "--retrain/--no-retrain"
+        ),
+    ] = True,
+    jobs: options.Jobs = None,
+    out: Annotated[
+        Path | None, option("Output", "Folder; finished runs in it are used again.", "--out -o")
+    ] = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Find the best method for this federation: a race of the algorithms on validation samples.
 
     Test samples are not used. Local training is always in the race.
@@ -61,27 +171,27 @@ def choose(given: options.Given, tables: options.Tables) -> None:
 
     with stoppable(AGAIN):
         found = racing.choose(
-            entries.entries_of(given.algorithms or ["all"]),
-            given.budget or "",
-            entries.seeds_of(given.seeds or "0,1,2"),
-            tables,
-            given.out or Path("runs") / f"choose-{options.data_name(tables)}",
-            tune=entries.values_of(given.tune or [], "--tune"),
-            addons=given.addons,
-            validation=entries.VALIDATION if given.validation is None else given.validation,
-            retrain=given.retrain,
-            jobs=default_jobs(tables.get("run", {})) if given.jobs is None else given.jobs,
-            log=options.logger(given.quiet),
+            entries.entries_of(algorithms or ["all"]),
+            budget,
+            entries.seeds_of(seeds or "0,1,2"),
+            line,
+            out or Path("runs") / f"choose-{options.data_name(line)}",
+            tune=entries.values_of(tune or [], "--tune"),
+            addons=addons,
+            validation=entries.VALIDATION if validation is None else validation,
+            retrain=retrain,
+            jobs=default_jobs(line.get("run", {})) if jobs is None else jobs,
+            log=options.logger(quiet),
         )
-    if given.as_json:
+    if as_json:
         print((found.folder / "ranking.json").read_text("utf-8"))
-    elif not given.quiet:
+    elif not quiet:
         tested = f"\nTested: {found.tested}" if found.tested else ""
         further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
         print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")
 
 
-def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
+def _merged(first: Tables, second: Tables) -> Tables:
     """Both tables. The second overrides the first; options of a choice that it replaces are dropped."""
     result = dict(first)
     for title, table in second.items():
@@ -100,28 +210,28 @@ def default_jobs(run: dict[str, Any]) -> int:
     return max(1, processors() // max(1, int(run.get("workers", 1))))
 
 
-def _carry_out(command: str, run: Callable[..., Any], base: options.Tables, given: options.Given) -> None:
+def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
     from copfl.comparison import executors, tables
     from copfl.comparison import plots as pictures
 
-    log = options.logger(given.quiet)
-    folder = given.out or Path("runs") / f"{command}-{options.data_name(base)}"
-    if given.jobs is not None and given.on is not None:
+    log = options.logger(machine.quiet)
+    folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
+    if machine.jobs is not None and machine.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})
-    processes = default_jobs(own) if given.jobs is None else given.jobs
+    processes = default_jobs(own) if machine.jobs is None else machine.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
-    with stoppable(AGAIN), executors.opened(given.on, folder, cpus) as executor:
+    with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor:
         found: tables.Comparison = run(
             base_tables=base, out=folder, jobs=processes, executor=executor, log=log
         )
-    drawn = pictures.write(found, folder) if given.plots else []
-    if given.plots and not charts.available():
+    drawn = pictures.write(found, folder) if machine.plots else []
+    if machine.plots and not charts.available():
         log(f"copfl: {charts.MISSING}")
-    if given.as_json:
+    if machine.as_json:
         print(json.dumps(tables.as_json(found)))
-    elif not given.quiet:
+    elif not machine.quiet:
         names = ", ".join([*tables.FILES, *(path.name for path in drawn)])
         print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {names}")

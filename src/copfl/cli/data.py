@@ -2,64 +2,88 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from copfl.cli import options
+from copfl.cli.options import argument, option
 from copfl.errors import DataError, UsageError
+from copfl.settings.toml import assignment
 
 app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.callback(invoke_without_command=True)(options.help_without_command)
 
 
-@options.command(app, "data", cls=None)
-def check(given: options.Given) -> None:
+@app.command()
+def check(
+    *,
+    name: Annotated[str | None, argument("A data set, a file or a folder; default: all data sets.")] = None,
+    data_dir: options.DataDir = None,
+) -> None:
     """Check which files of a data set exist, and that they are complete."""
     from copfl.data import datasets
 
-    if given.name is not None:
-        print(datasets.check(given.name, _folder(given.data_dir)))
+    if name is not None:
+        print(datasets.check(name, _folder(data_dir)))
         return
     for known in datasets.DATASETS:
         try:
-            print(datasets.check(known, _folder(given.data_dir)), flush=True)
+            print(datasets.check(known, _folder(data_dir)), flush=True)
         except DataError as error:
             print(f"not usable: {error}", flush=True)
 
 
-@options.command(app, "data")
-def describe(given: options.Given) -> None:
+@app.command(cls=options.Command)
+def describe(
+    *,
+    name: Annotated[str, argument("A file, a folder, hf:NAME, or a data set's name.")],
+    target: Annotated[str | None, option("Data", "The column of a table to predict.")] = None,
+    client: Annotated[str | None, option("Data", "The column that names the client.")] = None,
+    text: Annotated[str | None, option("Data", "The column of the texts to learn from.")] = None,
+    settings: Annotated[
+        list[str] | None, option("Data", "Any option as data.KEY=VALUE; repeatable.", "--set -s")
+    ] = None,
+    data_dir: options.DataDir = None,
+) -> None:
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
     from copfl.data.overview import overview
     from copfl.data.tables import READERS
-    from copfl.experiment.components import build_data, resolve_data
+    from copfl.settings import complete
 
-    tables = options.tables_of(data_dir=given.data_dir, settings=given.settings)
-    data = {**given.only("name target client text"), **tables.get("data", {})}
-    if Path(given.name).suffix in READERS:
+    line = {"name": name, "target": target, "client": client, "text": text}
+    line |= {"dir": None if data_dir is None else str(data_dir)}
+    data = {key: value for key, value in line.items() if value is not None}
+    data |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
+    if Path(name).suffix in READERS:
         data.setdefault("missing", "fill")  # so that they are counted; a run refuses them
-    print(overview(build_data(resolve_data(data))))
+    print(overview(complete.data_of(complete.data(data))))
 
 
-@options.command(app, "data", cls=None)
-def get(given: options.Given) -> None:
+@app.command()
+def get(
+    *,
+    name: Annotated[str, argument("A data set with a published address.")],
+    data_dir: options.DataDir = None,
+    url: Annotated[str | None, option("Data", "Another address of the same file.")] = None,
+) -> None:
     """Download a data set and check it; an interrupted download continues."""
     from copfl.data import download
 
-    folder = _folder(given.data_dir)
+    folder = _folder(data_dir)
     if folder is None:
         raise UsageError(
             "name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA"
         )
-    with options.progress(given.name, "DownloadColumn") as bar:
-        job = bar.add_task(given.name, total=None)
+    with options.progress(name, "DownloadColumn") as bar:
+        job = bar.add_task(name, total=None)
 
         def show(done: int, total: int | None) -> None:
             bar.update(job, completed=done, total=total)
 
-        path = download.get(given.name, folder, show, url=given.url)
+        path = download.get(name, folder, show, url=url)
     print(path)
-    if not download.is_pinned(given.name):
+    if not download.is_pinned(name):
         print("No checksum of it is published, so the file was not compared with one.")
 
 

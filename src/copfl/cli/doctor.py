@@ -6,16 +6,25 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from copfl.cli import options
+from copfl.cli.options import option
 from copfl.errors import EXTRAS
 
 ROUNDS, CHANCE = 10, 0.1  # of the self-test; the digits have ten classes
 
 
-def doctor(given: options.Given) -> None:
+def doctor(
+    *,
+    self_test: Annotated[
+        bool,
+        option(
+            "Training", "Train a small federation on each device; default: on.", "--self-test/--no-self-test"
+        ),
+    ] = True,
+) -> None:
     """Show versions, extras, GPUs and folders, and train for a few seconds. Exit code 1 if that fails."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = f"{platform.platform()}, {cores} CPU cores"
@@ -27,7 +36,7 @@ def doctor(given: options.Given) -> None:
     }
     for title, lines in sections.items():
         print(f"{title}:", *(f"  {line}" for line in lines), sep="\n", flush=True)
-    if given.self_test:
+    if self_test:
         print("Self-test:")
         passed = [_trains(device) for device in _devices()]
         if not all(passed):

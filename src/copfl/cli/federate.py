@@ -6,136 +6,337 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
+from copfl.cli.options import argument, option
 from copfl.errors import UsageError, stoppable
-from copfl.experiment.config import setting
+from copfl.settings.toml import assignment
 
 app = typer.Typer(
     help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
 )
-command = options.command(app, "federate")
+command = app.command(cls=options.Command)
 
 
 @command
-def init(given: options.Given) -> None:
+def init(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    algorithm: Annotated[
+        str | None,
+        option("Training", "An algorithm (`copfl list algorithms`); default: copfl.", "--algorithm -a"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        option(
+            "Model", "A name (`copfl list models`), module:function or hf:NAME; default: cnn.", "--model -m"
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None, option("Model", "lora, or lora:r=8,alpha=16,targets=query+value; default: none.")
+    ] = None,
+    data: Annotated[
+        str,
+        option(
+            "Data", "Data like that of the nodes: a name, a file or a folder; default: digits.", "--data -d"
+        ),
+    ] = "digits",
+    clients: Annotated[int | None, option("Federation", "Number of clients; default: 3.")] = None,
+    host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
+    port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
+    secure: Annotated[
+        bool | None,
+        option(
+            "Federation",
+            "With or without TLS and node keys; default: without on 127.0.0.1.",
+            "--secure/--insecure",
+        ),
+    ] = None,
+    secure_aggregation: Annotated[
+        bool,
+        option(
+            "Federation", "The server receives only the sum of the uploads (SecAgg+).", "--secure-aggregation"
+        ),
+    ] = False,
+    wire: Annotated[
+        str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")
+    ] = None,
+    rounds: Annotated[
+        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
+    ] = None,
+) -> None:
     """Write a Flower app for an algorithm, a model and data."""
     from copfl.flower import app as flower_app
 
-    config = _config(given, "algorithm model adapter clients wire rounds settings")
-    config |= {"secure-aggregation": True} if given.secure_aggregation else {}
-    where = given.only("data host port secure")
-    flower_app.init(given.folder, config=config, **where)
-    print(f"{given.folder} is ready. Run it on this machine: copfl federate up {given.folder}")
-    print(f"For several machines see {given.folder / 'README.md'}")
+    config = _config(
+        settings, algorithm=algorithm, model=model, adapter=adapter, clients=clients, wire=wire, rounds=rounds
+    )
+    config |= {"secure-aggregation": True} if secure_aggregation else {}
+    where = _given(data=data, host=host, port=port, secure=secure)
+    flower_app.init(folder, config=config, **where)
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
+    print(f"For several machines see {folder / 'README.md'}")
 
 
 @command
-def up(given: options.Given) -> None:
+def up(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    nodes: Annotated[
+        int | None, option("Federation", "Number of nodes; default: the app's number of clients.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        option(
+            "Data",
+            "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
+            "--partition",
+        ),
+    ] = None,
+    secure: Annotated[
+        bool | None,
+        option(
+            "Federation",
+            "With or without TLS and node keys; default: without on 127.0.0.1.",
+            "--secure/--insecure",
+        ),
+    ] = None,
+    wire: Annotated[
+        str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")
+    ] = None,
+    rounds: Annotated[
+        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
+    ] = None,
+    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
+    log_level: Annotated[
+        str | None, option("Output", "debug, info, warning or error; default: info.")
+    ] = None,
+) -> None:
     """Run the app on this machine, with real processes that end with this command."""
-    _set_environment(given)
-    config = _config(given, "wire rounds settings")
-    _show(given.folder, _local().up(given.folder, config=config, **given.only("nodes data scheme secure")))
+    _set_environment(metrics, log_format, log_level)
+    config = _config(settings, wire=wire, rounds=rounds)
+    _show(
+        folder,
+        _local().up(folder, config=config, **_given(nodes=nodes, data=data, scheme=scheme, secure=secure)),
+    )
 
 
 @command
-def resume(given: options.Given) -> None:
+def resume(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+    nodes: Annotated[
+        int | None, option("Federation", "Number of nodes; default: the app's number of clients.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        option(
+            "Data",
+            "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
+            "--partition",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
+    ] = None,
+    rollback: Annotated[
+        bool,
+        option(
+            "Federation", "Set the nodes back to the server's round, if it lost checkpoints.", "--rollback"
+        ),
+    ] = False,
+    metrics: Annotated[
+        str | None,
+        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
+    ] = None,
+    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
+    log_level: Annotated[
+        str | None, option("Output", "debug, info, warning or error; default: info.")
+    ] = None,
+) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
-    _set_environment(given)
+    _set_environment(metrics, log_format, log_level)
     local = _local()
-    run = given.run or local.last_run(given.folder)
-    if done := local.finished(given.folder, run, given.rounds):
+    run = run or local.last_run(folder)
+    if done := local.finished(folder, run, rounds):
         print(f"the run {run} is finished: it has {done} rounds; --rounds N continues it to N rounds in all")
         return
-    config = given.only("rounds") | ({"rollback": True} if given.rollback else {})
-    _show(given.folder, local.resume(given.folder, run, config=config, **given.only("nodes data scheme")))
+    config = _given(rounds=rounds) | ({"rollback": True} if rollback else {})
+    _show(folder, local.resume(folder, run, config=config, **_given(nodes=nodes, data=data, scheme=scheme)))
 
 
 @command
-def join(given: options.Given) -> None:
+def join(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    data: Annotated[str, option("Data", "The new client's data: a file or a folder.", "--data -d")],
+    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+    updates: Annotated[int, option("Training", "Number of local updates, at least 1; default: 3.")] = 3,
+    state: Annotated[str | None, option("Output", "Folder of its model; default: nodes/new-client.")] = None,
+) -> None:
     """Personalise the trained model for a new client, and print its metric before and after."""
     from copfl.core.metrics import MetricInfo
 
-    result = _local().join(given.folder, **given.only("data state run updates"))
+    result = _local().join(folder, **_given(data=data, state=state, run=run, updates=updates))
     name = result["metric"]
     before, after = result[f"{name}_before"], result[f"{name}_after"]
-    print(f"{MetricInfo(name).title} {before:.4f} before, {after:.4f} after {given.updates} local updates")
+    print(f"{MetricInfo(name).title} {before:.4f} before, {after:.4f} after {updates} local updates")
 
 
 @command
-def server(given: options.Given) -> None:
+def server(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    metrics: Annotated[
+        str | None,
+        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
+    ] = None,
+    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
+    log_level: Annotated[
+        str | None, option("Output", "debug, info, warning or error; default: info.")
+    ] = None,
+) -> None:
     """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
     _require_flower()
-    _set_environment(given)
+    _set_environment(metrics, log_format, log_level)
     from copfl.flower.deployed import serve
 
-    serve(given.folder)
+    serve(folder)
 
 
 @command
-def run(given: options.Given) -> None:
+def run(
+    *,
+    folder: Annotated[Path, argument("The app's folder.")],
+    run: Annotated[
+        str | None, option("Output", "The run's name; default: a new one, or with --resume the last one.")
+    ] = None,
+    resume: Annotated[
+        bool, option("Federation", "Continue a run from its last checkpoint.", "--resume")
+    ] = False,
+    rounds: Annotated[
+        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
+    ] = None,
+) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
     _require_flower()
     from copfl.flower.deployed import start_run
     from copfl.flower.status import as_text
 
-    with stoppable(f"the run continues on the server; see `copfl federate status {given.folder}`"):
-        config = _config(given, "run rounds settings")
-        print(as_text(start_run(given.folder, config, resume=given.resume)))
+    with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
+        config = _config(settings, run=run, rounds=rounds)
+        print(as_text(start_run(folder, config, resume=resume)))
 
 
 @command
-def status(given: options.Given) -> None:
+def status(
+    *,
+    folder: Annotated[Path, argument("The app's folder, or the state-dir of a node.")],
+    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+    check: Annotated[bool, option("Output", "Exit code 1 if there is a problem.", "--check")] = False,
+    as_json: Annotated[bool, option("Output", "Print JSON.", "--json")] = False,
+) -> None:
     """Print nodes, rounds, who is late and the last error; the audit log is verified."""
     from copfl.flower import status as state
 
-    found = state.status(given.folder, given.run)
-    print(json.dumps(found, indent=1) if given.as_json else state.as_text(found))
-    if given.check and found["problems"]:
+    found = state.status(folder, run)
+    print(json.dumps(found, indent=1) if as_json else state.as_text(found))
+    if check and found["problems"]:
         raise typer.Exit(1)
 
 
 @command
-def upgrade(given: options.Given) -> None:
-    """Rewrite the settings of an app of an older version under today's names."""
-    from copfl.flower.app import upgrade as upgraded
-
-    folder, old = given.folder, upgraded(given.folder)
-    print(f"{folder}: settings rewritten; the old ones are in {old}" if old else f"{folder} is up to date")
-
-
-@command
-def backup(given: options.Given) -> None:
+def backup(
+    *,
+    folder: Annotated[Path, argument("The app's folder, or the state-dir of a node.")],
+    file: Annotated[Path, argument("The archive to write.")],
+) -> None:
     """Write a server's or a node's files into one archive, which contains its private keys."""
     from copfl.flower.backup import write_backup
 
-    print(write_backup(given.folder, given.file))
+    print(write_backup(folder, file))
 
 
 @command
-def restore(given: options.Given) -> None:
+def restore(
+    *,
+    file: Annotated[Path, argument("An archive of `copfl federate backup`.")],
+    folder: Annotated[Path, argument("A new folder.")],
+) -> None:
     """Restore a server's or a node's files into a new folder."""
     from copfl.flower.backup import restore_backup
 
-    print(restore_backup(given.file, given.folder))
+    print(restore_backup(file, folder))
 
 
 @command
-def node(given: options.Given) -> None:
+def node(
+    *,
+    superlink: Annotated[str, option("Federation", "Address of the server, HOST:PORT.")],
+    data: Annotated[
+        str | None, option("Data", "The node's data: a file, a folder or module:function.", "--data -d")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, option("Output", "Folder of the node's state, its personal model.")
+    ] = None,
+    client: Annotated[
+        int | None, option("Federation", "The client's number; default: the server's choice.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, option("Federation", "The authority's ca.pem; default: without TLS.")
+    ] = None,
+    key: Annotated[Path | None, option("Federation", "The node's private key.")] = None,
+    policy: Annotated[
+        Path | None, option("Federation", "What this node allows; default: policy.toml in its state-dir.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        option("Training", "Another key of the node, such as threads=4; repeatable.", "--set -s"),
+    ] = None,
+    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
+    log_level: Annotated[
+        str | None, option("Output", "debug, info, warning or error; default: info.")
+    ] = None,
+) -> None:
     """Connect this machine to a federation as a node, until the command is ended."""
     _require_flower()
-    _set_environment(given)
+    _set_environment(None, log_format, log_level)  # a node has no metrics
     from copfl.flower.supernode import Address, serve
 
-    config = _config(given, "data client settings")
-    if given.state_dir is not None:
-        config["state-dir"] = str(given.state_dir.expanduser().absolute())
-    if given.policy is not None:
-        config["policy"] = str(given.policy.expanduser().absolute())
-    address = Address(given.superlink, given.root_certificates, given.key)
+    config = _config(settings, data=data, client=client)
+    if state_dir is not None:
+        config["state-dir"] = str(state_dir.expanduser().absolute())
+    if policy is not None:
+        config["policy"] = str(policy.expanduser().absolute())
+    address = Address(superlink, root_certificates, key)
     serve(address, config)
 
 
@@ -144,12 +345,11 @@ def _require_flower() -> None:
         raise UsageError('Flower is not installed: pip install "copfl[flower]"')
 
 
-def _set_environment(given: options.Given) -> None:
+def _set_environment(metrics: str | None, log_format: str | None, log_level: str | None) -> None:
     """Passes the options to every process of the federation, before Flower reads them."""
     from copfl.flower.events import environment
 
-    metrics = getattr(given, "metrics", None)  # nodes have none
-    os.environ.update(environment(metrics, given.log_format, given.log_level))
+    os.environ.update(environment(metrics, log_format, log_level))
 
 
 def _local() -> Any:
@@ -158,13 +358,18 @@ def _local() -> Any:
     return importlib.import_module("copfl.flower.local")
 
 
-def _config(given: options.Given, names: str) -> dict[str, Any]:
+def _given(**values: Any) -> dict[str, Any]:
+    """The options that are on the line."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
     """The keys of a run config or a node's that the command line sets: these options, and --set."""
-    config = given.only(names)
-    for text in config.pop("settings", []):
+    config = _given(**values)
+    for text in settings or []:
         if "=" not in text:
             raise UsageError(f'--set "{text}" must have the form KEY=VALUE, such as --set rounds=5')
-        _, key, value = setting(f"config.{text}")
+        _, key, value = assignment(f"config.{text}")
         config[key] = value
     return config
 

@@ -11,6 +11,8 @@ import typer
 
 from copfl.cli import audit, compare, data, doctor, federate, models, options, report, reproduce, run
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
+from copfl.experiment import process
+from copfl.settings.checking import unknown_key
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -21,7 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
-add = options.command(app)
+add = app.command(cls=options.Command)
 add(run.run)
 add(run.resume)
 
@@ -34,20 +36,20 @@ def main() -> NoReturn:
     code: object = 2
     received = _interrupted_by_signals()
     try:
-        with stoppable(), on_command_line():
+        with stoppable(), on_command_line(), process.environment():
             _check_torchrun()
             code = app(standalone_mode=False, prog_name="copfl")
             sys.stdout.flush()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
-        tried = getattr(error, "option_name", "").replace("_", "-").lower()
-        if tried in (known := options.TABLE["synonyms"]):
-            error = click.UsageError(f"No such option {tried}. Did you mean {known[tried]}?")
-        message, _, hint = error.format_message().partition(" (Did you mean one of: ")
-        if hint and "Did you mean" not in message:  # typer may have added it already
-            message += f" Did you mean {hint.rstrip('?).')}?"
+        message = error.format_message()
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+            known = [
+                name for parameter in error.ctx.command.params for name in parameter.opts if name[:2] == "--"
+            ]
+            message = str(unknown_key(error.option_name, None, known))
         end = "" if message.endswith(("?", ".")) else "."
-        _print_error(f"{message}{end} `{command} --help` lists the options")
+        _print_error(f"{message}{end} `{command} --help` describes the options")
     except click.ClickException as error:
         _print_error(error.format_message())
     except (click.Abort, Stopped) as stopped:
@@ -105,16 +107,15 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
-    from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
     from copfl.data.schemes import SCHEMES
-    from copfl.experiment.components import OPTIMIZERS
     from copfl.models import MODELS, SOURCES
+    from copfl.settings.components import OPTIMIZERS, algorithms
 
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
 
-    modules = {name: sys.modules[algorithm.__module__] for name, algorithm in ALGORITHMS.items()}
+    modules = {name: sys.modules[algorithm.__module__] for name, algorithm in algorithms().items()}
     lists = {
         "algorithms": first_lines(modules),
         "datasets": first_lines(datasets.DATASETS),
@@ -131,7 +132,7 @@ def list_(
 # After the commands that every user needs.
 RUNNING = (compare.compare, compare.sweep, compare.choose, reproduce.reproduce)
 READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
-for command in (*RUNNING, *READING, audit.audit, doctor.doctor):
+for command in (*RUNNING, *READING, audit.audit, doctor.doctor, run.schema):
     add(command)
 
 

@@ -1,99 +1,157 @@
-"""Options that several commands share, the settings that they describe, and help in titled groups."""
+"""The options of commands: those of settings are derived from the records, and shared ones are here.
+
+A command is a function with a real signature. One that trains has a parameter `line: Tables`, which `training`
+replaces by an option for every setting that has a panel, and by --set for the others.
+"""
 
 import functools
 import inspect
 import sys
-import tomllib
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import click
 import typer
 from typer.core import TyperCommand
 
-from copfl.experiment.config import setting
+from copfl.settings.schema import KINDS, declared
+from copfl.settings.toml import Tables as Tables
+from copfl.settings.toml import assignment, value_of
 
-Tables = dict[str, dict[str, Any]]  # by title, as in a run.toml
 F = TypeVar("F", bound=Callable[..., None])
 
-TABLE: dict[str, Any] = tomllib.loads((Path(__file__).parent / "options.toml").read_text("utf-8"))
 PANELS = ("Arguments", "Data", "Model", "Training", "Federation", "Robustness", "Output", "Options")
-TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": float, "path": Path}
-TYPES |= {"strs": list[str], "paths": list[Path]}
-SETTINGS = {name: row[4] for name, row in TABLE["training"].items()}  # TABLE.KEY by option
-SETTINGS |= {"algorithm": "algorithm.name", "seed": "run.seed"}
 
 
-class Given(SimpleNamespace):
-    """The values of a command's options, by name."""
+def option(panel: str, help: str, names: str = "", metavar: str | None = None) -> Any:
+    """An option of a command.
 
-    def only(self, names: str) -> dict[str, Any]:
-        """Those of these names that are on the line."""
-        values = {name: getattr(self, name) for name in names.split()}
-        return {name: value for name, value in values.items() if value is not None}
-
-
-def command(app: typer.Typer, group: str = "commands", **how: Any) -> Callable[[F], F]:
-    """Adds a function to the commands of `app`, with its options as options.toml describes them.
-
-    It is called with their values, and, if it has an argument `tables`, with the settings that the options of
-    every training describe.
+    Args:
+        panel: Its group in the help, one of PANELS.
+        help: A sentence, with the default.
+        names: Such as "--out -o"; empty: the parameter's.
+        metavar: What stands for the value in the help; None: its type.
     """
+    return typer.Option(*names.split(), help=help, rich_help_panel=panel, show_default=False, metavar=metavar)
 
-    def add(function: F) -> F:
-        own = TABLE[group][function.__name__]
-        trains = "tables" in inspect.signature(function).parameters
-        training_rows = TABLE["training"] if trains else {}
-        rows = {**TABLE["shared"], **training_rows, **TABLE[group].get("shared", {}), **own}
-        options = [_parameter(name, rows[name]) for name in own["options"].split()]
-        names = ("data_dir", *TABLE["training"], "settings") if trains else ()
-        training = [_parameter(name, rows[name]) for name in names]
-        every = [*options, *training]
+
+def argument(help: str) -> Any:
+    """An argument of a command."""
+    return typer.Argument(help=help)
+
+
+Out = Annotated[
+    Path | None,
+    option("Output", "Folder of runs and tables; finished runs in it are used again.", "--out -o"),
+]
+Quiet = Annotated[bool, option("Output", "Print nothing but errors.", "--quiet -q")]
+Json = Annotated[bool, option("Output", "Print the result as one JSON object.", "--json")]
+RunPath = Annotated[Path, argument("A run folder.")]
+Seeds = Annotated[str, option("Training", "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.")]
+Last = Annotated[
+    int | None, option("Output", "Average over the last N evaluations; default: the last third, at most 5.")
+]
+Jobs = Annotated[
+    int | None, option("Training", "Runs in parallel; default: one per core, on a GPU one.", "--jobs -j")
+]
+On = Annotated[
+    str | None,
+    option("Training", "A cluster: slurm, slurm:PARTITION or dask:ADDRESS; default: this machine."),
+]
+Plots = Annotated[bool, option("Output", "Draw pictures with matplotlib.  [default: plots]")]
+DataDir = Annotated[
+    Path | None,
+    option("Data", "Folder of the data sets; default: the environment variable COPFL_DATA."),
+]
+Client = Annotated[
+    str | None,
+    option(
+        "Model", 'The client whose model is used: its number, from 0, its name in the data, or "0 (name)".'
+    ),
+]
+OfServer = Annotated[
+    bool, option("Model", "The global model instead, as a new client receives it; default: off.", "--global")
+]
+Track = Annotated[
+    list[str] | None, option("Output", "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
+]
+
+
+# Options of settings
+
+
+class Setting(NamedTuple):
+    """A setting as an option: the parameter that typer reads, and the table and key that it sets."""
+
+    parameter: inspect.Parameter
+    kind: str
+    key: str
+    is_text: bool  # whether the value is a word as it stands
+
+
+def settings(*without: str) -> Iterator[Setting]:
+    """The settings of a run that have a panel, in the order of the records, but for these paths."""
+    for kind, record in KINDS.items():
+        hints = typing.get_type_hints(record)
+        for field in declared(record):
+            about = field.metadata
+            if not about["panel"] or f"{kind}.{field.name}" in without:
+                continue
+            hint = hints[field.name]
+            parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            names = about["names"] or f"--{field.name.replace('_', '-')}"
+            default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
+            text = f"{about['help'].rstrip('.')}; default: {default}."
+            is_flag = bool in parts
+            shown = "INTEGER" if int in parts else "FLOAT" if float in parts else "TEXT"
+            made = option(about["panel"], text, names, None if is_flag else shown)
+            parameter = inspect.Parameter(
+                names.partition("/")[0].split()[0].lstrip("-").replace("-", "_"),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[bool | None if is_flag else str | None, made],
+            )
+            yield Setting(parameter, kind, field.name, str in parts or typing.get_origin(hint) is tuple)
+
+
+MORE = Annotated[
+    list[str] | None,
+    option(
+        "Training", "Any setting as TABLE.KEY=VALUE, such as algorithm.rate=0.15; repeatable.", "--set -s"
+    ),
+]
+
+
+def training(*without: str) -> Callable[[F], F]:
+    """Replaces the parameter `line` of a command by the options of settings, but for these paths."""
+
+    def with_options(function: F) -> F:
+        derived = list(settings(*without))
+        more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
+        own = [p for p in inspect.signature(function).parameters.values() if p.name != "line"]
+        every = [*own, *(one.parameter for one in derived), more]
 
         @functools.wraps(function)
         def called(**values: Any) -> None:
-            settings = {option.name: values.pop(option.name) for option in training}
-            function(Given(**values), **({"tables": tables_of(**settings)} if training else {}))
+            line: Tables = {}
+            for one in derived:
+                if (value := values.pop(one.parameter.name)) is not None:
+                    is_word = one.is_text or not isinstance(value, str)
+                    line.setdefault(one.kind, {})[one.key] = value if is_word else value_of(value)
+            for kind, key, value in map(assignment, values.pop("more") or []):
+                line.setdefault(kind, {})[key] = value
+            function(line=line, **values)
 
+        hints = typing.get_type_hints(function, include_extras=True)
+        every = [p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY) for p in every]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        called.__annotations__ = {option.name: option.annotation for option in every}
-        app.command(**{"cls": Command, **how})(called)
-        return function
+        called.__annotations__ = {p.name: p.annotation for p in every}
+        return called  # type: ignore[return-value]
 
-    return add
-
-
-def _parameter(name: str, row: Sequence[str]) -> inspect.Parameter:
-    """A row as the parameter that typer reads: its type, its default, its place and its text in the help."""
-    panel, names, text, kind, *_ = row
-    word, _, default = kind.partition("=")
-    hint = TYPES[word.rstrip("!?")]
-    value: Any = None if not default else default == "on" if hint is bool else hint(default)
-    if kind == "bool":
-        value = False
-    required = word.endswith("!")
-    shown: Any = typer.Argument(help=text)
-    if panel != "Arguments":
-        shown = typer.Option(*names.split(), help=text, rich_help_panel=panel, show_default=False)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if required else value,
-        annotation=Annotated[hint if required or value is not None else hint | None, shown],
-    )
-
-
-def tables_of(*, data_dir: Path | None = None, settings: list[str] | None = None, **options: Any) -> Tables:
-    """The tables of run.toml that the options of `SETTINGS` describe; --set overrides them."""
-    values = [(*SETTINGS[name].split("."), value) for name, value in options.items()]
-    values += [("data", "dir", None if data_dir is None else str(data_dir)), *map(setting, settings or [])]
-    tables: Tables = {}
-    for title, key, value in values:
-        if value is not None:
-            tables.setdefault(title, {})[key] = value
-    return tables
+    return with_options
 
 
 class Command(TyperCommand):

@@ -7,13 +7,68 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from copfl.cli import options
+from copfl.cli.options import argument, option
 from copfl.errors import AGAIN, RunError, UsageError, at_least, one_of, stoppable
 
 
-def reproduce(given: options.Given) -> None:
+def reproduce(
+    *,
+    experiment: Annotated[
+        str,
+        argument(
+            "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, differences, "
+            "equal-states, equal-steps, plus, plus-others, all of these, finetuning, or a TOML file of your own; "
+            "with --check, a file of records."
+        ),
+    ],
+    device: Annotated[str, option("Training", "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
+    chunk: Annotated[
+        int, option("Training", "Clients in one batch on a GPU; default: 0, as many as fit.")
+    ] = 0,
+    seeds: Annotated[
+        str | None,
+        option("Training", "Number of seeds, or the seeds, such as 3-7; default: the experiment's."),
+    ] = None,
+    budget: Annotated[
+        str, option("Training", "full (200 rounds) or short (60 rounds); default: full.")
+    ] = "full",
+    protocol: Annotated[str, option("Training", "paper, equal or both; default: both.")] = "both",
+    column: Annotated[
+        list[str] | None, option("Data", "Run this column only, such as cifar10-10; repeatable.")
+    ] = None,
+    row: Annotated[list[str] | None, option("Training", "Run this row only; repeatable.")] = None,
+    minutes: Annotated[
+        float | None,
+        option("Training", "Stop after so many minutes; the same command continues. Default: no limit."),
+    ] = None,
+    on: options.On = None,
+    data_dir: options.DataDir = None,
+    results: Annotated[
+        Path, option("Output", "Folder of the records; default: results/reproduction.")
+    ] = Path("results/reproduction"),
+    runs: Annotated[
+        Path, option("Output", "Folder of run folders; finished ones are used. Default: runs/reproduce.")
+    ] = Path("runs/reproduce"),
+    docs: Annotated[Path, option("Output", "Folder that --from-records writes to; default: docs.")] = Path(
+        "docs"
+    ),
+    from_records: Annotated[
+        bool, option("Output", "Run nothing; write the pages from the records.", "--from-records")
+    ] = False,
+    check: Annotated[
+        bool, option("Output", "Run nothing; check a file of records that somebody submits.", "--check")
+    ] = False,
+    repeat: Annotated[
+        bool, option("Training", "With --check: train its shortest run again, and compare.", "--repeat")
+    ] = False,
+    plan: Annotated[
+        bool, option("Output", "Run nothing; print how many runs are missing.", "--plan")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
     """Run the paper's tables and figures again and compare our numbers with the paper's.
 
     A run that has a record in the results folder is not run again.
@@ -22,65 +77,65 @@ def reproduce(given: options.Given) -> None:
     from copfl.comparison.executors import opened
     from copfl.comparison.jobs import PAUSE
     from copfl.comparison.runner import Runner
-    from copfl.experiment.run_settings import device_of
+    from copfl.experiment.preparation import device_of
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
 
-    clock, log = time.monotonic(), options.logger(given.quiet)
-    one_of((*experiments.PROTOCOLS, "both"), protocol=given.protocol)
-    store = records.opened(given.results)
+    clock, log = time.monotonic(), options.logger(quiet)
+    one_of((*experiments.PROTOCOLS, "both"), protocol=protocol)
+    store = records.opened(results)
     for problem in store.unusable:
         log(f"copfl: not used: {problem}")
-    if given.from_records and not charts.available():
+    if from_records and not charts.available():
         log(f"copfl: {charts.MISSING}")
     left, problems, all_found = 0, list[str](), list[findings.Findings]()
-    place: dict[str, dict[str, Any]] = {"run": {"device": given.device, "chunk": given.chunk}}
-    if given.device == "auto" and given.on is None:  # on a GPU seeds are batched
-        place["run"]["device"] = device_of(given.device).type
-    if given.data_dir is not None:
-        place["data"] = {"dir": str(given.data_dir.absolute())}
-    if given.repeat and not given.check:
+    place: dict[str, dict[str, Any]] = {"run": {"device": device, "chunk": chunk}}
+    if device == "auto" and on is None:  # on a GPU seeds are batched
+        place["run"]["device"] = device_of(device).type
+    if data_dir is not None:
+        place["data"] = {"dir": str(data_dir.absolute())}
+    if repeat and not check:
         raise UsageError("--repeat trains a run of a file again; it needs --check")
-    if given.check:
-        return _check(Path(given.experiment), store, given.runs if given.repeat else None, place, log)
+    if check:
+        return _check(Path(experiment), store, runs if repeat else None, place, log)
     cuda = place["run"]["device"].startswith("cuda")
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
-    end = math.inf if given.minutes is None else clock + 60 * given.minutes
+    end = math.inf if minutes is None else clock + 60 * minutes
     runner = Runner(log, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
-    for whole in [experiments.read(name) for name in experiments.named(given.experiment)]:
-        chosen = experiments.only(whole, given.column or [], given.row or [])
-        protocols = [p for p in chosen.protocols if given.protocol in (p, "both")]
+    for whole in [experiments.read(name) for name in experiments.named(experiment)]:
+        chosen = experiments.only(whole, column or [], row or [])
+        protocols = [p for p in chosen.protocols if protocol in (p, "both")]
         if not protocols:
-            if given.experiment == "all":
+            if experiment == "all":
                 continue
             known = ", ".join(chosen.protocols)
-            under = f"is not run under the {given.protocol} protocol; it is under {known}"
-            raise UsageError(f"{given.experiment} {under}")
-        size = chosen.budget(given.budget)
-        wanted = _seeds(given.seeds, size.first_seed)
+            under = f"is not run under the {protocol} protocol; it is under {known}"
+            raise UsageError(f"{experiment} {under}")
+        size = chosen.budget(budget)
+        wanted = _seeds(seeds, size.first_seed)
         plans = list(experiments.plans(chosen, size, protocols, wanted))
-        missing = 0 if given.from_records else count_left(plans, store)
-        if given.plan:
+        missing = 0 if from_records else count_left(plans, store)
+        if plan:
             print(f"{chosen.name}: {missing} runs are missing")
             continue
         if missing:
-            if given.on is None:
-                device_of(given.device)  # an error now, and not one for every run
-            with stoppable(AGAIN), opened(given.on, given.runs) as executor:
+            if on is None:
+                device_of(device)  # an error now, and not one for every run
+            with stoppable(AGAIN), opened(on, runs) as executor:
                 ready = replace(runner, executor=executor)
-                missing, failed = Batch(chosen.name, store, given.runs, place, ready).run(plans)
+                missing, failed = Batch(chosen.name, store, runs, place, ready).run(plans)
             left, problems = left + missing, problems + failed
-        found = findings.found(chosen, given.budget, protocols, wanted, store)
-        if given.from_records:
+        found = findings.found(chosen, budget, protocols, wanted, store)
+        if from_records:
             all_found.append(found)
-            for path in pages.write(found, given.budget, given.docs):
+            for path in pages.write(found, budget, docs):
                 log(f"written: {path}")
-        elif not given.quiet:
+        elif not quiet:
             print(pages.summary(found))
         if time.monotonic() > end:
             break
-    if given.from_records and given.experiment == "all":
-        pages.write_claims(all_found, given.docs)
+    if from_records and experiment == "all":
+        pages.write_claims(all_found, docs)
     if problems:
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:

@@ -1,16 +1,18 @@
-"""`copfl run` and `copfl resume`. Torch is imported only when one of them is called."""
+"""`copfl run`, `copfl resume` and `copfl schema`. Torch is imported only when one of them needs it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from copfl.cli import options
+from copfl.cli.options import Tables, argument, option
 from copfl.errors import Stopped, stoppable
-from copfl.experiment import config, presets
+from copfl.settings import toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
@@ -18,37 +20,61 @@ if TYPE_CHECKING:
     from copfl.experiment.run import Experiment
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
+PRESETS = (
+    "paper: CO-PFL as published; plus: with training add-ons; adapters: for pretrained models; demo: plus on a small "
+    "federation of digits. Default: demo where neither algorithm, data nor a file is named, else none."
+)
 
 
-def run(given: options.Given, tables: options.Tables) -> None:
+@options.training()
+def run(
+    line: Tables,
+    *,
+    config: Annotated[
+        Path | None, option("Training", "A run.toml; options on the line override it.", "--config -c")
+    ] = None,
+    preset: Annotated[str | None, option("Training", PRESETS)] = None,
+    out: Annotated[
+        Path | None, option("Output", "Run folder; default: a new one under runs/.", "--out -o")
+    ] = None,
+    track: options.Track = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, prepare
+    from copfl.settings.complete import complete
 
     # On the command line only: a Python program without a main guard would start itself in each process.
-    layers: list[options.Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
-    line = options.tables_of(algorithm=given.algorithm, seed=given.seed)
-    named = any("name" in layer.get(kind, {}) for layer in (line, tables) for kind in CHOICES)
-    is_demo = given.preset is None and given.config is None and not named
-    if is_demo or given.preset is not None:
-        layers.append(presets.preset("demo" if is_demo else given.preset))
-    if given.config is not None:
-        layers.append(config.read_file(given.config))
+    layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
+    is_demo = not (preset or config or any("name" in line.get(kind, {}) for kind in CHOICES))
+    if config is not None:
+        layers.append(toml.read_file(config))
     if ranks.started():
         layers.append({"run": {"workers": 1}})
-    if given.local_baseline is not None:
-        line.setdefault("run", {})["local_baseline"] = given.local_baseline
+    show = Show(track or [], quiet, as_json)
     with ranks.group():
         if ranks.follower():
             return follow()
-        prepared = prepare([*layers, line, tables], tell=_tell if _shows(given) else None)
-        target = given.out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+        description = complete(*layers, line, preset="demo" if is_demo else preset or "")
+        prepared = prepare(description, tell=show.tell)
+        target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, given)
+            _train(prepared, folder, show)
 
 
-def resume(given: options.Given) -> None:
+def resume(
+    *,
+    run: Annotated[Path, argument("The run folder.")],
+    rounds: Annotated[
+        int | None, option("Federation", "Continue to this many rounds in all.", "--rounds -r")
+    ] = None,
+    track: options.Track = None,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+) -> None:
     """Continue a stopped run.
 
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
@@ -57,20 +83,39 @@ def resume(given: options.Given) -> None:
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, reopen
 
+    show = Show(track or [], quiet, as_json)
     with ranks.group():
         if ranks.follower():
             return follow()
-        with run_folder.claimed(given.run, new=False) as folder:
-            prepared = reopen(folder, given.rounds, tell=_tell if _shows(given) else None)
-            _train(prepared, folder, given)
+        with run_folder.claimed(run, new=False) as folder:
+            _train(reopen(folder, rounds, tell=show.tell), folder, show)
 
 
-def _shows(given: options.Given) -> bool:
-    """Whether the progress is printed."""
-    return not (given.quiet or given.as_json)
+def schema() -> None:
+    """Print the JSON Schema of run.toml, with which an editor completes and checks it."""
+    from copfl.settings.json_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=1))
 
 
-def _train(prepared: Experiment, folder: RunFolder, given: options.Given) -> None:
+class Show(NamedTuple):
+    """What of a run is shown, and where."""
+
+    trackers: list[str]
+    quiet: bool
+    as_json: bool
+
+    @property
+    def progress(self) -> bool:
+        return not (self.quiet or self.as_json)
+
+    @property
+    def tell(self) -> Callable[[str], None] | None:
+        """Prints what is being prepared; the first round of a large model may come minutes later."""
+        return _tell if self.progress else None
+
+
+def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
@@ -81,8 +126,8 @@ def _train(prepared: Experiment, folder: RunFolder, given: options.Given) -> Non
     try:
         with stoppable(), contextlib.ExitStack() as stack:
             baseline = None
-            listeners = [stack.enter_context(tracking(given.track or [], folder.path, prepared.tables))]
-            if _shows(given):
+            listeners = [stack.enter_context(tracking(show.trackers, folder.path, prepared.run.tables()))]
+            if show.progress:
                 what = (prepared.settings.rounds, sys.stderr, prepared.task.metrics[0])
                 terminal = sys.stderr.isatty()
                 listeners.append(stack.enter_context(bar(*what)) if terminal else lines(*what))
@@ -93,22 +138,21 @@ def _train(prepared: Experiment, folder: RunFolder, given: options.Given) -> Non
                     listener(round, seconds)
 
             leading = lead(prepared) if ranks.joined() else ""
-            if _shows(given):
+            if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
             result = train(prepared, folder, on_round, baseline)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
-    if given.as_json:
+    if show.as_json:
         print(json.dumps(summary.as_json(result)))
-    elif not given.quiet:
+    elif not show.quiet:
         summary.show(result, sys.stdout)
-    if _shows(given):
+    if show.progress:
         _warn(result.warnings[len(prepared.hints) :])
 
 
 def _tell(line: str) -> None:
-    """Prints what is being prepared; the first round of a large model may come minutes later."""
     if line:
         print(f"preparing: {line}", file=sys.stderr, flush=True)
 

@@ -37,16 +37,18 @@ from copfl.comparison.results import Record, paired, record_of
 from copfl.comparison.runner import Log, TimeIsUp, all_done
 from copfl.comparison.suitability import reasons, refusals
 from copfl.comparison.verdict import Against, Verdict
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.metrics import MetricInfo
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.convergence import rises
 from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span
 from copfl.experiment.run import Experiment, prepare, reopen, train
-from copfl.experiment.run_settings import RunSettings
+from copfl.settings.complete import complete
+from copfl.settings.schema import RunSettings
+from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference
 
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
@@ -80,8 +82,9 @@ class Candidate(NamedTuple):
         return self.entry.label
 
 
+@left_as_found()
 def choose(
-    entries: Sequence[str | Entry] = ("all",),
+    entries: Sequence[str | Entry | AnyAlgorithm] = ("all",),
     budget: str | int = "",
     seeds: Sequence[int] = (0, 1, 2),
     base_tables: Base | None = None,
@@ -115,21 +118,21 @@ def choose(
     race = Race(out, base, seeds, validation, jobs, log)
     candidates = race.candidates(_entries(entries), tune or {})
     local = next(one for one in candidates if one.entry.name == LOCAL)
-    experiment = prepare([*local.layers, {"run": {"seed": seeds[0]}}], validation=validation)
+    experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     candidates = race.suitable(candidates, experiment)
-    rounds = int(candidates[0].jobs[0].tables["run"]["rounds"])
+    rounds = candidates[0].jobs[0].run.run.rounds
     limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     if limit.seconds:
         race.end = begin + (1 - WRITING) * limit.amount
-        trained_twice = bool(resolve([*local.layers, {"run": usual}], {})["run"]["local_baseline"])
+        trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
         race.passes = (1 + trained_twice) * retrain
     standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
-    settings = best.jobs[0].tables
-    race.notes.insert(0, f"Clients: {partition_text(settings)}.")
+    settings = best.jobs[0].run
+    race.notes.insert(0, f"Clients: {settings.partition_text}.")
     result = Choice(
-        f"{Path(str(settings['data'].get('name'))).name}, {settings['run']['clients']} clients",
+        f"{Path(settings.data.title).name}, {settings.run.clients} clients",
         best.label,
         race.ranking(standing),
         race.verdict(standing),
@@ -138,9 +141,9 @@ def choose(
         race.notes,
         out,
     )
-    tables = resolve([*best.layers, {"run": usual}], {})
+    chosen = complete(*best.layers, {"run": usual})
     curves = {label: at.records[label] for label, at in race.last.items()}
-    write(result, curves, tables)
+    write(result, curves, chosen)
     if not retrain or (limit.seconds and not race.passes):
         return result
     log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
@@ -153,14 +156,14 @@ def choose(
     on_round = watch if limit.seconds else None
     try:
         with claimed(out / "chosen", new=not begun) as folder:
-            experiment = reopen(folder) if begun else prepare([tables])
+            experiment = reopen(folder) if begun else prepare(chosen)
             tested = train(experiment, folder, on_round, on_round)
     except TimeIsUp:
         race.note(
             f"The time was up before {best.label} was trained on all training samples; the same again "
             "continues it."
         )
-        write(result, curves, tables)
+        write(result, curves, chosen)
         return result
     return dataclasses.replace(result, tested=str(tested))
 
@@ -318,18 +321,18 @@ class Race:
                 at: values for at, values in grid.items() if reading.concerns(entry, self.base, at[0])
             }
             for cell in cells(concerned):
-                label = f"{entry.label} {described(cell, 'optimizer', entry.name)}".strip()
+                label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
                 candidates.append(self.candidate(entry._replace(label=label), cell))
         return candidates
 
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
-        layers = [*layers_of(entry, self.base), more]
+        layers = [*layers_of(entry, self.base), reading.by_kind(entry, self.base, more)]
         make = partial(reading.job_of, self.out / "race", entry.label, layers, validation=self.validation)
         jobs = [make(seed) for seed in self.seeds]
         self.algorithms[entry.label] = entry.name
-        rates, rate = self.rates.setdefault(entry.name, []), jobs[0].tables.get("optimizer", {}).get("lr")
+        rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr
         if rate is not None and rate not in rates:
-            rates.append(float(rate))
+            rates.append(rate)
         return Candidate(entry, layers, jobs)
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
@@ -500,7 +503,12 @@ class Race:
         rows = []
         for one in final.order:
             gap = None if one is final.best else final.gap(one.label, final.best.label)
-            status = CHOSEN if gap is None else "worse" if final.worse(one.label) else ALIKE
+            if gap is None:
+                status = CHOSEN
+            elif gap.unknown:
+                status = gap.verdict
+            else:
+                status = "worse" if final.worse(one.label) else ALIKE
             rows.append(Ranked(one.label, final.rounds, final.seeds, final.value(one.label), gap, status))
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
@@ -538,7 +546,7 @@ class Race:
         self.log(text)
 
 
-def _entries(given: Sequence[str | Entry]) -> list[Entry]:
+def _entries(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
     """The entries, and local training."""
     rows = reading.entries_of(given)
     if not any(row.name == LOCAL for row in rows):

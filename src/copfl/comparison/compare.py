@@ -22,12 +22,14 @@ from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, still_rising, write
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, unknown
-from copfl.experiment.components import default_rate, resolve
-from copfl.experiment.config import Tables, without
-from copfl.experiment.identity import digest, essential
+from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
+from copfl.settings.complete import complete, usual_rate
+from copfl.settings.identity import digest, essential
+from copfl.settings.toml import Tables
 from copfl.stats import Difference
 
 ENOUGH_SEEDS = 3  # fewer give a warning
@@ -36,8 +38,9 @@ NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
+@left_as_found()
 def compare(
-    entries: Sequence[str | Entry],
+    entries: Sequence[str | Entry | AnyAlgorithm],
     seeds: Sequence[int] = (0, 1, 2),
     base_tables: Base | None = None,
     out: str | Path = "runs/compare",
@@ -86,9 +89,9 @@ def compare(
     spaces = [space(entry) for entry in rows]
     for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
         for cell in cells(own):
-            resolve([*layers_of(entry, base), cell], {})
+            complete(*layers_of(entry, base), reading.by_kind(entry, base, cell))
     checked = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
-    experiment = prepare(checked, validation=validation if any(spaces) else 0.0)
+    experiment = prepare(complete(*checked), validation=validation if any(spaces) else 0.0)
     rows, left_out = _suitable(rows, base, experiment)
     spaces = [space(entry) for entry in rows]
     for note in left_out:
@@ -99,11 +102,15 @@ def compare(
         raise unknown("row to be the reference:", chosen, labels)
 
     def jobs_of(entry: Entry, cell: Tables, tuning: bool, fraction: float = 1.0) -> list[Job]:
-        label = f"{entry.label} {described(cell, 'optimizer', entry.name)}" if tuning else entry.label
+        label = (
+            f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}"
+            if tuning
+            else entry.label
+        )
         folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
-        parts = [*layers_of(entry, base), cell]
+        parts = [*layers_of(entry, base), reading.by_kind(entry, base, cell)]
         if fraction < 1:
-            rounds = max(1, round(fraction * resolve(parts, {})["run"]["rounds"]))
+            rounds = max(1, round(fraction * complete(*parts).run.rounds))
             label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
         return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
@@ -118,9 +125,9 @@ def compare(
     )
     if searching:
         names = [  # with all that its trials depend on, so that the same search goes on
-            f"{entry.label} {digest([essential(tables), str(own), tune_seeds, validation, last])}"
+            f"{entry.label} {digest([essential(settings), str(own), tune_seeds, validation, last])}"
             for entry, own in zip(rows, spaces, strict=True)
-            for tables in [resolve(layers_of(entry, base), {})]
+            for settings in [complete(*layers_of(entry, base))]
         ]
         found = search.searched(shared, spaces, names)
     else:
@@ -142,6 +149,7 @@ def compare(
     return result
 
 
+@left_as_found()
 def sweep(
     over: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] = (0, 1, 2),
@@ -164,7 +172,7 @@ def sweep(
         raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
         raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
-    rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
+    rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]
     reading.checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
 
@@ -173,7 +181,7 @@ def sweep(
         return [reading.job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
 
     final = [jobs_of(row) for row in rows]
-    prepare([final[0][0].tables, suitability.CHECK if executor else {}])
+    prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
     run = partial(all_done, processes=jobs, log=log or (lambda line: None), executor=executor)
     records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
@@ -186,14 +194,16 @@ def sweep(
 
 def unequal(rows: Sequence[Row]) -> list[str]:
     """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
-    kinds = {repr(sorted(without(row.optimizer, "lr").items())) for row in rows}
+    kinds = {
+        repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
+    }
     tried = [
         {row.tuned.space}
         if row.tuned.space
         else {t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None}
         for row in rows
     ]
-    rates = {frozenset(of_row or {row.optimizer["lr"]}) for of_row, row in zip(tried, rows, strict=True)}
+    rates = {frozenset(of_row or {row.optimizer.get("lr")}) for of_row, row in zip(tried, rows, strict=True)}
     if len(kinds) > 1:
         return ["unequal optimizers"]
     return ["unequal learning rates"] if len(rates) > 1 else []
@@ -202,12 +212,14 @@ def unequal(rows: Sequence[Row]) -> list[str]:
 def _default_grid(entry: Entry, base: Base) -> Space:
     """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
     name = reading.applies(entry, base)[1]
+    if not name:  # of an algorithm without an optimizer
+        return {}
     titles = ("optimizer", name)
     if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
         return {}
     data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
     adapted = bool(base.get("adapter")) or base.get("model", {}).get("train") == "head"
-    usual = default_rate(name, data, model, adapted)
+    usual = usual_rate(name, data, model, adapted)
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
@@ -259,7 +271,7 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
     run(by_seed)
     starts, found = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
     for path, record in found.items():
-        starts.check(str(path), record.tables, record.validation, record.start)
+        starts.check(str(path), record.run, record.validation, record.start)
     return [[found[job.path] for job in row] for row in plan]
 
 
@@ -273,12 +285,14 @@ def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str
 
 def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
     """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
-    data, run = job.tables["data"], job.tables["run"]
-    counts = [f"{run[key]} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})]
-    if run.get("new_clients"):
-        counts[0] += f" ({run['new_clients']:.0%} of them new)"
+    settings = job.run.run
+    counts = [
+        f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
+    ]
+    if settings.new_clients:
+        counts[0] += f" ({settings.new_clients:.0%} of them new)"
     word = "seeds" if len(seeds) > 1 else "seed"
-    return ", ".join([Path(str(data.get("name"))).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+    return ", ".join([Path(job.run.data.title).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
 
 
 def few_seeds(seeds: Sequence[int]) -> list[str]:

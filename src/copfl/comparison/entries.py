@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.algorithms import ALGORITHMS
 from copfl.comparison.jobs import Job, placed
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, raised_as, unknown
-from copfl.experiment import config
-from copfl.experiment.components import OPTIMIZERS, resolve
-from copfl.experiment.config import Tables
+from copfl.settings import user_code
+from copfl.settings.checking import parameters_of
+from copfl.settings.complete import complete, layer_of
+from copfl.settings.components import algorithms, factory_of, name_of, usual_optimizer
+from copfl.settings.schema import KINDS
+from copfl.settings.toml import Tables, value_of
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Place = tuple[str, str]  # (table, key)
@@ -69,38 +72,61 @@ class Entry(NamedTuple):
     optional: bool = False  # left out, if it cannot train on the task
 
 
-def entries_of(given: Sequence[str | Entry]) -> list[Entry]:
-    """The entries, also those in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001".
+def entries_of(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
+    """The rows of a table.
 
-    "all" are all algorithms that can train on the task.
+    Args:
+        given: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as values.
+            "all" are all algorithms that can train on the task.
     """
     rows = list[Entry]()
-    for one in given:
-        for part in [checked(one)] if isinstance(one, Entry) else split(one):
-            if part == "all":
-                rows += [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
-            else:
-                rows.append(part if isinstance(part, Entry) else entry_of(part))
+    for row in given:
+        if isinstance(row, Entry):
+            rows.append(checked(row))
+        elif not isinstance(row, str):
+            rows.append(checked(entry_of_value(row)))
+        else:
+            for text in split(row):
+                every = [Entry(name, name, {}, optional=True) for name in algorithms()]
+                rows += every if text == "all" else [entry_of(text)]
     return rows
+
+
+def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
+    """The entry of an algorithm as a value; its optimizer counts if it is not the class's own."""
+    layer, title = layer_of("algorithm", algorithm), type(algorithm).__name__
+    if not layer:
+        raise UsageError(
+            f"{title} cannot be a row: a comparison stores a name and plain options; make it a dataclass of plain "
+            "fields, in a module that can be imported"
+        )
+    name = str(layer["algorithm"].pop("name"))
+    usual = parameters_of(type(algorithm))
+    options = {key: value for key, value in layer["algorithm"].items() if value != usual[key].default}
+    settings: Tables = {"algorithm": options} if options else {}
+    if getattr(algorithm, "optimizer", None) != usual_optimizer(name):
+        settings["optimizer"] = layer["optimizer"]
+    title = title if ":" in name else name
+    return Entry(name, f"{title} {described(settings, 'algorithm')}".strip(), settings)
 
 
 def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
     name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
     name = name.strip()
-    if ":" in name or "=" in name:
+    before, colon, _ = name.partition(":")
+    if "=" in name or (colon and (before in algorithms() or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
     settings: Tables = {}
     for option in options:
         key, _, value = option.partition("=")
-        put(settings, name, key.strip(), _value(value))
+        put(settings, key.strip(), value_of(value))
     return checked(Entry(name, " ".join([name, *(option.strip() for option in options)]), settings))
 
 
 def checked(entry: Entry) -> Entry:
     """The entry, if there is such an algorithm and it does not set what all rows have in common."""
-    if entry.name not in ALGORITHMS:
-        raise unknown("algorithm", entry.name, ALGORITHMS)
+    factory_of("algorithm", entry.name)
     check_own(entry.label, [(table, key) for table, own in entry.settings.items() for key in own])
     return entry
 
@@ -113,10 +139,10 @@ def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
 
 
-def put(settings: Tables, name: str, key: str, value: Any) -> None:
-    """Sets a key of an algorithm's entry in its table."""
+def put(settings: Tables, key: str, value: Any) -> None:
+    """Sets a key of an entry in its table; one without a table is the algorithm's."""
     table, dot, inner = key.partition(".")
-    title, inner = (table, inner) if dot else SHORT.get(key, (name, key))
+    title, inner = (table, inner) if dot else SHORT.get(key, ("algorithm", key))
     settings.setdefault(title, {})[inner] = value
 
 
@@ -129,7 +155,7 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
             raise UsageError(f'{option} "{text}" must have the form KEY=VALUE,VALUE, such as lr=1e-2,1e-3')
         if key in result:
             raise UsageError(f"{option} names {key} twice; give all its values at once")
-        result[key] = [_value(value) for value in split(values)]
+        result[key] = [value_of(value) for value in split(values)]
     return result
 
 
@@ -229,28 +255,39 @@ def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
 
 def layers(entry: Entry, base: Base) -> list[Tables]:
     """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
-    names = applies(entry, base)
-    plain = {title: dict(table) for title, table in base.items() if not _names_a_choice(title)}
-    titled = {title: dict(table) for title, table in base.items() if title in names}
-    chosen: Tables = {"optimizer": {"name": names[1]}}
-    return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
+    plain = {title: dict(table) for title, table in base.items() if title in KINDS}
+    titled = {title: table for title, table in base.items() if title not in KINDS}
+    name, optimizer = applies(entry, base)
+    named: Tables = {"algorithm": {"name": name}}
+    chosen: Tables = {"optimizer": {"name": optimizer}} if optimizer else {}
+    if not optimizer:  # of an algorithm that has none
+        plain.pop("optimizer", None)
+    return [named, plain, chosen, by_kind(entry, base, titled), by_kind(entry, base, entry.settings)]
+
+
+def by_kind(entry: Entry, base: Base, tables: Base) -> Tables:
+    """The tables that concern an entry, by kind: [copfl] is [algorithm] of its rows, and not of others."""
+    algorithm, optimizer = applies(entry, base)
+    kinds = {algorithm: "algorithm", optimizer: "optimizer"}
+    result: Tables = {}
+    for title, table in tables.items():
+        if title in KINDS or title in kinds:
+            kind = title if title in KINDS else kinds[title]
+            result[kind] = {**result.get(kind, {}), **table}
+    return result
 
 
 def applies(entry: Entry, base: Base) -> tuple[str, str]:
     """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
-    default = type(config.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
+    if (usual := usual_optimizer(entry.name)) is None:
+        return entry.name, ""
     given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(given or default)
+    return entry.name, str(given or name_of("optimizer", usual))
 
 
 def concerns(entry: Entry, base: Base, title: str) -> bool:
     """Whether a table of this title is for this entry; one named after another algorithm is not."""
-    return title in applies(entry, base) or not _names_a_choice(title)
-
-
-def _names_a_choice(title: str) -> bool:
-    """Whether a table has the name of an algorithm or optimizer, and not of a kind such as [run]."""
-    return title in ALGORITHMS or title in OPTIMIZERS
+    return title in applies(entry, base) or title in KINDS
 
 
 def job_of(
@@ -263,8 +300,8 @@ def job_of(
     last: int | None = None,
 ) -> Job:
     """The run of these layers of settings and this seed."""
-    tables = resolve([*layers, {"run": {"seed": seed}}], {})
-    return placed(Job(label, tables, validation=validation, last=last), folder)
+    run = complete(*layers, {"run": {"seed": seed}})
+    return placed(Job(label, run, validation=validation, last=last), folder)
 
 
 def with_optimizer(base: Base) -> Tables:
@@ -281,9 +318,9 @@ def layers_of(entry: Entry, base: Base) -> list[Tables]:
     A state that two phases share makes the steps of the second one smaller.
     """
     result = layers(entry, base)
-    phased = "state_per_phase" in config.keywords_of(ALGORITHMS[entry.name])
-    if phased and "name" in base.get("optimizer", {}) and not resolve(result, {})["optimizer"]["keep"]:
-        result.insert(1, {entry.name: {"state_per_phase": True}})
+    phased = "state_per_phase" in parameters_of(factory_of("algorithm", entry.name))
+    if phased and "name" in base.get("optimizer", {}) and not complete(*result).optimizer.options["keep"]:
+        result.insert(1, {"algorithm": {"state_per_phase": True}})
     return result
 
 
@@ -337,8 +374,8 @@ def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), *
         if isinstance(value, dict):
             tables.setdefault(key, {}).update(value)
         else:
-            put(tables, name, key, value)
-    label = label or f"{name} {described(tables, name, 'optimizer')}".strip()
+            put(tables, key, value)
+    label = label or f"{name} {described(tables, 'algorithm', 'optimizer')}".strip()
     return checked(Entry(str(name), str(label), tables))
 
 
@@ -346,7 +383,3 @@ def split(text: str) -> list[str]:
     """The parts between commas, but not those inside brackets or quotes; empty ones are left out."""
     parts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
     return [part.strip() for part in parts if part.strip()]
-
-
-def _value(text: str) -> Any:
-    return config.setting(f"a.b={text}")[2]

@@ -19,10 +19,11 @@ from copfl.data.partition import Partition
 from copfl.engine.rounds import State
 from copfl.errors import CopflError, RunError, raised_as
 from copfl.experiment import records
-from copfl.experiment.config import Tables
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder, claimed
-from copfl.experiment.identity import essential, identity
 from copfl.files import Busy
+from copfl.settings.identity import essential, identity
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
 Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
@@ -38,7 +39,7 @@ NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial we
 
 class Job(NamedTuple):
     label: str  # of its row
-    tables: Tables  # all of them, with every default
+    run: Run  # its settings, complete
     path: Path = Path()
     validation: float = 0.0  # fraction of the training samples that it is tested on; 0: on the test samples
     last: int | None = None  # evaluations that a value is the mean of; None: see `stats.averaged`
@@ -46,12 +47,12 @@ class Job(NamedTuple):
 
     @property
     def seed(self) -> int:
-        return int(self.tables["run"]["seed"])
+        return self.run.run.seed
 
     @property
     def rounds(self) -> int:
         """That it has when it is finished."""
-        return self.until or int(self.tables["run"]["rounds"])
+        return self.until or self.run.run.rounds
 
     @property
     def title(self) -> str:
@@ -60,7 +61,7 @@ class Job(NamedTuple):
     @property
     def id(self) -> str:
         """What it is, whatever the machine and the models that are evaluated."""
-        return identity(self.tables, self.validation)
+        return identity(self.run, self.validation)
 
 
 def placed(job: Job, folder: Path) -> Job:
@@ -68,7 +69,7 @@ def placed(job: Job, folder: Path) -> Job:
 
     A run that was stopped must evaluate the same models when it continues, so `eval_models` counts here.
     """
-    digest = identity(job.tables, job.validation, job.tables["run"]["eval_models"])
+    digest = identity(job.run, job.validation, job.run.run.eval_models)
     known = sorted(folder.glob(f"*-{digest}"))
     name = re.sub(r"[^\w.=-]+", "-", job.label).strip("-.")[:60]
     return job._replace(path=known[0] if known else folder / f"{name}-seed{job.seed}-{digest}")
@@ -81,12 +82,11 @@ class Starts:
     advice: str  # what to do about a run that began with something else
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
 
-    def check(self, title: str, tables: Tables, validation: float, start: Mapping[str, str]) -> None:
+    def check(self, title: str, run: Run, validation: float, start: Mapping[str, str]) -> None:
         """Nothing, if the run began with the same as those on the same data, partition and seed."""
-        kept = essential(tables)
-        run = kept["run"]
-        clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
-        weights = [*clients, kept["model"], kept.get("adapter"), run.get("precision")]
+        kept = essential(run)
+        clients = [kept["data"], kept["partition"], run.run.clients, run.run.seed, validation]
+        weights = [*clients, kept["model"], kept.get("adapter"), kept["run"].get("precision")]
         for what, group in (("partition", clients), ("samples", clients), ("weights", weights)):
             group_key = json.dumps([what, group], sort_keys=True)
             known, other = self.seen.setdefault(group_key, (start[what], title))
@@ -120,19 +120,19 @@ def finished(job: Job) -> bool:
     if not folder.begun:
         return False
     try:
-        found, wanted = essential(folder.tables()), essential(job.tables)
+        found, wanted = essential(Run.of(folder.tables())), essential(job.run)
         changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
         if changed not in ([], ["partition"]):  # partition.json is compared in another place
             raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
         folder.partition()
         done = len(records.read(job.path / "rounds.jsonl"))
-        if done > job.tables["run"]["rounds"]:
+        if done > job.run.run.rounds:
             raise RunError(f"{job.path}/rounds.jsonl has {done} rounds, more than run.toml says")
         records.read(job.path / "timing.jsonl")
         environment_of(job)
     except CopflError as error:
         raise damaged(job, error) from error
-    fitted = job.tables["run"].get("new_clients") and not job.validation
+    fitted = job.run.run.new_clients and not job.validation
     missing = fitted and not (job.path / NEW_CLIENTS).is_file()
     return bool(done >= job.rounds) and not missing
 

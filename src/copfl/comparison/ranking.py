@@ -10,9 +10,9 @@ from copfl import charts
 from copfl.comparison.results import Record
 from copfl.comparison.verdict import Verdict
 from copfl.core.metrics import MetricInfo
-from copfl.experiment import config
-from copfl.experiment.config import Tables
 from copfl.files import write_bytes
+from copfl.settings.schema import Run
+from copfl.settings.toml import written
 from copfl.stats import LAST, Difference
 from copfl.tables import Table, as_markdown, as_text, plain
 
@@ -26,7 +26,7 @@ class Ranked(NamedTuple):
     seeds: int  # its runs
     value: float  # the primary metric on the validation samples: mean over clients and seeds
     gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
-    status: str  # CHOSEN, ALIKE, "worse", or when and why it was dropped
+    status: str  # CHOSEN, ALIKE, "worse", why it cannot be compared, or when and why it was dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def table_of(found: Choice) -> Table:
     return Table(f"Which method for {found.title}?", head, rows, [*notes, *found.notes])
 
 
-def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> None:
+def write(found: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
     """Writes the ranking, the curves and run.toml into the folder."""
     table, out = table_of(found), found.folder
     content = {
@@ -86,7 +86,7 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
         "ranking.txt": as_text(table, 110),
         "ranking.md": as_markdown(table),
         "ranking.json": json.dumps(plain(content), indent=1),
-        "run.toml": config.as_toml(tables),
+        "run.toml": written(run.tables()),
     }
     for name, text in texts.items():
         write_bytes(out / name, f"{text}\n".encode())

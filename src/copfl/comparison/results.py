@@ -11,10 +11,11 @@ from copfl.comparison.jobs import Job, accuracies, environment_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.errors import DataError, RunError
 from copfl.experiment import new_clients, records
-from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import essential
 from copfl.experiment.new_clients import NewClients
+from copfl.settings.identity import essential
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Numbers, averaged, difference, mean_of_known, worst_of
 
 WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
@@ -44,6 +45,11 @@ class Record(NamedTuple):
         return self.metrics[0]
 
     @property
+    def run(self) -> Run:
+        """Its settings; those that do not change what is learned have their defaults."""
+        return Run.of(self.tables)
+
+    @property
     def seed(self) -> int:
         return int(self.tables["run"]["seed"])
 
@@ -55,7 +61,9 @@ class Record(NamedTuple):
     @property
     def title(self) -> str:
         """Such as "cifar10, 10 clients, copfl, mamo, seed 0"."""
-        data, algorithm, optimizer = (str(self.tables[t]["name"]) for t in ("data", "algorithm", "optimizer"))
+        data, algorithm, optimizer = (
+            str(self.tables.get(title, {}).get("name", "-")) for title in ("data", "algorithm", "optimizer")
+        )
         clients = self.tables["run"]["clients"]
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
@@ -88,7 +96,7 @@ class Record(NamedTuple):
 
     def serves(self, job: Job) -> bool:
         """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
-        wanted = accuracies(job.tables["run"]["eval_models"], self.metric.name)
+        wanted = accuracies(job.run.run.eval_models, self.metric.name)
         last = averaged(len(self.rounds)) if job.last is None else job.last
         return self.last == last and self.evaluated().issuperset(wanted)
 
@@ -140,7 +148,7 @@ def record_of(job: Job) -> Record:
     highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
     return Record(
-        tables=essential(job.tables),
+        tables=essential(job.run),
         validation=job.validation,
         last=averaged(len(shown)) if job.last is None else job.last,
         rounds=[evaluations[place]["round"] for place in shown],

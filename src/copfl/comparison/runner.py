@@ -34,12 +34,13 @@ from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError
-from copfl.experiment.components import build_data
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import essential
 from copfl.experiment.progress import INTERVAL, span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, simulation_of
 from copfl.files import Busy
+from copfl.settings.complete import complete, data_of
+from copfl.settings.identity import essential
+from copfl.settings.schema import Run, table_of
 
 Log = Callable[[str], None]
 ATTEMPTS = 3  # for a job whose worker is lost
@@ -160,7 +161,7 @@ class Runner:
     def expected(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
         slowest = max(self.seconds.values(), default=0.0)
-        return float(jobs[0].tables["run"]["rounds"] * self.seconds.get(_kind(jobs), slowest))
+        return float(jobs[0].run.run.rounds * self.seconds.get(_kind(jobs), slowest))
 
     def _attempt(self, jobs: Sequence[Job]) -> Iterator[Done]:
         if time.monotonic() + self.expected(jobs) > self.end:
@@ -171,7 +172,7 @@ class Runner:
                 trained = self._train(jobs, locks)
                 seconds = time.monotonic() - clock - (self.loading - loading)
                 if trained:
-                    self.seconds[_kind(jobs)] = seconds / jobs[0].tables["run"]["rounds"]
+                    self.seconds[_kind(jobs)] = seconds / jobs[0].run.run.rounds
                 for job in jobs:
                     left.remove(job)
                     yield Done(job, None, seconds / len(jobs))
@@ -220,20 +221,20 @@ class Runner:
 
     def _experiment(self, job: Job, folder: RunFolder) -> Experiment:
         """The experiment of the job, on a data set that is loaded once for many jobs."""
-        tables, partition = job.tables, None
+        run = job.run
         if folder.begun:
-            stored, partition = folder.tables(), folder.partition()
-            same_device = stored["run"].get("device", "cpu") == tables["run"]["device"]
-            tables = stored if same_device else tables  # with the engine that was measured when it began
-        key = json.dumps(tables["data"], sort_keys=True, default=str)
+            stored = folder.tables()
+            same_device = Run.of(stored).run.device == run.run.device
+            layer = stored if same_device else run.tables()  # with the engine that was measured when it began
+            run = complete(layer, values={"partition": folder.partition()})
+        key = json.dumps(table_of(run.data), sort_keys=True)
         if self.loaded is None or self.loaded[0] != key:
             self.loaded = None  # before the next one, or both are in memory
             clock = time.monotonic()
-            self.loaded = key, build_data(tables["data"])
+            self.loaded = key, data_of(run.data)
             self.loading += time.monotonic() - clock
-        rest = {title: table for title, table in tables.items() if title != "data"}
-        made = prepare([rest], data=self.loaded[1], partition=partition, validation=job.validation)
-        return dataclasses.replace(made, tables={**made.tables, "data": tables["data"]})
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, value=self.loaded[1]))
+        return prepare(run, validation=job.validation)
 
 
 class Prepared(NamedTuple):
@@ -258,7 +259,7 @@ def _grouped(jobs: Sequence[Job], apart_from: Sequence[tuple[str, str]]) -> list
     """The jobs in groups of those that are alike but for these settings."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        tables = essential(job.tables)
+        tables = essential(job.run)
         for title, key in apart_from:
             tables.get(title, {}).pop(key, None)
         groups.setdefault(json.dumps([tables, job.validation], sort_keys=True), []).append(job)
@@ -266,8 +267,8 @@ def _grouped(jobs: Sequence[Job], apart_from: Sequence[tuple[str, str]]) -> list
 
 
 def _kind(jobs: Sequence[Job]) -> str:
-    t = jobs[0].tables
-    return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']} {len(jobs)}"
+    run = jobs[0].run
+    return f"{run.data.name} {run.run.clients} {run.algorithm.name} {len(jobs)}"
 
 
 def _stop_at(end: float, rounds: int, until: int = 0) -> OnRound:
@@ -343,7 +344,7 @@ def _progress(jobs: Sequence[Job]) -> str:
         file = job.path / "rounds.jsonl"
         done = file.read_bytes().count(b"\n") if file.exists() else 0
         if done:
-            running.append(f"{job.title}: round {done}/{job.tables['run']['rounds']}")
+            running.append(f"{job.title}: round {done}/{job.run.run.rounds}")
     more = [f"{len(running) - SHOWN} more"] if len(running) > SHOWN else []
     return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting"])
 

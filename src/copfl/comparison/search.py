@@ -21,9 +21,9 @@ from copfl.comparison.jobs import Job
 from copfl.comparison.results import Trial, Tuned, record_of
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
-from copfl.experiment.config import Tables
-from copfl.experiment.identity import digest
 from copfl.files import locked
+from copfl.settings.identity import digest
+from copfl.settings.toml import Tables
 
 C = TypeVar("C")
 

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from copfl.comparison.entries import Entry
 from copfl.core import tree
-from copfl.core.algorithm import example_output
+from copfl.core.algorithm import example_output, traits
 from copfl.errors import UsageError
-from copfl.experiment.components import build_wrappers, resolved
-from copfl.experiment.config import Tables
+from copfl.experiment.preparation import algorithm, prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.run import prepare
+from copfl.settings.complete import complete
+from copfl.settings.components import algorithm_of
+from copfl.settings.toml import Tables
 
 SHARED = ("model", "adapter", "task")  # rows that have these in common have the same task
 CHECK: Tables = {"run": {"device": "cpu", "engine": "sequential", "precision": "auto"}}  # needs no GPU
@@ -34,16 +35,16 @@ def reasons(refused: Mapping[str, str]) -> str:
 
 def _refusal(layers: list[Tables], e: Experiment) -> str | None:
     try:
-        tables, settings, algorithm = resolved(layers, {})
-        task = e.task
-        if any(tables.get(kind) != e.tables.get(kind) for kind in SHARED):
-            e = prepare([*layers, CHECK])
-            task, algorithm = e.task, e.algorithm
+        run = complete(*layers)
+        made, task = algorithm_of(run), e.task
+        if any(getattr(run, kind) != getattr(e.run, kind) for kind in SHARED):
+            e = prepare(complete(*layers, CHECK))
+            task, made = e.task, e.algorithm
         else:
-            if public := getattr(algorithm, "public", 0):
+            if public := traits(made).public:
                 task = dataclasses.replace(task, public=e.federation.unassigned(public))
-            algorithm = build_wrappers(algorithm, tables, task, e.federation, settings)
-        example_output(algorithm, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
+            made = algorithm(run, made, task, e.federation)
+        example_output(made, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
     except UsageError as error:
         return str(error)
     return None

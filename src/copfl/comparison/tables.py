@@ -17,10 +17,9 @@ from copfl.comparison.results import Record, Tuned
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients
-from copfl.experiment.components import optimizer_text
-from copfl.experiment.config import partition_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
+from copfl.settings.complete import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
 from copfl.tables import Table, capital, number, plain
 
@@ -178,7 +177,7 @@ def _metrics(comparison: Comparison) -> Table:
 
 def partitions(comparison: Comparison) -> list[str]:
     """The partition that all rows have in common; of a sweep over it, each."""
-    return list(dict.fromkeys(partition_text(run.tables) for row in comparison.rows for run in row.outcomes))
+    return list(dict.fromkeys(run.run.partition_text for row in comparison.rows for run in row.outcomes))
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -276,7 +275,7 @@ def _new_clients(comparison: Comparison) -> Table:
         cells = []
         for mean, gain in new_client_differences(row).values():
             to_alone = f"{metric.text(gain.mean, sign='+')} {metric.interval(*gain.seeds)}"
-            cells += [metric.text(*mean), to_alone]
+            cells += [metric.text(*mean), gain.verdict if gain.unknown else to_alone]
         rows.append([row.title, *cells])
     head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
     note = (
@@ -293,7 +292,7 @@ def _tuning(comparison: Comparison) -> Table:
     rows, metric = [], comparison.metric
     searched = any(row.tuned.space for row in comparison.rows)
     for row in comparison.rows:
-        silent = "optimizer", row.entry.name
+        silent = "optimizer", "algorithm", row.entry.name
         tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.complete]
         count = [str(len(row.tuned.trials))] if searched else []
         rows.append([row.label, *count, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])

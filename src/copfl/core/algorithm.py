@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.optim import at_rate
+from copfl.core.optim import Optimizer, at_rate
 from copfl.core.task import Data, Personal, Plan, Task
 
 S = TypeVar("S")
@@ -73,6 +73,32 @@ class Algorithm(Protocol[S, C, D, U, T]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
+class Traits(NamedTuple):
+    """What engines read of an algorithm beside its methods.
+
+    An algorithm needs no base class: it has those of these attributes that differ from the default here. A wrapper
+    has those of the algorithm inside, unless it has its own. `next_message` is the one optional method, see below.
+    """
+
+    optimizer: Optimizer | None = (
+        None  # of the local steps; a client trained alone for comparison uses it too
+    )
+    public: int = 0  # samples without labels that it needs beside those of the clients
+    cut: str = ""  # the module at which a model is divided between client and server
+    needs: tuple[str, ...] = ()  # patterns of parameters that the model must train
+    attackers: tuple[int, ...] = ()  # clients that are malicious
+
+
+def traits(algorithm: Any) -> Traits:
+    """The traits of an algorithm, also of one inside wrappers."""
+    found: dict[str, Any] = {}
+    inside = algorithm
+    while inside is not None:
+        found = {name: getattr(inside, name) for name in Traits._fields if hasattr(inside, name)} | found
+        inside = getattr(inside, "algorithm", None)
+    return Traits(**found)
+
+
 def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
     """The message of the server to this client in this round."""
     return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
@@ -116,7 +142,7 @@ def blank_samples(task: Task, shape: Any) -> Data:
 
 def rate_of(algorithm: Any) -> float | None:
     """The learning rate of the algorithm's optimizer, if it has one."""
-    return getattr(getattr(algorithm, "optimizer", None), "lr", None)
+    return getattr(traits(algorithm).optimizer, "lr", None)
 
 
 def with_rate(algorithm: Any, lr: float | Tensor) -> Any:

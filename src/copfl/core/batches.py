@@ -44,7 +44,7 @@ def plan(
     batch: int,
     epochs: int,
     augment: bool = False,
-    random: bool = False,
+    random: bool = True,
     device: torch.device | str = "cpu",
     limits: tuple[int, int] | None = None,
 ) -> Plan:
@@ -52,8 +52,8 @@ def plan(
 
     The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own
     samples; a step without a valid sample changes nothing for the client. With `random`, each step has a key
-    for the random numbers inside the model. `limits` are the smallest and the largest size, where other
-    clients than these train in the same batch.
+    for the random numbers inside the model; without one it draws none. `limits` are the smallest and the
+    largest size, where other clients than these train in the same batch.
     """
     client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)

@@ -100,6 +100,12 @@ CRITERIA: dict[str, Callable[..., Criterion]] = {
     "next_token": next_token,
 }
 REGRESSION_LOSSES = ("squared", "absolute", "huber")
+LOSSES = {  # by the kind of the targets
+    "classification": ("cross_entropy",),
+    "multilabel": ("binary_cross_entropy",),
+    "regression": REGRESSION_LOSSES,
+    "next_token": ("cross_entropy",),
+}
 
 
 def mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:

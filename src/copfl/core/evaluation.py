@@ -43,18 +43,29 @@ def evaluate(
     task: Task,
     client: Any,
     down: Any,
+    after: Any,
     trained: Personal,
     test: Data,
     models: EvalModels = EVAL_MODELS["all"],
 ) -> dict[str, Tensor]:
-    """Accuracy, loss and, for metrics that need them, the predictions on a client's test samples."""
+    """Accuracy, loss and, for metrics that need them, the predictions on a client's test samples.
+
+    `client` and `after` are its records before and after the local update that led to `trained`. The global
+    model is evaluated as a new client would have it, with the batch-norm statistics of `global_statistics`
+    where those stay with the client.
+    """
 
     def model(name: str) -> Personal:
         if name == "_before":
             return algorithm.personal_model(task, client, down)
         if name == "_global":
             global_model = algorithm.personal_model(task, algorithm.client_init(task), down)
-            return with_statistics(task, global_model, trained) if task.buffers == "local" else global_model
+            if task.buffers != "local":
+                return global_model
+            statistics = global_statistics(algorithm, task, after)
+            if statistics is None:  # of an algorithm that does not say
+                statistics = vectors_of(trained)[..., task.d :].reshape(-1, len(task.initial) - task.d)[0]
+            return with_statistics(task, global_model, statistics)
         return trained
 
     metrics: dict[str, Tensor] = dict(tree.named(trained, MODEL)) if MODEL in models else {}
@@ -88,13 +99,26 @@ def without_model(metrics: dict[str, Tensor]) -> tuple[dict[str, Tensor], Measur
     return rest, Measured(model, metrics[FINITE])
 
 
-def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:
-    """The model with the batch-norm statistics of another one."""
-    statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
-    if isinstance(personal, Experts):
-        w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
-        return personal._replace(w=w)
-    return torch.cat([personal[: task.d], statistics])
+def global_statistics(algorithm: Any, task: Task, client: Any) -> Tensor | None:
+    """[D - d], the batch-norm statistics that this client has for the weights of the global model.
+
+    They are those of the model that it trained from them, which need not be the model that it predicts with.
+    None: the algorithm has no method of this name.
+    """
+    rule = getattr(algorithm, "global_statistics", None)
+    return None if rule is None else rule(task, client)
+
+
+def vectors_of(model: Personal) -> Tensor:
+    """[D] of one model, [k, D] of a mixture."""
+    return model.w if isinstance(model, Experts) else model
+
+
+def with_statistics(task: Task, model: Personal, statistics: Tensor) -> Personal:
+    """The model with these batch-norm statistics: [D - d] for all models of a mixture, or a row for each."""
+    w = vectors_of(model)
+    w = torch.cat([w[..., : task.d], statistics.expand(*w.shape[:-1], -1)], -1)
+    return model._replace(w=w) if isinstance(model, Experts) else w
 
 
 def on_host(task: Task) -> list[Metric]:

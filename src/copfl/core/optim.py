@@ -17,6 +17,10 @@ from copfl.kernels.fused import LONG, elementwise, mapped
 State = Any  # a tree of tensors, defined by the optimizer
 
 
+class DefaultNumber(float):
+    """The default of a number that depends on the data set; one that somebody chose is a plain float."""
+
+
 class Optimizer(Protocol):
     """The rule that turns a gradient into a step."""
 
@@ -44,7 +48,7 @@ class Velocity(NamedTuple):
 class Sgd:
     """Stochastic gradient descent; the momentum and decay of FedPAC's configuration by default."""
 
-    lr: float = 0.01
+    lr: float = DefaultNumber(0.01)
     momentum: float = 0.5
     weight_decay: float = 5e-4
     keep: bool = False
@@ -100,7 +104,7 @@ class Moments(NamedTuple):
 class Adam:
     """Adam with one pair of moments that decay everywhere, active or not: the control for MAMO."""
 
-    lr: float = 1e-4
+    lr: float = DefaultNumber(1e-4)
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

@@ -80,6 +80,16 @@ def with_reported_weight(record: Any, reported_weight: Tensor | None) -> Any:
     return record if name is None or reported_weight is None else record._replace(**{name: reported_weight})
 
 
+def counted(algorithm: Any, client: Any, down: Any, update: Update) -> Any:
+    """The record of a client after its local update, where the server counts this update in place of its upload.
+
+    It stays as it is, unless the algorithm has a method of this name: one whose clients keep their upload and
+    their weight, to remove them from the mean later.
+    """
+    rule = getattr(algorithm, "counted", None)
+    return client if rule is None else rule(client, down, update)
+
+
 # -- bytes on the wire ---------------------------------------------------------------------------------------
 
 

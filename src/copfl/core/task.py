@@ -119,7 +119,8 @@ class Task:
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
     batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
     public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
-    random: bool = False  # whether the model draws random numbers in training, as dropout does
+    # Whether the model draws random numbers in training, as dropout does: `probed` finds out that it does not.
+    random: bool = True
     metrics: tuple[Metric, ...] = usual_metrics("classification")  # of an evaluation; the first is primary
 
     @property
@@ -189,16 +190,31 @@ class Task:
     def probed(self, data: Data) -> Task:
         """The same task, with `random` found out by one forward pass in training mode on two samples.
 
-        Unchanged where the model does not fit the samples, which the choice of an engine reports.
+        Unchanged where the model does not fit the samples, which the choice of an engine reports. A UsageError
+        if it also draws random numbers in evaluation mode, where no two predictions would be the same.
         """
         x = self.numbers(tree.each(lambda t: t[:2], data.x))
-        parameters, buffers = self.layout.split(self.initial[: self.d]), self.initial[self.d :]
-        with torch.no_grad(), Draws(torch.zeros((), dtype=torch.int64, device=self.device)) as draws:
-            try:
-                self._run(parameters, buffers, x, None, training=True)
-            except FAILURES:
-                return self
-        return replace(self, random=draws.calls > 0)
+        try:
+            in_training, in_evaluation = (self._number_of_draws(x, training) for training in (True, False))
+        except FAILURES:
+            return self
+        if in_evaluation:
+            raise UsageError(
+                "the model draws random numbers in evaluation mode too, so no two predictions would be the "
+                "same; draw them in training alone, such as F.dropout(x, p, training=self.training)"
+            )
+        return replace(self, random=in_training > 0)
+
+    def _number_of_draws(self, x: Inputs, training: bool) -> int:
+        """How often the module, in this mode, draws random numbers in one forward pass."""
+        tensors = self.layout.split(self.initial[: self.d])
+        statistics = self.layout.split(self.initial[self.d :].clone(), buffers=True)
+        _, tied = norms_and_ties(self.module.train(training))
+        draws = Draws(torch.zeros((), dtype=torch.int64, device=self.device))
+        with torch.no_grad(), draws:
+            arguments = arguments_of(self.module, x)
+            torch.func.functional_call(self.module, tensors | statistics, *arguments, tie_weights=tied)
+        return draws.calls
 
     # -- samples ---------------------------------------------------------------------------------------------
 
@@ -240,7 +256,7 @@ class Task:
         """The gradient of the objective [d], its value, and the buffers after this batch.
 
         The default objective is the task's. A `head` [h] replaces the model's own, and the gradient is then
-        that of the head alone.
+        that of the head alone. Of samples without a key the model draws no random numbers, see `forward`.
         """
         objective = objective or self.objective
         if self.batched is not None:
@@ -271,7 +287,9 @@ class Task:
         """The logits [b, classes] and the features [b, f], the input of the head; x as `numbers` returns it.
 
         In training mode batch norm uses the statistics of the batch's valid samples; those of w stay
-        unchanged. This cannot be differentiated: use `gradient`.
+        unchanged. What draws random numbers, as dropout does, draws them by the key of the samples (`batch`);
+        without a key it draws none, and all but batch norm is as in evaluation mode. This cannot be
+        differentiated: use `gradient`.
         """
         return self._forward(w[: self.d], w[self.d :], x, valid, training)[:2]
 
@@ -299,9 +317,9 @@ class Task:
         features: list[Tensor] = []
         head = self.module.get_submodule(self.layout.head)
         hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        norms, tied = norms_and_ties(self.module.train(training))
+        norms, tied = norms_and_ties(self.module.train(key is not None))
         for norm in norms:
-            norm.valid = valid
+            norm.valid, norm.training = valid, training and not norm.frozen
         try:
             with Draws(key) if key is not None else nothing, mappable_attention() if mapped() else nothing:
                 output = torch.func.functional_call(

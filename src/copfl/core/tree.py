@@ -130,7 +130,7 @@ def vectorised(f: Callable[[A], B], rows: A) -> B:
         shape[:] = [f(rebuild(rows, tensors))]
         return tuple(leaves(shape[0]))
 
-    results = torch.func.vmap(flat, randomness="different")(*leaves(rows))
+    results = torch.func.vmap(flat, randomness="error")(*leaves(rows))
     return rebuild(shape[0], results)
 
 

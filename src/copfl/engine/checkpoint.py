@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError
 from copfl.files import write_with
-
-Renamed = Callable[[str, Collection[str]], str | None]  # of a path, with the paths that are expected
-RENAMED = {"known_masks": "held"}  # the names of trees in files of version 0.1
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -44,24 +41,13 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     write_with(path, write)
 
 
-def load(
-    path: Path, like: Mapping[str, Any], renamed: Renamed = lambda place, _: place
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit.
-
-    `renamed` is applied to the paths of tensors that `like` does not have; None removes one.
-    """
+def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit."""
     tensors, about = read(path)
     result: dict[str, Any] = {}
     for name, part in like.items():
         expected = dict(tree.named(part))
-        found = {}
-        for key, t in tensors.items():
-            stored, _, place = key.partition(":")
-            if stored in (name, RENAMED.get(name)):
-                today = place if place in expected else renamed(place, expected)
-                if today is not None:
-                    found[today] = t
+        found = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
         try:
             taken = [wire.take(found, place, t.shape, t.dtype).to(t.device) for place, t in expected.items()]
             wire.refuse_rest(found)

@@ -186,7 +186,8 @@ def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models
         metrics["mask_bytes"] = zero + sent
         metrics["mask_fingerprint"] = zero + mask_fingerprint(output.upload)
     if models:
-        metrics |= evaluate(algorithm, task, given.client, given.down, output.trained, given.test, models)
+        records = given.client, given.down, output.client
+        metrics |= evaluate(algorithm, task, *records, output.trained, given.test, models)
     return ClientResult(output.client, output.upload, metrics)
 
 

@@ -18,7 +18,6 @@ import re
 import shlex
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +33,10 @@ from copfl.data.partition import Partition
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as
-from copfl.experiment import config, migration, records
+from copfl.experiment import records
 from copfl.experiment.client_models import InFolder
-from copfl.experiment.config import Tables
-from copfl.experiment.identity import settings_digest
+from copfl.settings import toml
+from copfl.settings.toml import Tables
 from copfl.tables import listed
 
 LOCK = ".lock"
@@ -93,11 +92,11 @@ class RunFolder:
 
     def write_tables(self, tables: Tables) -> None:
         head = f"{HEAD}{__version__}. `copfl run -c run.toml` repeats this run, to the same rounds.jsonl."
-        content = f"{head}\n\n{config.as_toml(tables)}\n{END}\n"
+        content = f"{head}\n\n{toml.written(tables)}\n{END}\n"
         files.write_bytes(self.path / "run.toml", content.encode())
 
     def tables(self) -> Tables:
-        """The content of run.toml, under today's names."""
+        """The content of run.toml."""
         path = self.path / "run.toml"
         if not self.path.is_dir():
             raise no_folder(self.path)
@@ -106,7 +105,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no run.toml. Start a run again that was stopped "
                 f"before its first round. Known runs: {_known(self.path.parent)}"
             )
-        tables = config.read_file(path)
+        tables = toml.read_file(path)
         first, *rest = path.read_text("utf-8").split("\n")
         problem = "is cut short" if first.startswith(HEAD) and END not in rest else ""
         for kind in ("algorithm", "data", "partition", "model", "run"):
@@ -135,26 +134,16 @@ class RunFolder:
         state.clients.settled()
 
     def restore(
-        self, state: State, fingerprints: Mapping[str, str], contents: Tables
+        self, state: State, fingerprints: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it.
-
-        An older checkpoint is written anew, before run.toml gets today's names and options.
-        """
+        """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it."""
         lines = records.read(self.path / "rounds.jsonl")
         if self._state.exists():
-            trees, header = checkpoint.load(self._state, _trees(state), migration.renamed_tensor)
-            raw = tomllib.loads((self.path / "run.toml").read_text("utf-8"))
-            # The settings as written count: an option that is younger than the folder has its default.
-            written = settings_digest(raw, contents), migration.settings_fingerprint(raw, contents)
-            old = header.get("settings") != fingerprints["settings"] and header.get("settings") in written
-            header |= {"settings": fingerprints["settings"]} if old else {}
+            trees, header = checkpoint.load(self._state, _trees(state))
             self._check(header, fingerprints, len(lines))
             state.server, state.known_masks = trees["server"], trees["known_masks"]
             state.round = header["round"]
             state.clients.restore(trees["clients"])
-            if old:
-                RunFolder.checkpoint(self, state, fingerprints)
         # The rounds after the checkpoint are trained again.
         timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
         for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):

@@ -13,7 +13,14 @@ from torch import Tensor
 from copfl import files
 from copfl.algorithms.local import Local
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, message_to_new_client, next_message
+from copfl.core.algorithm import (
+    AnyAlgorithm,
+    ClientOutput,
+    Metrics,
+    message_to_new_client,
+    next_message,
+    traits,
+)
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import generator
@@ -108,7 +115,7 @@ def fitted(
     `models` gets their models, fitted to all their samples.
     """
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
-    honest = np.setdiff1d(trained, getattr(algorithm, "attackers", ()))  # a new client attacks nothing
+    honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
     message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
     own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
     found = NewClients(new.tolist(), {}, {})
@@ -122,7 +129,7 @@ def fitted(
 
 def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
     """Local training with the algorithm's optimizer and number of epochs; None if it has no optimizer."""
-    optimizer = getattr(algorithm, "optimizer", None)
+    optimizer = traits(algorithm).optimizer
     return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
 
 

@@ -27,10 +27,9 @@ from copfl.experiment.bundle.bundle import Bundle, load
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.writing import OF_SERVER
 from copfl.experiment.client_models import TRAINED, vector_of
-from copfl.experiment.components import build_algorithm
-from copfl.experiment.config import checked
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.run_settings import RunSettings
+from copfl.settings.components import algorithm_of
+from copfl.settings.schema import Run, RunSettings
 
 FOLDS = 3  # of the cross-validation within the client's samples
 RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
@@ -63,16 +62,15 @@ class Personalisation:
     @classmethod
     def of(cls, path: Path, algorithm: AnyAlgorithm | None = None, model: Any = None) -> "Personalisation":
         """That of the run in this folder; values are passed again, as to `run`."""
-        tables = RunFolder(path).tables()
+        run = Run.of(RunFolder(path).tables())
         if algorithm is None:
-            if "value" in tables["algorithm"]:
+            if run.algorithm.description:
                 raise UsageError("the run's algorithm is a value that a Python program passed; pass it again")
-            algorithm = build_algorithm(tables)
+            algorithm = algorithm_of(run)
         optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
         if optimizer is None or not hasattr(optimizer, "lr"):
             raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
-        settings = RunSettings(**checked("run", RunSettings, tables["run"]))
-        return cls(path, load(path, OF_SERVER, model=model), settings, optimizer, model)
+        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, model)
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""

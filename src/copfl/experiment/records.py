@@ -11,7 +11,6 @@ import numpy as np
 
 from copfl.engine.rounds import Round, Values
 from copfl.errors import RunError, raised_as
-from copfl.experiment.migration import METRICS, renamed
 from copfl.wire import plain
 
 Record = dict[str, Any]
@@ -51,7 +50,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a run, in order, under today's names; a last line that was cut off is left out."""
+    """The records of a run, in order; a last line that was cut off is left out."""
     with raised_as(RunError, f"cannot read {path}: {{}}; is {path.parent} a run folder?", OSError):
         *lines, _ = path.read_bytes().split(b"\n")
     result, remedy = [], "restore the file, or start the run again"
@@ -61,8 +60,6 @@ def read(path: Path) -> list[Record]:
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}")
             _check(record)
-        for part in {"federation", "mean", "per_client"} & record.keys():
-            record[part] = dict(sorted(renamed(record[part], METRICS).items()))
         result.append(record)
     return result
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
+from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.arrays import stored
@@ -33,14 +33,13 @@ from copfl.experiment.client_models import (
     vector_of,
     with_entries,
 )
-from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
-from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
-from copfl.experiment.run_settings import RunSettings
+from copfl.settings.identity import settings_digest
+from copfl.settings.schema import Run, RunSettings
+from copfl.settings.toml import Tables
 from copfl.stats import Numbers
-from copfl.wrappers.attacks import Attacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +50,13 @@ class Experiment:
     task: Task
     federation: Federation
     engine: Engine
-    settings: RunSettings
-    tables: Tables  # the same as names and numbers, for run.toml
+    run: Run  # the same as names and numbers, for run.toml
     training: Training  # what the rounds train: the task and the samples, or a tail and features
+
+    @property
+    def settings(self) -> RunSettings:
+        """[run]."""
+        return self.run.run
 
     @property
     def clients(self) -> int:
@@ -67,23 +70,23 @@ class Experiment:
     @property
     def title(self) -> str:
         """Such as "copfl on digits"."""
-        name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
+        name = self.run.algorithm.name or type(self.algorithm).__name__
         return f"{name} on {self.federation.dataset.name}"
 
     @property
     def partition_text(self) -> str:
         """Such as "10 clients, partition classes (per_client=2)"; of natural clients, by_group."""
-        return partition_text(self.tables)
+        return self.run.partition_text
 
     @property
     def model_text(self) -> str:
         """Such as "mlp with 5,059 parameters; optimizer mamo, learning rate 0.001"."""
-        model, optimizer = self.tables["model"], self.tables.get("optimizer", {})
+        optimizer = self.run.optimizer
         total = sum(parameter.numel() for parameter in self.task.module.parameters())
         trained = "" if total <= self.task.d else f", {self.task.d:,} of them trained"
-        text = f"{model.get('name', model.get('value'))} with {max(total, self.task.d):,} parameters{trained}"
-        known = {"name", "lr"} <= optimizer.keys()
-        return f"{text}; optimizer {optimizer['name']}, learning rate {optimizer['lr']:g}" if known else text
+        text = f"{self.run.model.title} with {max(total, self.task.d):,} parameters{trained}"
+        known = optimizer.name and optimizer.lr is not None
+        return f"{text}; optimizer {optimizer.name}, learning rate {optimizer.lr:g}" if known else text
 
     @cached_property
     def hints(self) -> list[str]:
@@ -93,7 +96,7 @@ class Experiment:
     def about(self) -> dict[str, Any]:
         """The content of environment.json beside the versions."""
         layout, data, partition = self.task.layout, self.federation.dataset, self.federation.partition
-        attackers = self.algorithm.attackers if isinstance(self.algorithm, Attacked) else ()
+        attackers = traits(self.algorithm).attackers
         counts = partition.label_counts(data)  # without columns where targets are not classes
         return {
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
@@ -127,7 +130,10 @@ class Experiment:
         for split in (self.federation.train, self.federation.test):
             for tensor in tree.leaves((split.x, split.y)):
                 samples.update(tensor.cpu().numpy().tobytes())
-        return {"settings": settings_digest(self.tables, self.contents), "samples": samples.hexdigest()[:16]}
+        return {
+            "settings": settings_digest(self.run, self.contents),
+            "samples": samples.hexdigest()[:16],
+        }
 
 
 @dataclass(eq=False)
@@ -160,8 +166,8 @@ class Result:
         """
         e = self.experiment
         with run_folder.claimed(Path(path), new=True) as folder:
-            data = stored(e.federation.dataset) if "value" in e.tables["data"] else None
-            folder.begin(e.tables, e.federation.partition, e.about(), data)
+            data = stored(e.federation.dataset) if e.run.data.description else None
+            folder.begin(e.run.tables(), e.federation.partition, e.about(), data)
             for record, seconds in zip(self.records, self.seconds, strict=True):
                 folder.append(record, seconds)
             folder.checkpoint(self.state, e.fingerprints())
@@ -183,7 +189,7 @@ class Result:
         e, partition = self.experiment, self.experiment.federation.partition
         data, rounds = e.federation.dataset, len(self.records)
         origin = Origin(e.title, data.name, TRAINED, rounds, e.clients, note=data.note)
-        general = describe(e.tables, e.task, data, e.settings.seed, origin)
+        general = describe(e.run.tables(), e.task, data, e.settings.seed, origin)
         scores = {metric.name: self.latest(metric.name) for metric in e.task.metrics}
         if self.new_clients is not None:
             scores[self.primary.name][self.new_clients.clients] = self.new_clients.accuracy["all"]
@@ -191,7 +197,7 @@ class Result:
         split = "test" if partition.test_from == "test" else "validation"
         names = names_of_clients(data, partition)
         model = self._global_model()
-        write_bundles(models, general, e.task, e.tables, model, names, scores, split, samples)
+        write_bundles(models, general, e.task, e.run.tables(), model, names, scores, split, samples)
 
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:
         """A copy of the network with this client's weights as its last evaluation measured them.

@@ -6,225 +6,137 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.task import task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition, hold_out
-from copfl.engine import autotune, features, ranks, simulate
+from copfl.core.optim import Optimizer
+from copfl.data.partition import Partition
+from copfl.engine import ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
-from copfl.errors import RunError, UsageError, how_to_set
-from copfl.experiment import components, gains, hints, model_tables, new_clients, presets, records, user_code
+from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
+from copfl.experiment import gains, hints, new_clients, records
 from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
-from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
-from copfl.experiment.progress import expected
+from copfl.experiment.preparation import prepare as prepare
+from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
-from copfl.experiment.run_settings import device_of
-from copfl.experiment.task_tables import build_task, check_task
-from copfl.models import pretrained
+from copfl.settings import schema, user_code
+from copfl.settings.complete import complete
+from copfl.settings.components import WRAPPERS, build
+from copfl.settings.schema import KINDS, Run
 from copfl.stats import Numbers
-from copfl.wrappers.addons import with_addons
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 
 
-def prepare(
-    layers: Sequence[Tables],
-    *,
-    algorithm: AnyAlgorithm | None = None,
-    data: Any = None,
-    model: Any = None,
-    partition: Partition | None = None,
-    validation: float = 0.0,
-    tell: Callable[[str], None] | None = None,
-) -> Experiment:
-    """The experiment that the tables describe, see `resolve`; a value given here replaces its table.
-
-    Nothing is written, so that what cannot run fails before there is a folder. With `validation`, that
-    fraction of each client's training samples replaces its test samples, except in a given partition.
-    `tell` gets a line about each step that may take long.
-    """
-    tell = tell or (lambda line: None)
-    data = None if data is None else user_code.as_dataset(data)
-    values = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
-    fixed = {kind: value for kind, value in values.items() if value is not None}
-    tables, settings, algorithm = components.resolved(layers, fixed)
-    torch.set_num_threads(settings.threads)
-    device = device_of(settings.device)
-    threads, workers = settings.threads, settings.workers
-    if workers > 1 and device.type != "cpu":
-        cpu = how_to_set("run.device", "cpu", "--device")
-        raise UsageError(f"workers={workers} needs {cpu}; a GPU trains all clients in one process")
-    if workers > 1 and threads > 1:
-        raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
-    if ranks.joined():
-        ranks.check(settings.workers, settings.store, settings.device)
-    precision = settings.precision_on(device)
-    dataset = components.build_data(tables["data"]) if data is None else data
-    dataset.check_test_classes()
-    is_large = pretrained.is_pretrained(str(tables["model"].get("name", "")))
-    if is_large and getattr(dataset.train.x, "dtype", np.dtype(float)).kind in "UO":
-        tell(f"tokenising {len(dataset.train) + len(dataset.test):,} sentences")
-    dataset = model_tables.tokenized(dataset, tables["model"])
-    tell(hints.padding(dataset, tables["model"].get("max_length", 0)))
-    dataset = dataset if settings.augment else dataclasses.replace(dataset, augment=False)
-    if partition is None:
-        partition = components.build_partition(tables["partition"], dataset, settings)
-        if validation:
-            partition = hold_out(partition, validation, dataset, settings.seed)
-    federation = Federation(dataset, partition, device)
-    shape, classes = federation.shape, len(dataset.classes)
-    adapter = tables.get("adapter")
-    if model is None:
-        module = model_tables.build_model(tables["model"], shape, classes, settings.seed, adapter)
-    else:
-        module = user_code.model_of(model, shape, classes, settings.seed, {})
-        module = model_tables.adapted(module, tables["model"], settings.seed, adapter)
-    mean, std = getattr(module, "normalization", None) or (dataset.mean, dataset.std)
-    criterion, metrics = build_task(tables.get("task", {}), dataset.kind, dataset.target_scale)
-    task = task_of(
-        module,
-        classes,
-        criterion=criterion,
-        metrics=metrics,
-        mean=mean if dataset.mean else (),
-        std=std if dataset.std else (),
-        head=tables["model"].get("head"),
-        buffers=settings.buffers,
-        device=device,
-        dtype=settings.dtype,
-    )
-    first = tree.row(federation.train.rows([0]), 0)
-    if is_large:
-        total = sum(parameter.numel() for parameter in module.parameters())
-        tell(f"the model has {total:,} parameters; {task.d:,} are trained and sent")
-    task = task.probed(first)
-    check_task(tables.get("task", {}), task, first)
-    if public := getattr(algorithm, "public", 0):
-        task = dataclasses.replace(task, public=federation.unassigned(public))
-    own_cut = getattr(algorithm, "cut", "")  # of split learning, which may lie in the front
-    algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
-    training = features.training_of(task, federation, "off" if own_cut else settings.cache_features)
-    if training.front is not None:
-        tell(
-            f"the input of {training.front.cut} is computed once for each sample: what comes before is frozen"
-        )
-    most = autotune.processors() if not workers and threads == 1 and device.type == "cpu" else 1
-    sizes = (settings.batch, settings.participants, settings.rounds)
-    load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
-    if is_large and device.type == "cpu":
-        tell("timing the engines on a few samples")
-    engine = autotune.choose_engine(
-        load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
-    )
-    if engine.name != "sequential":
-        products, own = torch.bfloat16 if precision == "bf16" else None, training.federation.train.rows([0])
-        training = training._replace(task=training.task.with_batching(products, tree.row(own, 0)))
-        task = training.task if training.front is None else task
-    if precision == "bf16" and training.task.batched is None:
-        raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
-    if not workers and threads == 1:
-        states = federation.clients if settings.store == "memory" else 0
-        load = load._replace(task=training.task)
-        seconds = autotune.total_seconds(load, engine) if device.type == "cpu" else 0.0
-        workers = autotune.processes(load, engine, states, seconds)
-        estimate = expected(seconds / workers, settings.rounds, workers, settings.local_baseline)
-        if estimate or device.type != "cpu":  # of a short run, the table at its end has it
-            tell(partition_text(tables))
-        tell(estimate)
-    settings = dataclasses.replace(
-        settings,
-        device=str(device),
-        engine=engine.name,
-        chunk=engine.chunk,
-        precision=precision,
-        mkldnn="on" if autotune.mkldnn_enabled() else "off",
-        workers=workers or 1,
-        cache_features="off" if training.front is None else "on",
-    )
-    tables = {**tables, "run": vars(settings)}
-    return Experiment(algorithm, task, federation, engine, settings, tables, training)
-
-
-EVERYDAY = {  # keyword arguments of `run` that are settings of other tables
-    "adapter": ("adapter", "name"),
-    "batch_size": ("run", "batch"),
-    "epochs": ("algorithm", "epochs"),
-    "lr": ("optimizer", "lr"),
-    "optimizer": ("optimizer", "name"),
-}
-
-
+@left_as_found()
 def run(
-    algorithm: str | AnyAlgorithm = "copfl",
+    algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] = "copfl",
     dataset: Any = "digits",
     *,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     partition: str | Path | Partition | None = None,
+    optimizer: str | Optimizer | Mapping[str, Any] | None = None,
+    lr: float | None = None,
+    epochs: int | None = None,
+    rounds: int | None = None,
     clients: int | None = None,
+    batch_size: int | None = None,
+    participation: float | None = None,
+    seed: int | None = None,
+    device: str | None = None,
     data_dir: str | Path | None = None,
+    adapter: str | Mapping[str, Any] | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
-    preset: str | None = None,
     **settings: Any,
 ) -> Result:
-    """Trains a federation and returns the result; with `out`, also writes a run folder.
+    """Trains a federation and returns the result.
 
     >>> import copfl
     >>> result = copfl.run("copfl", "digits", rounds=2)
     >>> result.accuracy.shape
     (2, 10)
 
-    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an
-    nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
-    Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
-
-    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `epochs`, `batch_size`, `lr`
-    and `optimizer="adam"` as on the command line, and tables for the rest: `copfl={"rate": 0.1}`,
-    `optimizer={"name": "sgd", "momentum": 0.9}`, `partition_options={"per_client": 3}`,
-    `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `task={"metrics": ["auc"]}`,
-    `adapter="lora:r=8"`. Of an nn.Module, the parameters with requires_grad=False are not trained.
-    `preset="demo"` has the settings of `copfl run` without options; `settings` override a preset.
+    Args:
+        algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value or its
+            class, with the learning rate of the data set where it chooses none. Or a complete `copfl.Run`, which then
+            has all settings but `out` and `on_round`.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch Dataset, a
+            pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
+        model: A name, "module:Class", an nn.Module, or a function of (shape, classes) that makes one. Parameters
+            with requires_grad=False are not trained. By default it follows from the samples.
+        partition: A scheme, "module:function", a file, or a Partition.
+        optimizer: A name, "module:Class", or an optimizer; by default the algorithm's.
+        lr: Learning rate; by default the optimizer's for the data set.
+        epochs: Local epochs per round.
+        rounds: Number of rounds.
+        clients: Number of clients.
+        batch_size: Samples per training step.
+        participation: Fraction of the clients in each round.
+        seed: Of all randomness.
+        device: "cpu", "cuda", "cuda:N" or "auto".
+        data_dir: Folder of the data sets.
+        adapter: Such as "lora:r=8".
+        preset: Settings below all others, such as "demo".
+        out: A new run folder to write.
+        on_round: Called with each round as it ends, and its seconds.
+        settings: Other settings of [run], such as `eval_every=5`; options of a choice, as
+            `algorithm_options={"rate": 0.1}`, `partition_options={"per_client": 3}`,
+            `model_options={"norm": "batch"}`; and other tables, as `task={"metrics": ["auc"]}`,
+            `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of them.
     """
-    tables: Tables = {"run": {} if clients is None else {"clients": clients}}
-    values: dict[str, Any] = {}
-    if dataset is None:  # such as what a function without a return gave; the digits are not meant
-        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
-    given = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
-    for name, value in given.items():
-        if isinstance(value, str | Path):
-            tables[name] = {"name": str(value)}
-        elif value is not None:
-            values[name] = value
-    if data_dir is not None:
-        tables.setdefault("data", {})["dir"] = str(data_dir)
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            tables.setdefault(name.removesuffix("_options"), {}).update(value)
-        else:
-            table, key = EVERYDAY.get(name, ("run", name))
-            tables.setdefault(table, {})[key] = value
-    layers = [tables] if preset is None else [presets.preset(preset), tables]
-    experiment = prepare(layers, **values)
+    if isinstance(algorithm, Run):
+        description = algorithm
+    else:
+        if dataset is None:  # such as what a function without a return gave; the digits are not meant
+            raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
+        layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+        values: dict[str, Any] = {}
+        kinds = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
+        for kind, value in (kinds | {"optimizer": optimizer, "adapter": adapter}).items():
+            if isinstance(value, Mapping) and kind != "data":
+                layer[kind] |= value
+            elif isinstance(value, str | Path):
+                layer[kind]["name"] = str(value)
+            elif value is not None:
+                values[kind] = value
+        short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
+        tables: dict[str, dict[str, Any]] = {
+            "run": {**short, "seed": seed, "device": device},
+            "optimizer": {"lr": lr},
+            "algorithm": {"epochs": epochs},
+            "data": {"dir": None if data_dir is None else str(data_dir)},
+        }
+        for kind, keys in tables.items():
+            layer[kind] |= {key: value for key, value in keys.items() if value is not None}
+        for name, value in settings.items():
+            kind = name.removesuffix("_options")
+            if isinstance(value, Mapping):
+                layer.setdefault(kind, {}).update(value)
+            else:
+                layer["run"][name] = value
+        if "data" in values:
+            values["data"] = user_code.as_dataset(values["data"])
+        description = complete(layer, preset=preset or "", values=values)
+    experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
         return _warned(train(experiment, folder, on_round))
 
 
+@left_as_found()
 def resume(
     path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any
 ) -> Result:
@@ -243,13 +155,14 @@ def _warned(result: Result) -> Result:
     return result
 
 
-def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
+def reopen(
+    folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
+) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
-    before: Tables = {"run": {"cache_features": "off"}}  # as it was where a folder has no such setting
-    layers = [before, folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
-    if ranks.joined():
-        layers.append({"run": {"workers": 1}})
-    experiment = prepare(layers, partition=folder.partition(), **{**folder.values(), **values})
+    now = ({} if rounds is None else {"rounds": rounds}) | ({"workers": 1} if ranks.joined() else {})
+    written = folder.tables()  # first: it says so, if this is no run folder
+    own = {"partition": folder.partition(), **folder.values(), **values}
+    experiment = prepare(complete(written, {"run": now}, values=own), tell=tell)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
@@ -257,8 +170,9 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
 
 def follow() -> None:
     """A rank of torchrun other than 0: it trains its part of the run that rank 0 leads, see `lead`."""
-    tables, partition, fingerprints = ranks.announce()
-    e = prepare([tables], partition=partition)
+    run, partition, fingerprints = ranks.announce()
+    chosen = dataclasses.replace(run.partition, value=partition)
+    e = prepare(dataclasses.replace(run, partition=chosen))
     for what, own in e.fingerprints().items():
         if own != fingerprints[what]:
             raise RunError(
@@ -274,7 +188,7 @@ def follow() -> None:
 
 def lead(e: Experiment) -> str:
     """Rank 0: tells the other ranks what to train; the result is a warning, or empty."""
-    ranks.announce((e.tables, e.federation.partition, e.fingerprints()))
+    ranks.announce((e.run, e.federation.partition, e.fingerprints()))
     processes, parts = ranks.started(), math.ceil(e.settings.participants / e.engine.chunk)
     if processes <= parts:
         return ""
@@ -333,17 +247,17 @@ def _baseline(e: Experiment) -> Experiment | None:
     if local is None:
         return None
     settings = dataclasses.replace(e.settings, eval_models="final")
-    tables = {title: table for title, table in e.tables.items() if title not in components.WRAPPERS}
-    tables |= {"algorithm": {"name": "local", "epochs": local.epochs}, "run": vars(settings)}
+    none = {kind: KINDS[kind]() for kind in WRAPPERS}
+    chosen = schema.Algorithm(name="local", epochs=local.epochs)
+    run = dataclasses.replace(e.run, **none, algorithm=chosen, run=settings)
     algorithm: AnyAlgorithm = local
-    if "addons" in e.tables:
-        tables["addons"] = {**e.tables["addons"], "server_momentum": 0.0}  # it has no server
-        algorithm = with_addons(local, **tables["addons"])
+    if e.run.addons:
+        addons = schema.Addons(options={**e.run.addons.options, "server_momentum": 0.0})  # it has no server
+        run = dataclasses.replace(run, addons=addons)
+        algorithm = build("addons", addons, algorithm=local)
     if algorithm == e.algorithm:
         return e
-    return dataclasses.replace(
-        e, algorithm=algorithm, engine=renewed(e.engine), settings=settings, tables=tables
-    )
+    return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine), run=run)
 
 
 def execute(
@@ -395,10 +309,10 @@ def train_rounds(
     result = Result(e, [], state, None if folder is None else folder.path, models=models)
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
-        result.records, result.seconds = folder.restore(state, fingerprints, e.contents)
-        folder.write_tables(e.tables)  # the number of rounds or the device may be new
+        result.records, result.seconds = folder.restore(state, fingerprints)
+        folder.write_tables(e.run.tables())  # the number of rounds or the device may be new
     elif folder is not None:
-        folder.begin(e.tables, e.federation.partition, e.about())
+        folder.begin(e.run.tables(), e.federation.partition, e.about())
     clock = time.perf_counter()
     with contextlib.closing(_rounds(e, state, executor, models)) as rounds:
         for round in rounds:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 from copfl.data.datasets import load
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError
-from copfl.experiment.config import Tables, as_toml, without
-from copfl.files import write_bytes
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
 from copfl.flower.deployed import flat, write_connection
 from copfl.flower.policy import FILE, Policy
 from copfl.flower.policy_file import allowing, write_policy
-from copfl.flower.run_config import COMPONENTS, TABLES, flat_keys
+from copfl.flower.run_config import TABLES
 from copfl.flower.settings import DEFAULTS, settings_of
-from copfl.flower.status import read_app
+from copfl.settings.toml import Tables, written
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -50,7 +47,7 @@ def init(
     names = {"algorithm": algorithm, "model": model, "clients": clients}
     run_config = {**DEFAULTS, **_sample_keys(data), **names, **(config or {})}
     settings = settings_of(run_config)  # an invalid key is an error before anything is written
-    run_config["model"] = settings.tables["model"]["name"]  # of a folder, its absolute path
+    run_config["model"] = settings.run.model.name  # of a folder, its absolute path
     (folder / "federated").mkdir(parents=True, exist_ok=True)
     for path in (TEMPLATE / "federated").glob("*.py"):
         shutil.copy(path, folder / "federated")
@@ -59,40 +56,18 @@ def init(
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
     about = {"data": data, "host": host, "port": port, "secure": secure}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    nested = _nested(run_config, settings.tables)
+    nested = _nested(run_config, settings.run.tables())
     tool = {"copfl": about, "flwr": {"app": {"config": nested}}}
-    pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + as_toml({"tool": tool})
+    pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
     # Whoever makes the app owns the server: what it names here is allowed there.
-    write_policy(folder / FILE, allowing(Policy(rollback=True), nested, settings.tables))
+    write_policy(folder / FILE, allowing(Policy(rollback=True), nested, settings.run))
     if secure:
         make_certificates(folder / "keys", host)
         for client in range(settings.config.clients):
             make_node_key(folder / "keys" / f"node-{client}")
     write_connection(folder, host, port, secure)
     return folder
-
-
-def upgrade(folder: Path) -> Path | None:
-    """Rewrites the run config of an older app with all of today's keys; the old file's path, if it changed.
-
-    Flower overrides only keys that pyproject.toml has. Runs and nodes' states are read as they are.
-    """
-    app, path = read_app(folder), folder / "pyproject.toml"
-    config = without(app["config"], "runs")  # a server's folder is not the run's to choose any more
-    settings, flat = settings_of(config), flat_keys(config)
-    content = tomllib.loads(path.read_text())
-    flower = content["tool"]["flwr"]["app"]
-    flower["config"] = _nested({**DEFAULTS, **flat}, settings.tables)
-    flower["components"] = dict(COMPONENTS)
-    if content == tomllib.loads(path.read_text()):
-        return None
-    old = path.with_name(f"{path.name}.old")
-    if old.exists():
-        raise RunError(f"{old} exists, and is not overwritten; move it away first")
-    shutil.copy(path, old)
-    write_bytes(path, as_toml(content).encode())
-    return old
 
 
 def _sample_keys(data: str) -> dict[str, Any]:
@@ -120,7 +95,7 @@ def _nested(run_config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
     result = {key: value for key, value in run_config.items() if "." not in key}
     for prefix, title in TABLES.items():
         hidden = () if title == "optimizer" else ("name", "code")  # another key, and a path on this machine
-        options = without(tables.get(title, {}), *hidden)
+        options = {name: v for name, v in tables.get(title, {}).items() if name not in hidden}
         plain = {name: flat(v) for name, v in options.items() if not isinstance(v, dict)}
         result |= {prefix: plain} if plain else {}
     return result

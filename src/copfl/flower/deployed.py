@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment.config import as_toml
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
 from copfl.flower.status import answers, read_app, status
 from copfl.flower.transport import printable
+from copfl.settings.toml import written
 
 FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
 DATABASE = "superlink.db"
@@ -58,7 +58,7 @@ def write_connection(folder: Path, host: str, port: int, secure: bool, home: str
     certificate = str((folder / "keys" / "ca.pem").resolve())
     security = {"root-certificates": certificate} if secure else {"insecure": True}
     connection = {"address": f"{host}:{port}", **security}
-    content = as_toml({"superlink": {"default": "copfl", "copfl": connection}})
+    content = written({"superlink": {"default": "copfl", "copfl": connection}})
     (folder / home / "config.toml").write_text(content)
 
 

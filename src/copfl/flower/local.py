@@ -26,12 +26,14 @@ from copfl.flower.deployed import as_text, flower_environment, new_name, superli
 from copfl.flower.policy import FILE, VARIABLE, Policy
 from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
+from copfl.flower.secure_memory import CHANGES
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 from copfl.flower.status import LOCAL_HOME, answers, read_app
 
 HOST = "127.0.0.1"
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
+TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -206,7 +208,8 @@ def partition_nodes(
         if dataset.kind == CLASSIFICATION:  # a node's file has the names of its classes
             y, y_test = (np.array(dataset.classes)[labels] for labels in (y, y_test))
         np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)
-        configs.append({"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")})
+        config = {"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")}
+        configs.append({**config, CHANGES: TRIALS})
     return configs
 
 
@@ -231,7 +234,7 @@ def up(
     overrides = {**given, "run": run, "clients": clients, "resume": resume}
     overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
     checked = settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
-    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.tables)
+    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.run)
     node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
     is_secure = app["secure"] if secure is None else secure
     with LocalFederation(folder, secure=is_secure, policy=policy) as federation:
@@ -305,7 +308,7 @@ def join(
     clients = json.loads((runs / run / "config.json").read_text())["clients"]
     results_file = runs / run / NEW_CLIENTS
     results_file.unlink(missing_ok=True)
-    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).tables)
+    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).run)
     with LocalFederation(folder, secure=app["secure"], policy=policy) as federation:
         federation.start_superlink()
         federation.add_node("new-client", node_config)

@@ -13,7 +13,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, next_message, received
+from copfl.core.algorithm import ClientOutput, next_message, received, traits
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
@@ -22,13 +22,15 @@ from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
-from copfl.experiment import model_tables, user_code
+from copfl.experiment.models import tokenized
 from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
+from copfl.flower.secure_memory import Hashes, hashes_of
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
+from copfl.settings import user_code
 from copfl.wire import Head, Packet
 
 NodeConfig = Mapping[str, Any]
@@ -37,6 +39,7 @@ NodeConfig = Mapping[str, Any]
 class NodeData(NamedTuple):
     train: Data
     test: Data
+    samples: Hashes  # of those for training
     task: Task | None = None  # the tail of the model, where the samples are features of its frozen front
 
     def trained(self, settings: Settings) -> Task:
@@ -59,12 +62,13 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-    dataset = model_tables.tokenized(dataset, settings.tables["model"])
+    samples = hashes_of(dataset.train.x)
+    dataset = tokenized(dataset, settings.run.model)
     train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
-    if settings.config.augment or getattr(settings.algorithm, "cut", None):
-        return NodeData(train, test)
+    if settings.config.augment or traits(settings.algorithm).cut:
+        return NodeData(train, test, samples)
     task, (train, test) = of_one_client(settings.task, (train, test))
-    return NodeData(train, test, task)
+    return NodeData(train, test, samples, task)
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
@@ -152,18 +156,15 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
         metrics = output.metrics
         if about.get(Field.EVALUATE):
-            found = evaluate(algorithm, task, client, down, output.trained, data.test)
+            found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
             rows = {name: value.unsqueeze(0) for name, value in found.items()}
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
     return Trained(head, about, records, client, output, metrics, note)
 
 
 def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
-    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
-
-    "figures" is the name in version 0.1.
-    """
-    return bool(node_config.get("metrics", not settings.config.privacy) and node_config.get("figures", True))
+    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not."""
+    return bool(node_config.get("metrics", not settings.config.privacy))
 
 
 def local_update(

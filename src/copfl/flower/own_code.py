@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 from copfl.errors import UsageError, raised_as
-from copfl.experiment.user_code import calling
 from copfl.flower.policy import Code
+from copfl.settings.user_code import calling
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
 _loaded: dict[str, str] = {}  # module -> the SHA-256 of the file that it was made of

@@ -6,28 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError
-from copfl.experiment.config import Tables, as_toml
-from copfl.experiment.user_code import is_reference
 from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.policy import Base, File, Policy
 from copfl.flower.run_config import tables_of
 from copfl.models import pretrained
+from copfl.settings.schema import Run
+from copfl.settings.toml import written
+from copfl.settings.user_code import is_reference
 
 
-def allowing(policy: Policy, run_config: Mapping[str, Any], tables: Tables) -> Policy:
+def allowing(policy: Policy, run_config: Mapping[str, Any], run: Run) -> Policy:
     """The policy with the code and the files that a run config of this machine's own user names.
 
-    `tables` are those of its settings, which have the folders and the hashes.
+    `run` is the record of its settings, which has the folders and the hashes.
     """
     flat, given = tables_of(run_config)
-    model, task = tables["model"], tables.get("task", {})
+    model, task = run.model, run.task
     name = str(flat.get("model", "cnn"))
-    references = [
-        (reference, task.get("code")) for reference in (*task.get("metrics", ()), task.get("loss", ""))
-    ]
+    references = [(reference, task.code) for reference in (*task.metrics, task.loss or "")]
     code = []
-    for reference, folder in [(name, model.get("code")), *references]:
+    for reference, folder in [(name, model.code), *references]:
         if is_reference(reference) and not pretrained.is_pretrained(reference):
             if folder is None:
                 raise UsageError(
@@ -37,13 +36,13 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], tables: Tables) -> P
             code.append(own_code.entered(reference, Path(folder)))
     bases, files = [], []
     if pretrained.is_pretrained(name):
-        place = pretrained.base_of(str(model["name"]), "none").name if name.startswith("hf:") else None
-        bases.append(Base(name, model.get("sha256") or "", Path(place).resolve() if place else None))
+        place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
+        bases.append(Base(name, model.sha256 or "", Path(place).resolve() if place else None))
         weights = str(given["model"].get("weights", "default"))
         if weights not in ("default", "none"):
-            files.append(File("weights", weights, Path(str(model["weights"])).absolute()))
+            files.append(File("weights", weights, Path(str(model.weights)).absolute()))
     if tokenizer := given["model"].get("tokenizer"):
-        files.append(File("tokenizer", str(tokenizer), Path(str(model["tokenizer"])).absolute()))
+        files.append(File("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
     if public := flat.get("public"):
         files.append(File("public", str(public), Path(str(public)).expanduser().absolute()))
     return dataclasses.replace(
@@ -62,7 +61,7 @@ def write_policy(path: Path, policy: Policy) -> Path:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     changed = {line: value for line, value in table.items() if value and value != usual[line]}
-    write_bytes(path, as_toml(changed).encode(), private=True)
+    write_bytes(path, written(changed).encode(), private=True)
     return path
 
 

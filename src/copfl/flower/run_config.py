@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from copfl.errors import UsageError, raised_as
-from copfl.experiment import migration
-from copfl.experiment.migration import Tables
+from copfl.settings.toml import Tables
 
 COMPONENTS = {"serverapp": "copfl.flower.server_app:app", "clientapp": "copfl.flower.client_app:app"}
 TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they are
@@ -29,12 +28,12 @@ def is_plain_name(run: str) -> bool:
 
 
 def flat_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a run config without a dot, under today's names."""
+    """The keys of a run config without a dot."""
     return {key.replace("_", "-"): value for key, value in tables_of(run_config)[0].items()}
 
 
 def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
-    """The keys without a dot, and the others as tables of run.toml, all under today's names."""
+    """The keys without a dot, and the others as tables of run.toml."""
     if new := {"new-clients", "new_clients", "run.new_clients"} & run_config.keys():
         raise UsageError(
             f"{min(new)} is for the simulation, which keeps a fraction of its clients out of the training; "
@@ -43,8 +42,6 @@ def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
     flat: dict[str, Any] = {}
     tables: Tables = {title: {} for title in TABLES.values()}
     for key, value in run_config.items():
-        word, dash, rest = key.partition("-")
-        key = migration.TABLES.get(word, word) + dash + rest  # version 0.1 has others
         prefix, _, option = key.partition(".")
         if prefix in TABLES and isinstance(value, Mapping):  # as in pyproject.toml
             tables[TABLES[prefix]] |= {name: _listed(name, v) for name, v in value.items()}
@@ -53,7 +50,7 @@ def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         else:
             flat[key.replace("-", "_")] = str(value) if key in LISTS else value
     tables["algorithm"]["name"] = flat.get("algorithm", "copfl")
-    return flat, migration.migrated(tables)
+    return flat, tables
 
 
 def _listed(name: str, value: Any) -> Any:

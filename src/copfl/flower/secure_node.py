@@ -1,41 +1,96 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
-answers together would reveal more than one sum. A repeated request gets the same answer. A round of which
-this client has revealed its shares is not summed again: two sums over different clients differ by single
-uploads.
+answers together would reveal more than one sum. A repeated request gets the same answer. What was added up with
+whom is remembered for the data, not for the run: see `secure_memory`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from copfl import wire
-from copfl.errors import WireError
+from copfl.core import tree
+from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower import node, secure_sum, secure_total
 from copfl.flower.node import LoadData, NodeConfig, node_data
 from copfl.flower.registry import state_dir
-from copfl.flower.secure_sum import PHASES, Keys, Secrets
+from copfl.flower.secure_members import (
+    FOLDER,
+    Member,
+    Subject,
+    context_of,
+    is_signed,
+    keys_statement,
+    sum_statement,
+)
+from copfl.flower.secure_memory import Memory, changes_allowed
+from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet
 
 FILE = "secure.json"  # in the folder of the run
-KEYS, SHARES, MASKED, REVEALED = PHASES
+KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
+MALFORMED = "its fields are not those that a copfl server sends"
 
 
-class Session(NamedTuple):
+@dataclass(frozen=True)
+class Session:
     """One sum, from the client's side."""
 
-    name: str
-    revealed: int  # the last round of which this client revealed its shares, in any session
-    requests: dict[str, str]  # phase -> checksum of its request
-    replies: dict[str, Packet]  # to requests of the other phases than MASKED, which is computed again
-    secrets: Secrets | None
+    name: str = ""
+    requests: dict[str, str] = field(default_factory=dict)  # phase -> checksum of its request
+    replies: dict[str, Packet] = field(
+        default_factory=dict
+    )  # of all phases but MASKED, which is computed again
+    secrets: Secrets | None = None
+    cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
+    context: str = ""  # of the masks
+    samples: str = ""  # the data that are in the vector, as `Memory` names them
+    upload: str = ""  # digest of the upload that is in the vector
+    survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
+
+
+class Asked(NamedTuple):
+    """A request of the server, and what the node has to answer it."""
+
+    settings: Settings
+    node_config: NodeConfig
+    head: Head
+    about: dict[str, Any]
+    session: Session
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.head.run, self.head.round, self.session.name)
+
+    @property
+    def member(self) -> Member:
+        return Member(self.folder)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        return state_dir(self.node_config) / FOLDER
+
+    @property
+    def secrets(self) -> Secrets:
+        if self.session.secrets is None:
+            raise WireError("this node has no keys of this sum")
+        return self.session.secrets
+
+
+Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
 def local_update(
@@ -43,7 +98,7 @@ def local_update(
 ) -> Packet:
     """The answer to a message of a round: the upload, or that of a phase if aggregation is secure."""
     if not settings.config.secure_aggregation:
-        return node.local_update(settings, node_config, packet, load_data)
+        return _plain_update(settings, node_config, packet, load_data)
     head = node.head_of(settings, node_config, packet)
     fields = wire.opened_head(packet)
     phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
@@ -51,21 +106,31 @@ def local_update(
     session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
     if is_repeated and phase in session.replies:
         return session.replies[phase]
-    if head.round <= session.revealed and not settings.config.rollback:
-        raise WireError(
-            f"this node has revealed its shares of round {session.revealed + 1}, and is asked for round "
-            f"{head.round + 1}: two sums of a round would differ by single uploads; go on to the next round"
-        )
     if phase == MASKED:
-        trained = node.train(settings, node_config, packet, load_data)
-        session, reply = _masked(settings, session, trained, node.reports_metrics(settings, node_config))
-        trained.save()
+        asked = Asked(settings, node_config, head, fields["about"], session)
+        session, reply = _masked(asked, packet, load_data)
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about
-        session, answer = _answered(settings, session, head, about)
+        with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
+            session, answer = ANSWERS[phase](Asked(settings, node_config, head, about, session))
         reply = wire.encode((), head._replace(kind=phase), about=answer)
-        session = session._replace(replies={phase: reply})
+        session = replace(session, replies={phase: reply})
     _write(path, session)
+    return reply
+
+
+def _plain_update(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Packet:
+    """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
+    folder = state_dir(node_config) / FOLDER
+    memory = Memory(folder)
+    if memory.is_empty:
+        return node.local_update(settings, node_config, packet, load_data)
+    data, alone = load_data(settings, node_config), frozenset([Member(folder).name])
+    history = memory.history(samples := memory.name_of(data.samples))
+    history.expect(alone, changes_allowed(node_config))  # before it trains
+    reply = node.local_update(settings, node_config, packet, lambda *_: data)
+    if history:
+        memory.remember(samples, alone, hashlib.sha256(reply.body).hexdigest())
     return reply
 
 
@@ -75,55 +140,137 @@ def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str
     if phase not in PHASES or type(name) is not str:
         raise WireError("the run asks for secure aggregation, and this message is not part of it")
     if phase == KEYS and name != before.name:
-        return Session(name, before.revealed, {KEYS: request}, {}, None), False
+        return Session(name, {KEYS: request}), False
     last, following = ("", *PHASES)[len(before.requests)], (*PHASES, "")[len(before.requests)]
     is_repeated = phase == last and before.requests[phase] == request
     if name != before.name or not (is_repeated or phase == following):
         raise WireError(f"it asks for the phase {phase!r} of a sum out of turn, or a second time")
-    return before._replace(requests={**before.requests, phase: request}), is_repeated
+    return replace(before, requests={**before.requests, phase: request}), is_repeated
 
 
-def _answered(
-    settings: Settings, session: Session, head: Head, about: Mapping[str, Any]
-) -> tuple[Session, dict[str, Any]]:
-    """The session after its last request, in all phases but MASKED, and the fields of the answer."""
-    phase, rules, secrets = list(session.requests)[-1], settings.config.rules, session.secrets
-    try:
-        if phase == KEYS:
-            secrets, public = secure_sum.begin(head.client)
-            return session._replace(secrets=secrets), {Field.KEYS: [key.hex() for key in public]}
-        if secrets is None:
-            raise WireError("this node has no keys of this sum")
-        if phase == SHARES:
-            keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in about[Field.KEYS].items()}
-            secrets, sealed = secure_sum.share(secrets, keys, rules)
-            fields: dict[str, Any] = {Field.SHARES: {str(n): text.decode() for n, text in sealed.items()}}
-            fields[Field.COMMITMENT] = secure_sum.commitment(secrets.seed).hex()
-            return session._replace(secrets=secrets), fields
-        shares = secure_sum.reveal(secrets, {int(n) for n in about[Field.SURVIVORS]}, rules)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WireError("its fields are not those that a copfl server sends") from error
-    ended = session._replace(revealed=max(head.round, session.revealed), secrets=None)
-    return ended, {Field.SHARES: {str(n): share.hex() for n, share in shares.items()}}
+# -- the phases ----------------------------------------------------------------------------------------------
 
 
-def _masked(
-    settings: Settings, session: Session, trained: node.Trained, reported: bool
-) -> tuple[Session, Packet]:
+def _keys(asked: Asked) -> Answer:
+    """Fresh keys, signed with the member's own."""
+    secrets, public = secure_sum.begin(asked.head.client)
+    member = asked.member
+    statement = keys_statement(asked.subject, asked.head.client, asked.settings.config.rules, public)
+    fields = {
+        Field.KEYS: [key.hex() for key in public],
+        Field.MEMBER: member.name,
+        Field.SIGNATURE: member.sign(statement),
+    }
+    return replace(asked.session, secrets=secrets), fields
+
+
+def _shares(asked: Asked) -> Answer:
+    """Shares of this client's secrets for its neighbours, if each neighbour's keys are signed by its member."""
+    rules, own = asked.settings.config.rules, asked.head.client
+    cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
+    keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
+    if cohort.get(own) != asked.member.name or own not in keys:
+        raise WireError("it does not name this node as a member of the sum")
+    if len(set(cohort.values())) < len(cohort):
+        raise WireError("it names the same member for two clients")
+    known = _known_members(asked.node_config)
+    if known and (unknown := [client for client, member in cohort.items() if member not in known]):
+        raise WireError(f"client {unknown[0]} is not in this node's list of members")
+    for client, public in keys.items():
+        statement = keys_statement(asked.subject, client, rules, public)
+        if not is_signed(cohort.get(client, ""), statement, str(asked.about[Field.SIGNATURE][str(client)])):
+            raise WireError(f"the keys of client {client} are not signed by its member")
+    secrets, sealed = secure_sum.share(asked.secrets, keys, rules)
+    fields = {
+        Field.SHARES: {str(n): text.decode() for n, text in sealed.items()},
+        Field.COMMITMENT: secure_sum.commitment(secrets.seed).hex(),
+    }
+    return replace(asked.session, secrets=secrets, cohort=cohort), fields
+
+
+def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session, Packet]:
     """The masked contribution; a value that is not finite or out of range is refused before it is masked."""
-    config, rules, sealed = settings.config, settings.config.rules, trained.about.get(Field.SHARES)
-    if session.secrets is None or not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
+    settings, session, secrets = asked.settings, asked.session, asked.secrets
+    config, rules, sealed = settings.config, settings.config.rules, asked.about.get(Field.SHARES)
+    if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
         raise WireError("it has no shares of other clients")
+    data = load_data(settings, asked.node_config)
+    samples = asked.memory.name_of(data.samples)
+    invited, allowed = frozenset(session.cohort.values()), changes_allowed(asked.node_config)
+    asked.memory.history(samples).expect(invited, allowed)  # before it trains
+    trained = node.train(settings, asked.node_config, packet, lambda *_: data)
     with torch.no_grad():
         upload = trained.output.upload
         total = secure_total.summand_of(settings.algorithm, settings.task, config.clients, upload)
+    reported = node.reports_metrics(settings, asked.node_config)
     sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
     words = secure_total.words_of(sums, rules)
     texts = {int(n): str(text).encode() for n, text in sealed.items()}
-    secrets, content = secure_sum.mask(session.secrets, texts, words, rules)
+    context = context_of(settings, asked.subject, session.cohort, packet.body)
+    secrets, content = secure_sum.mask(secrets, texts, words, rules, context)
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     reply = wire.encode(record, trained.head._replace(kind=MASKED), about={Field.NOTE: trained.note})
-    return session._replace(secrets=secrets), reply
+    trained.save()
+    digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(total)).encode()).hexdigest()
+    after = replace(session, secrets=secrets, context=context.hex(), samples=samples, upload=digest)
+    return after, reply
+
+
+def _consistent(asked: Asked) -> Answer:
+    """The signature of the sum's members, if this node's data may be added up with them."""
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.config.rules
+    survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
+    without_shares = (survivors & set(secrets.keys)) - set(secrets.shares)
+    if without_shares or not survivors <= set(session.cohort):
+        raise WireError("it names clients in the sum that did not take part in it")
+    if len(survivors) < SMALLEST_COHORT:
+        raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
+    secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
+    members = frozenset(session.cohort[client] for client in survivors)
+    allowed = changes_allowed(asked.node_config)
+    asked.memory.history(session.samples).admit(members, session.upload, allowed)
+    # Written before the signature leaves: the others may reveal the sum without this node.
+    asked.memory.remember(session.samples, members, session.upload)
+    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
+    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.member.sign(statement)}
+
+
+def _revealed(asked: Asked) -> Answer:
+    """A share of one secret of each neighbour, if enough holders of shares signed the same sum."""
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.config.rules
+    members = [session.cohort[client] for client in session.survivors]
+    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
+    signatures = {int(client): str(text) for client, text in asked.about[Field.SIGNATURE].items()}
+    signers = [n for n in session.survivors if n in secrets.shares and n in signatures]
+    agreeing = [n for n in signers if is_signed(session.cohort[n], statement, signatures[n])]
+    if len(agreeing) < rules.threshold:
+        raise WireError(
+            f"{len(agreeing)} clients signed the same model, settings and members of the sum; the threshold is "
+            f"{rules.threshold}"
+        )
+    shares = secure_sum.reveal(secrets, session.survivors, rules)
+    return replace(session, secrets=None), {
+        Field.SHARES: {str(n): share.hex() for n, share in shares.items()}
+    }
+
+
+ANSWERS = {KEYS: _keys, SHARES: _shares, CONSISTENT: _consistent, REVEALED: _revealed}
+
+
+def _known_members(node_config: NodeConfig) -> frozenset[str]:
+    """The members in the file that the node's owner names; none if there is no file."""
+    source = node_config.get("members")
+    if source is None:
+        return frozenset()
+    with raised_as(UsageError, "its list of members cannot be read", OSError, UnicodeDecodeError):
+        lines = Path(str(source)).expanduser().read_text().splitlines()
+    members = frozenset(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
+    if not members:
+        raise UsageError("its list of members is empty; name a member.pub in each line")
+    return members
+
+
+# -- the file ------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> Session:
@@ -131,16 +278,17 @@ def _read(path: Path) -> Session:
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
-        return Session("", -1, {}, {}, None)
+        return Session()
     except (OSError, ValueError) as error:
         raise WireError("its file of secrets cannot be read; see the node's log") from error
     secrets = None if fields["secrets"] is None else secure_sum.from_json(fields["secrets"])
     replies = {phase: Packet(head, bytes.fromhex(body)) for phase, (head, body) in fields["replies"].items()}
-    return Session(fields["name"], fields["revealed"], fields["requests"], replies, secrets)
+    cohort = {int(client): member for client, member in fields["cohort"].items()}
+    return Session(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
 
 
 def _write(path: Path, session: Session) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     secrets = None if session.secrets is None else secure_sum.as_json(session.secrets)
     replies = {phase: [head, body.hex()] for phase, (head, body) in session.replies.items()}
-    write_json(path, session._asdict() | {"secrets": secrets, "replies": replies})
+    write_json(path, vars(session) | {"secrets": secrets, "replies": replies})

@@ -1,30 +1,32 @@
 """The server's rounds with secure aggregation: it receives masked vectors and learns their sum.
 
 A client may be lost in every phase. If too few are left before they reveal their shares, the round begins
-again with fresh keys. If too few reveal theirs, the round ends without a result, because it must not be
-summed again: two sums of the same uploads over different clients differ by single uploads.
+again with fresh keys. If too few reveal theirs, the round ends without a result: nodes refuse to add it up again
+with other clients, because two sums of the same uploads over different clients differ by single uploads.
 """
 
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.errors import WireError, raised_as
+from copfl.errors import RunError, WireError, raised_as
 from copfl.flower import secure_total
 from copfl.flower.registry import Event
-from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
+from copfl.flower.secure_members import Subject, context_of, is_signed, keys_statement, sum_statement
+from copfl.flower.secure_sum import PHASES, Keys, Rules, Sum, neighbours
 from copfl.flower.server import Round, Server
 from copfl.flower.state import write_json
 from copfl.flower.transport import Field, printable, read_json
 from copfl.wire import Packet
 
 T = TypeVar("T")
-KEYS, SHARES, MASKED, REVEALED = PHASES
+KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
 REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
 
 
@@ -61,21 +63,41 @@ class SecureServer(Server):
         def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
             asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
             packets = {n: self._packet(phase, n, {Field.SESSION: session, **fields(n)}) for n in asked}
+            if phase == MASKED and len({packet.body for packet in packets.values()}) > 1:
+                raise RunError(
+                    "the server's message differs between clients, so their masks do not cancel out"
+                )
             answers = self._ask(now, phase, packets, read)
             stayed[phase] = sorted(answers)
-            needed = self.rules.threshold if phase == REVEALED else self.needed
+            needed = self.rules.threshold if phase in (CONSISTENT, REVEALED) else self.needed
             if len(answers) < needed:
                 raise WireError(f"{len(answers)} clients answered in phase {phase!r}; {needed} are needed")
             return answers
 
-        keys = ask(KEYS, lambda n: {}, self._reader(KEYS, _keys))
-        order = sorted(keys)
+        subject = Subject(self.folder.run, now.number, session)
+        signed = ask(KEYS, lambda n: {}, self._reader(KEYS, partial(_signed_keys, self.rules, subject)))
+        order = sorted(signed)
+        cohort = {n: signed[n].member for n in order}
+        if len(set(cohort.values())) < len(cohort):
+            raise WireError("two clients have the same member key; a node's state-dir was copied")
         secrets.SystemRandom().shuffle(order)
+        keys = {n: answer.keys for n, answer in signed.items()}
         total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
-        for n, (sealed, commitment) in ask(
-            SHARES, lambda n: {Field.KEYS: _hex(total.keys_for(n))}, self._reader(SHARES, _shares)
-        ).items():
+
+        def others(client: int) -> dict[str, Any]:
+            visible = total.keys_for(client)
+            return {
+                Field.COHORT: {str(n): member for n, member in cohort.items()},
+                Field.KEYS: {str(n): [key.hex() for key in pair] for n, pair in visible.items()},
+                Field.SIGNATURE: {str(n): signed[n].signature for n in visible},
+            }
+
+        for n, (sealed, commitment) in ask(SHARES, others, self._reader(SHARES, _shares)).items():
             total.sealed[n], total.commitments[n] = sealed, commitment
+        total.context = context_of(self.settings, subject, cohort, self.down(order[0]).body)
+
+        def holders(client: int) -> set[int]:
+            return {client, *total.linked[client]}
 
         def add(client: int, packet: Packet) -> dict[str, Any]:
             like = torch.zeros(self.size * self.rules.width, dtype=torch.uint8)
@@ -85,6 +107,13 @@ class SecureServer(Server):
 
         texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
         now.reports = ask(MASKED, lambda n: {Field.SHARES: texts[n]}, add)
+        survivors = sorted(total.survivors)
+        statement = sum_statement(subject, total.context, [cohort[n] for n in survivors])
+        signatures = ask(
+            CONSISTENT,
+            lambda n: {Field.SURVIVORS: survivors},
+            self._reader(CONSISTENT, partial(_signature, cohort, statement)),
+        )
         for client in now.reports:
             self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=now.bytes_up[client])
         # From here the round is not repeated, not even by a server that is started again.
@@ -92,7 +121,7 @@ class SecureServer(Server):
         try:
             revealed = ask(
                 REVEALED,
-                lambda n: {Field.SURVIVORS: sorted(total.survivors)},
+                lambda n: {Field.SIGNATURE: {str(m): s for m, s in signatures.items() if m in holders(n)}},
                 self._reader(REVEALED, _revealed),
             )
             sums = secure_total.sums_from(total.total(revealed), self.like)
@@ -162,14 +191,14 @@ class SecureServer(Server):
                 self._sleep(started)
         return answers
 
-    def _reader(self, phase: str, read: Callable[[dict[str, Any]], T]) -> Callable[[int, Packet], T]:
+    def _reader(self, phase: str, read: Callable[[int, dict[str, Any]], T]) -> Callable[[int, Packet], T]:
         """A function that reads the fields of an answer."""
 
         def reader(client: int, packet: Packet) -> T:
             about = wire.decode(packet, (), self._head(phase, self.round, client)).about
             unreadable = f"its answer in phase {phase!r} cannot be read"
             with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
-                return read(about)
+                return read(client, about)
 
         return reader
 
@@ -179,20 +208,35 @@ class SecureServer(Server):
         return asked == self.round and not self.config.rollback
 
 
-def _hex(keys: dict[int, Keys]) -> dict[str, list[str]]:
-    return {str(n): [key.hex() for key in pair] for n, pair in keys.items()}
+class SignedKeys(NamedTuple):
+    """A client's answer in the first phase."""
+
+    keys: Keys
+    member: str
+    signature: str
 
 
-def _keys(about: dict[str, Any]) -> Keys:
-    return Keys(*map(bytes.fromhex, about[Field.KEYS]))
+def _signed_keys(rules: Rules, subject: Subject, client: int, about: dict[str, Any]) -> SignedKeys:
+    keys = Keys(*map(bytes.fromhex, about[Field.KEYS]))
+    answer = SignedKeys(keys, str(about[Field.MEMBER]), str(about[Field.SIGNATURE]))
+    if not is_signed(answer.member, keys_statement(subject, client, rules, keys), answer.signature):
+        raise WireError("its keys are not signed by its member key")
+    return answer
 
 
-def _shares(about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
+def _signature(cohort: dict[int, str], statement: bytes, client: int, about: dict[str, Any]) -> str:
+    signature = str(about[Field.SIGNATURE])
+    if not is_signed(cohort[client], statement, signature):
+        raise WireError("it signed another sum")
+    return signature
+
+
+def _shares(_client: int, about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
     sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
     return sealed, bytes.fromhex(about[Field.COMMITMENT])
 
 
-def _revealed(about: dict[str, Any]) -> dict[int, bytes]:
+def _revealed(_client: int, about: dict[str, Any]) -> dict[int, bytes]:
     return {int(n): bytes.fromhex(share) for n, share in about[Field.SHARES].items()}
 
 

@@ -1,18 +1,21 @@
 """SecAgg+: the sum of the clients' vectors, of which the server can read no single one. Without messages.
 
-    keys      each client makes two key pairs and sends the public keys
-    shares    each client draws a seed; it sends others encrypted shares of the seed and of its masking key
-    masked    each client sends its vector plus a mask from its seed and masks per pair, which cancel out
-    revealed  each client sends a share of the seed of every client that sent its vector, and a share of the
-              masking key of every client that did not: never both
+    keys        each client makes two key pairs and sends the public keys, signed
+    shares      each client draws a seed; it sends others encrypted shares of the seed and of its masking key
+    masked      each client sends its vector plus a mask from its seed and masks per pair, which cancel out
+    consistent  each client signs the list of clients that sent their vectors
+    revealed    each client that sees enough signatures of the same list sends a share of the seed of every client
+                in it, and a share of the masking key of every other client: never both
 
-The protocol is that of Bell et al., 2020. Key agreement, Shamir's shares and encryption are Flower's. Its
+The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are in
+`secure_members`. Key agreement, Shamir's shares and encryption are Flower's. Its
 generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried.
 The masks here are a stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 
 import base64
 import hashlib
+import hmac
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -23,13 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.errors import UsageError, WireError, above, raised_as
+from copfl.flower import secure_graph
 
 Words = NDArray[np.uint64]  # entries of a vector, modulo 2**64
 Floats = NDArray[np.float64]
 
-PHASES = ("keys", "shares", "masked", "revealed")
+PHASES = ("keys", "shares", "masked", "consistent", "revealed")
 SEED = 32  # bytes
 SCALAR = 48  # bytes of a private key of Flower's curve, secp384r1
+SMALLEST_COHORT = 3  # clients in a sum: each of two would know the other's vector
 MOST_BITS = 48  # so that a double holds every value, and 64 bits hold the sum of 2**15 clients
 
 
@@ -41,28 +46,52 @@ class Rules:
     """What all clients of a sum must agree on."""
 
     clients: int  # the most that take part
-    threshold: int = 0  # shares that reveal a secret: neighbours that must answer in a phase; 0: a majority
+    threshold: int = 0  # shares that reveal a secret: holders that must answer in a phase; 0: the smallest
     range: float = 65536.0  # the largest absolute value of an entry
     bits: int = 36  # of an entry, with its sign
     neighbours: int = 0  # clients with which each shares its secrets; 0: all
 
     def __post_init__(self) -> None:
-        if self.clients < 2:
-            raise UsageError("secure aggregation needs at least 2 clients in a round")
+        if self.clients < SMALLEST_COHORT:
+            raise UsageError(f"secure aggregation needs at least {SMALLEST_COHORT} clients in a round")
         if self.neighbours < 0:
             raise UsageError(f"secure-neighbours={self.neighbours} must be 0 (all) or a number of clients")
-        holders = 1 + len(neighbours(range(self.clients), self.neighbours)[0])  # of a share, with the owner
-        low = max(2, holders // 2 + 1)
+        low, high = self._thresholds()
         object.__setattr__(self, "threshold", self.threshold or low)
-        if not low <= self.threshold <= holders:
+        if not low <= self.threshold <= high:
             raise UsageError(
-                f"secure-threshold={self.threshold} must be {low} to {holders}: at most all, and more "
-                "than half, of the clients that share a secret, else the server could collect both secrets"
+                f"secure-threshold={self.threshold} must be {low} to {high}: with fewer, the server and a "
+                "third of the clients could collect both secrets of another client; leave it out"
             )
         above(0, **{"secure-range": self.range})
         if not math.isfinite(self.range) or not 2 <= self.bits <= MOST_BITS:
             bits = f"secure-bits={self.bits} 2 to {MOST_BITS}"
             raise UsageError(f"secure-range={self.range} must be finite, and {bits}")
+
+    @property
+    def holders(self) -> int:
+        """Clients that have a share of a client's secrets: its neighbours and itself."""
+        return 1 + len(neighbours(range(self.clients), self.neighbours)[0])
+
+    def _thresholds(self) -> tuple[int, int]:
+        """The smallest and the largest threshold; UsageError if there are too few neighbours."""
+        linked = self.holders - 1
+        if linked == self.clients - 1:
+            return secure_graph.complete_threshold(self.clients), self.clients
+        if self.clients < secure_graph.SMALLEST_RING:
+            raise UsageError(
+                f"secure-neighbours={self.neighbours} needs at least {secure_graph.SMALLEST_RING} clients; "
+                f"with {self.clients} all must be neighbours: leave it out"
+            )
+        smallest = secure_graph.smallest_degree(self.clients)
+        if linked < smallest.neighbours:
+            raise UsageError(
+                f"secure-neighbours={self.neighbours} is not secure for {self.clients} clients: at least "
+                f"{smallest.neighbours} neighbours, with secure-threshold="
+                f"{secure_graph.ring_threshold(smallest)}, or 0 for all"
+            )
+        degree = secure_graph.degree_of(self.clients, linked)
+        return secure_graph.ring_threshold(degree), degree.staying
 
     @property
     def step(self) -> float:
@@ -183,7 +212,7 @@ def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Sec
 
     peers = sorted(set(keys) - {secrets.client})
     holders = [secrets.client, *peers]
-    if not rules.threshold <= len(holders) < 2 * rules.threshold:
+    if not rules.threshold <= len(holders) <= rules.holders:
         raise WireError(f"{len(holders)} clients would hold shares; the threshold is {rules.threshold}")
     if len({key for one in keys.values() for key in one}) < 2 * len(keys):
         raise WireError("two clients have the same key")
@@ -197,20 +226,26 @@ def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Sec
     return secrets._replace(keys={peer: keys[peer] for peer in peers}, shares=own), sealed
 
 
-def mask(secrets: Secrets, sealed: Mapping[int, bytes], words: Words, rules: Rules) -> tuple[Secrets, bytes]:
-    """Phase 3: the masked vector. `sealed` has the shares of the neighbours that take part further."""
+def mask(
+    secrets: Secrets, sealed: Mapping[int, bytes], words: Words, rules: Rules, context: bytes
+) -> tuple[Secrets, bytes]:
+    """Phase 3: the masked vector.
+
+    `sealed` has the shares of the neighbours that take part further. Masks of pairs with different contexts do
+    not cancel out.
+    """
     shares = secrets.shares | {peer: _opened(secrets, peer, text) for peer, text in sealed.items()}
     if len(shares) < rules.threshold:
         raise WireError(f"{len(shares)} clients are left; the threshold is {rules.threshold}")
     total = words + stream(secrets.seed, len(words), rules)
     for peer in sealed:
         keys = secrets.masking, secrets.keys[peer].masking
-        total += _pair_mask(*keys, secrets.client, peer, (len(words), rules))
+        total += _pair_mask(*keys, context, secrets.client, peer, (len(words), rules))
     return secrets._replace(shares=shares), to_bytes(total, rules)
 
 
 def reveal(secrets: Secrets, survivors: Collection[int], rules: Rules) -> dict[int, bytes]:
-    """Phase 4: a share of the seed of each neighbour that survived, and of the masking key of the others."""
+    """Phase 5: a share of the seed of each neighbour that survived, and of the masking key of the others."""
     alive = set(survivors) & set(secrets.shares)
     if secrets.client not in alive or len(alive) < rules.threshold:
         raise WireError(f"{len(alive)} clients sent a vector; the threshold is {rules.threshold}")
@@ -268,9 +303,12 @@ def _opened(secrets: Secrets, peer: int, text: bytes) -> Shares:
     return Shares(seed, key)
 
 
-def _pair_mask(private: bytes, public: bytes, client: int, peer: int, shape: tuple[int, Rules]) -> Words:
-    """The mask that a client adds for a neighbour, which adds its negative."""
-    words = stream(base64.urlsafe_b64decode(_agreed(private, public)), *shape)
+def _pair_mask(
+    private: bytes, public: bytes, context: bytes, client: int, peer: int, shape: tuple[int, Rules]
+) -> Words:
+    """The mask that a client adds for a neighbour, which adds its negative if it has the same context."""
+    agreed = base64.urlsafe_b64decode(_agreed(private, public))
+    words = stream(hmac.digest(agreed, b"copfl mask" + context, "sha256"), *shape)
     return words if client < peer else -words
 
 
@@ -288,6 +326,7 @@ class Sum:
     commitments: dict[int, bytes]
     survivors: set[int] = field(default_factory=set)  # the clients whose masked vectors are added
     masked: Words | None = None  # their sum
+    context: bytes = b""  # of the masks, see `secure_members`
 
     def keys_for(self, client: int) -> dict[int, Keys]:
         """The keys that a client receives: its neighbours' and its own."""
@@ -327,7 +366,7 @@ class Sum:
                 raise WireError(f"the shares of client {client}'s key do not fit together")
             for other in affected:
                 key = self.keys[other].masking
-                total -= _pair_mask(private, key, other, client, (size, self.rules))
+                total -= _pair_mask(private, key, self.context, other, client, (size, self.rules))
         return dequantised(total, self.rules)
 
 

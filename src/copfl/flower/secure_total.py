@@ -78,7 +78,8 @@ def example(algorithm: AnyAlgorithm, task: Task, shape: Any, rules: Rules, augme
     output = example_output(algorithm, task, data, augment, clients)
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
     with torch.no_grad():
-        found = evaluate(algorithm, task, algorithm.client_init(task), down, output.trained, data)
+        records = algorithm.client_init(task), down, output.client
+        found = evaluate(algorithm, task, *records, output.trained, data)
         total = summand_of(algorithm, task, clients, output.upload)
     tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
     return sums_of(total, output.metrics | tested, rules)

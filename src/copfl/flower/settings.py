@@ -16,13 +16,16 @@ from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import CLASSIFICATION, KINDS, Shape
 from copfl.errors import DataError, UsageError, above, at_least, one_of, raised_as
-from copfl.experiment import components, model_tables, task_tables
-from copfl.experiment.config import Tables, checked
-from copfl.experiment.run_settings import RunSettings
+from copfl.experiment.models import build_model
+from copfl.experiment.tasks import build_task
 from copfl.flower import secure_total
 from copfl.flower.private_node import SecretNoise
 from copfl.flower.run_config import is_plain_name, tables_of
 from copfl.flower.secure_sum import Rules
+from copfl.settings import complete, schema
+from copfl.settings.checking import checked
+from copfl.settings.components import algorithm_of, build
+from copfl.settings.schema import Run, RunSettings
 from copfl.wrappers.privacy import check_sums
 
 
@@ -36,7 +39,7 @@ class RunConfig:
     rounds: int = 20
     clients: int = 3  # number of clients in the federation, connected or not
     participation: float = 1.0  # fraction of the clients that each round selects
-    min_replies: int = 0  # replies that a round waits for; 0: half of the selected clients
+    min_replies: int = 0  # replies that a round waits for; 0: half of the selected; in secure sums all
     deadline: float = 600  # seconds that a round waits for more than these
     wire: str = "fp32"  # numbers in messages: fp32, fp16 or bf16
     seed: int = 0
@@ -58,7 +61,7 @@ class RunConfig:
     privacy_clip: float = 1.0  # the largest norm of an update
     privacy_delta: float = 1e-5  # of the epsilon in the record
     secure_aggregation: bool = False  # the server receives only the sum of the uploads
-    secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: more than half
+    secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: the smallest secure number
     secure_range: float = 65536.0  # the largest absolute value of an entry of the sum, of one client
     secure_bits: int = 36  # of such an entry, with its sign
     secure_neighbours: int = 0  # clients with which each client shares its secrets; 0: all
@@ -92,7 +95,7 @@ class RunConfig:
     @property
     def minimum(self) -> int:
         """Number of replies that a round needs."""
-        return self.min_replies or (self.selected + 1) // 2
+        return self.min_replies or (self.selected if self.secure_aggregation else (self.selected + 1) // 2)
 
     @property
     def rules(self) -> Rules:
@@ -109,7 +112,7 @@ class Settings:
     """A federation's settings as values."""
 
     config: RunConfig
-    tables: Tables  # of the algorithm, its optimizer, the model and the robust rule, with every default
+    run: Run  # the algorithm, its optimizer, the model, the robust rule and the task, with every default
     algorithm: AnyAlgorithm
     task: Task
     layout: str  # hash of the model, of its base and of the public samples, which both sides compare
@@ -127,28 +130,31 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     options = given["algorithm"]
     if config.secure_aggregation and (known := ALGORITHMS.get(str(options["name"]))):
         options = {**secure_total.summable(known), **options}
-    tables = components.resolve_algorithm(options, given["optimizer"])
-    algorithm = components.build_algorithm(tables)
-    if config.robust:
-        tables["robust"] = components.ROBUST.resolve({**given["robust"], "name": config.robust})
-        algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
-    named = {**given["model"], "name": config.model}
-    tables["model"] = model_tables.resolve_model(named, bool(config.adapter))
-    if config.adapter:
-        tables["adapter"] = model_tables.resolve_adapter({**given["adapter"], "name": config.adapter})
+    chosen = complete.component("algorithm", options)
+    adapter = {**given["adapter"], "name": config.adapter} if config.adapter else {}
+    robust = {**given["robust"], "name": config.robust} if config.robust else {}
+    run = Run(
+        algorithm=chosen,
+        optimizer=complete.optimizer(chosen, given["optimizer"], {}),
+        model=complete.model({**given["model"], "name": config.model}, bool(adapter)),
+        adapter=complete.adapter(adapter) if adapter else schema.Adapter(),
+        robust=complete.component("robust", robust) if robust else schema.Robust(),
+        task=complete.task(given["task"]),
+    )
+    algorithm = algorithm_of(run)
+    if run.robust:
+        algorithm = build("robust", run.robust, algorithm=algorithm)
     is_text = config.shape == "text"
     shape = () if is_text else _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
     classes = len(names) or _numbers("classes", config.classes, int)[0]
     at_least(1, classes=classes, shape=min(shape, default=1))
     public = _public(config.public, shape) if config.public else None
-    model = model_tables.build_model(tables["model"], shape, classes, config.seed, tables.get("adapter"))
+    model = build_model(run.model, run.adapter, shape, classes, config.seed)
     mean, std = (_channels(key, text, shape) for key, text in (("mean", config.mean), ("std", config.std)))
     if mean and std:
         mean, std = getattr(model, "normalization", None) or (mean, std)
-    if given["task"]:
-        tables["task"] = task_tables.resolve_task(given["task"])
-    criterion, metrics = task_tables.build_task(tables.get("task", {}), config.kind, _scale(config, classes))
+    criterion, metrics = build_task(run.task, config.kind, _scale(config, classes))
     task = task_of(
         model,
         classes,
@@ -160,8 +166,8 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
         public=public,
     )
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
-    layout += "-" + base[:16] if (base := tables["model"].get("sha256")) else ""
-    settings = Settings(config, tables, algorithm, task, layout, names, TEXT if is_text else shape)
+    layout += "-" + base[:16] if (base := run.model.sha256) else ""
+    settings = Settings(config, run, algorithm, task, layout, names, TEXT if is_text else shape)
     if config.privacy:
         settings = _private(settings)
     if config.secure_aggregation:

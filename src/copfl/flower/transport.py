@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from copfl.errors import CopflError, DataError, WireError
-from copfl.experiment.migration import NEW_CLIENT_MESSAGE
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
 MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
@@ -21,21 +20,24 @@ Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
 
 
 class Field:
-    """Names inside messages of `wire.FORMAT` 2; another name needs another format."""
+    """Names inside messages of `wire.FORMAT`; another name needs another format."""
 
     COUNTED = "counted"  # to a client: the last round that counted its upload; -1: none
-    KNOWN_MASKS = "holds"  # to a client: the fingerprints of its masks that the server has
-    EVALUATE = "look"  # to a client: whether to evaluate its models
-    UPDATES = "turns"  # to a new client: number of local updates
-    METRICS = "figures"  # from a client, along with its upload
+    KNOWN_MASKS = "known_masks"  # to a client: the fingerprints of its masks that the server has
+    EVALUATE = "evaluate"  # to a client: whether to evaluate its models
+    UPDATES = "updates"  # to a new client: number of local updates
+    METRICS = "metrics"  # from a client, along with its upload
     NOTE = "note"
     SESSION = "session"  # of a sum; the following are of secure aggregation too
     KEYS = "keys"
     SHARES = "shares"
     COMMITMENT = "commitment"
     SURVIVORS = "survivors"
+    MEMBER = "member"  # a client's long-term key
+    COHORT = "cohort"  # the members by client
+    SIGNATURE = "signature"
     REFUSED = "refused"  # from a node: why it does not answer
-    NEW_CLIENT = NEW_CLIENT_MESSAGE  # the kind of a new client's answer
+    NEW_CLIENT = "new_client"  # the kind of a new client's answer
 
 
 class Reply(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
-from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny
+from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny, BatchedBatchNorm
 from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import aligned, gradient, over_rows
 from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_plain, logits_of
@@ -94,7 +94,10 @@ class BatchedModule:
         key: Tensor | None = None,
         gradients: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Logits [N, B, ...], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
+        """Logits [N, B, ...], features [N, B, f] and the buffers after, of samples [N, B, ...].
+
+        In training without a key nothing is drawn at random: only batch norms are in training mode.
+        """
         parameter = next(iter(tensors.values()))
         rows = next(iter(x.values())).shape[:2] if isinstance(x, dict) else x.shape[:2]
         for layer in self.layers.values():
@@ -112,12 +115,14 @@ class BatchedModule:
         features: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         draws = Draws(key) if training and key is not None else None
+        self.module.train(draws is not None)
         for layer in self.layers.values():
+            layer.like[0].train(draws is not None)
             if isinstance(layer, BatchedAny):
                 layer.draws = draws
-                layer.like[0].train(training)
+            elif isinstance(layer, BatchedBatchNorm):
+                layer.training = training and not layer.like[0].frozen
         try:
-            self.module.train(training)
             with draws or contextlib.nullcontext(), self._short_products():
                 logits = logits_of(self.module(*positional, **keywords)).to(parameter.dtype)
         finally:

@@ -164,6 +164,11 @@ class Averaging:
         w = weighted_mean(total.w, total.size, server.w)
         return Server(w), {"shared": (~task.where(*self.parts(task)))[: task.d].to(w.dtype).mean()}
 
+    def global_statistics(self, task: Task, client: Any) -> Tensor:
+        """Those of the model that the client trained from the global one, at the end of its personal entries."""
+        personal: Tensor = client.personal
+        return personal[len(personal) - (len(task.initial) - task.d) :]
+
     def next_message(self, task: Task, down: Any, upload: Any) -> Any:
         return down._replace(w=upload.w) if self.fine_tuned else down
 

@@ -37,6 +37,13 @@ class Scores(NamedTuple):
         return {"weight": self.total, **scores}
 
 
+class Reports(NamedTuple):
+    """The scores as reported, before the bounds, of the clients that have one above 0."""
+
+    log_score: Tensor  # [], the sum of their logarithms
+    clients: Tensor  # [], their number
+
+
 @dataclass(frozen=True)
 class Cowa:
     """The scores that make the weight.
@@ -52,7 +59,8 @@ class Cowa:
                    "held_out": the score times exp(-loss of the client's model on every fifth sample), which
                    the client does not train on
     max_weight     the largest weight of a client in the mean; 1: no bound (Paper). The server clips the
-                   reported scores too, so it does not depend on honest clients
+                   reported scores, so it does not depend on honest clients. In the first round, which has no
+                   scores to compare with, all weights are equal
     """
 
     score: str = "both"
@@ -87,14 +95,11 @@ class Cowa:
         sharing = client.mask[:d], down.weights[:d], weight
         return Others(*elementwise(_exactly_without, *models, *sharing, ever))
 
-    def judge(
-        self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data, bounds: Tensor | None = None
-    ) -> Scores:
-        """Gamma_n of the client whose training ended in w, within the bounds."""
+    def judge(self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data) -> Scores:
+        """Gamma_n of the client whose training ended in w, before any bounds."""
         loss, _ = task.evaluate(torch.cat([others.model, w[task.d :]]), data)
         own_loss = task.evaluate(w, validation_split(data))[0] if self.trust == "held_out" else None
-        scores = self.weigh(update, others.step, loss, own_loss)
-        return scores._replace(total=bounded(scores.total, bounds))
+        return self.weigh(update, others.step, loss, own_loss)
 
     def weigh(self, update: Tensor, step: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
         """Gamma_n from the update, the others' step and the loss of the others' model, Eqs. (9)-(11).
@@ -130,18 +135,29 @@ class Cowa:
             )
         return None if self.max_weight == 1 else like.new_ones(2)
 
-    def next_bounds(self, score: Tensor, clients: Tensor, before: Tensor | None) -> Tensor | None:
-        """[2], bounds around the mean score that keep each client's weight at most `max_weight`.
+    def next_bounds(self, reports: Reports | None, before: Tensor | None) -> Tensor | None:
+        """[2], bounds around the geometric mean of the scores that keep each weight at most `max_weight`.
 
         One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low),
-        which is `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the
-        bounds stay.
+        which is `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). The mean is of the
+        scores as reported: that of clipped ones would follow the true scale of the scores only slowly, and
+        clip all of them to the same value until then. It is geometric, so that one enormous report does not
+        make it enormous. Without clients the bounds stay.
         """
-        if before is None:
+        if reports is None or before is None:
             return None
-        ratio = (self.max_weight * (clients - 1) / (1 - self.max_weight)).clamp(min=1)
-        mean = score / clients.clamp(min=1)
-        return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
+        ratio = (self.max_weight * (reports.clients - 1) / (1 - self.max_weight)).clamp(min=1)
+        mean = (reports.log_score / reports.clients.clamp(min=1)).exp()
+        bounds = torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]).to(before.dtype)
+        return torch.where(reports.clients > 0, bounds, before)
+
+
+def report_of(score: Tensor, bounds: Tensor | None) -> Reports | None:
+    """The part of one client in the `Reports`; None where there are no bounds."""
+    if bounds is None:
+        return None
+    log_score = torch.where(score > 0, score.clamp(min=torch.finfo(score.dtype).tiny).log(), 0)
+    return Reports(log_score, (score > 0).to(score.dtype))
 
 
 def bounded(score: Tensor, bounds: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.core.optim import DefaultNumber
 from copfl.errors import above, below_one, one_of
 from copfl.kernels.fused import elementwise
 
@@ -37,7 +38,7 @@ class Mamo:
     kT+t implies.
     """
 
-    lr: float = 1e-4  # eta; the paper tries 1e-4 and 1e-5
+    lr: float = DefaultNumber(1e-4)  # eta; the paper tries 1e-4 and 1e-5
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8

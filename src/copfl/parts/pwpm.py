@@ -9,6 +9,7 @@ from torch import Tensor
 
 from copfl.core.batches import training_split, validation_split
 from copfl.core.layout import Layout, inside
+from copfl.core.optim import DefaultNumber
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
 from copfl.errors import UsageError, at_least, one_of
@@ -48,7 +49,7 @@ class Pwpm:
                 criterion="held_out"; 0: never
     """
 
-    rate: float = 0.25
+    rate: float = DefaultNumber(0.25)
     budget: float = 0.5
     candidates: str = "shared"
     limit: str = "exact"

@@ -82,7 +82,9 @@ def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -
     if seeds < 2:
         return [f"{about}: one seed says nothing about the next, so no difference is distinguishable."]
     texts = []
-    for verdict in ("higher", "lower", "not distinguishable"):
+    known = ("higher", "lower", "not distinguishable")
+    others = (row["differences"][metric.name]["verdict"] for row in rows)
+    for verdict in dict.fromkeys((*known, *others)):
         of = [
             f"{row['label']} {_difference(row, metric)}"
             for row in rows

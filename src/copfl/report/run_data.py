@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,13 +20,13 @@ from copfl.data.schemes import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
-from copfl.experiment.components import optimizer_text
-from copfl.experiment.config import Tables
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder
 from copfl.experiment.gains import Analysis, Gains
-from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Numbers, over_clients
+from copfl.settings.complete import optimizer_text
+from copfl.settings.toml import Tables
+from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
+from copfl.tables import NONE
 
 T = TypeVar("T")
 
@@ -126,16 +127,18 @@ class Paired(NamedTuple):
     """A run's difference to the first, over the clients that both evaluated; positive is higher."""
 
     label: str
-    difference: Numbers  # [clients], without nan
+    difference: Numbers  # [clients that have both values]
     metric: MetricInfo
 
     @property
     def mean(self) -> float:
-        return float(self.difference.mean())
+        return math.nan if unknown_reason([self.difference]) else float(self.difference.mean())
 
     @property
     def bounds(self) -> str:
         """The interval of the mean over the clients, such as "-1.5 to +2.0"."""
+        if unknown_reason([self.difference]):
+            return NONE
         if len(self.difference) < 2:
             return "no interval, as there is one client"
         return " to ".join(self.metric.text(end, sign="+") for end in over_clients([self.difference]))
@@ -143,6 +146,8 @@ class Paired(NamedTuple):
     @property
     def verdict(self) -> str:
         """What the interval allows, if it excludes zero; one client has none."""
+        if reason := unknown_reason([self.difference]):
+            return f"not computed: {reason}"
         if not over_clients([self.difference]).without_zero:
             return "not distinguishable"
         return self.metric.verdict("higher" if self.mean > 0 else "lower")
@@ -157,8 +162,8 @@ def paired(runs: Runs) -> list[Paired]:
     name, found = first.primary.name, []
     for run in others:
         if run.partition == first.partition:
-            difference = run.last(name) - first.last(name)
-            found.append(Paired(run.label, difference[~np.isnan(difference)], first.primary))
+            difference = difference_of_known(run.last(name), first.last(name))
+            found.append(Paired(run.label, difference, first.primary))
     return [pair for pair in found if len(pair.difference)]
 
 
@@ -232,7 +237,6 @@ def _environment(path: Path) -> dict[str, Any]:
             raise ValueError("the sizes of its layers are not positive numbers")
         if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is not a number")
-        found = renamed(found, ENVIRONMENT)
         counts = [[int(count) for count in row.split()] for row in found.get("label_counts", [])]
         if counts and {len(row) for row in counts} != {len(found["classes"])}:
             raise ValueError("it does not count every class for every client")

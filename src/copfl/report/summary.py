@@ -14,7 +14,7 @@ from copfl.data.schemes import names_of_clients
 from copfl.experiment.convergence import still_rises
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
-from copfl.stats import Numbers, mean_of_known, over_clients
+from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def show(result: Result, out: IO[str]) -> None:
     if text := still_rises(honest, result.primary):
         notes.append(f"{capital(text)}.")
     if epsilons := _epsilons(result):
-        delta = experiment.tables.get("privacy", {}).get("delta")
+        delta = experiment.run.privacy.options.get("delta")
         notes.append(
             f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
             f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
@@ -166,6 +166,8 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
     known = gains[~np.isnan(gains)]
     if not len(known):
         return ""
+    if reason := unknown_reason([known]):
+        return f"not comparable with {other} ({reason})"
     mean, bounds = float(known.mean()), over_clients([known])
     unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
     if len(known) < 2:

@@ -16,12 +16,12 @@ from copfl.comparison.results import Record
 from copfl.comparison.runner import Runner, TimeIsUp
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records as rounds_file
-from copfl.experiment.config import Tables
 from copfl.experiment.progress import span
 from copfl.files import Busy
-from copfl.reproduction.experiments import Plan, joined
+from copfl.reproduction.experiments import Plan
 from copfl.reproduction.findings import tuned
 from copfl.reproduction.records import Store
+from copfl.settings.toml import Tables
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Batch:
 
     def _check(self, job: Job, start: Start, note: str) -> None:
         title = f"{job.title} ({note})" if note else job.title
-        self.store.starts.check(title, job.tables, job.validation, start)
+        self.store.starts.check(title, job.run, job.validation, start)
 
     def run(self, plans: Sequence[Plan]) -> tuple[int, list[str]]:
         """How many jobs are left when all are done or time is up, and the errors.
@@ -71,7 +71,7 @@ class Batch:
             self.store.refresh()
             found = {job.id: job for plan in cells for job in missing(plan, self.store)}
             jobs = [job for id, job in found.items() if id not in problems]
-            ready = [placed(job._replace(tables=joined(job.tables, self.place)), self.folder) for job in jobs]
+            ready = [placed(job._replace(run=job.run.replaced(self.place)), self.folder) for job in jobs]
             for job, error, seconds in self.runner.run(ready):
                 if isinstance(error, Busy):
                     complete = False
@@ -119,7 +119,7 @@ def count_left(plans: Sequence[Plan], store: Store) -> int:
 
 def record_of(job: Job) -> Record:
     """The record of the job's finished run folder, if no mask in it is wrong."""
-    if wrong := overgrown(job.tables["algorithm"], rounds_file.read(job.path / "rounds.jsonl")):
+    if wrong := overgrown(job.run.algorithm.options, rounds_file.read(job.path / "rounds.jsonl")):
         advice = "such a run gets no record: remove its folder, and it is run again"
         raise RunError(f"{job.path}: {wrong}; {advice}")
     return results.record_of(job)

@@ -13,10 +13,11 @@ from copfl.comparison import entries
 from copfl.comparison.entries import Entry, Grid, cells, concerns, described, grid_of
 from copfl.comparison.jobs import Job, accuracies
 from copfl.errors import UsageError, one_of, raised_as, unknown
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables
-from copfl.experiment.presets import preset
 from copfl.reproduction.records import STATISTICS
+from copfl.settings.complete import complete
+from copfl.settings.presets import content, counted
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 
 PROTOCOLS = {
     "paper": "Paper protocol: CO-PFL with MAMO at the paper's rates, baselines with SGD tuned over its grid",
@@ -166,25 +167,31 @@ class Plan(NamedTuple):
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
         own = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
         entry = entry._replace(settings=own)  # a recipe may have options of several algorithms
-        *below, settings = entries.layers(entry, joined(self.base, self.column.settings))
-        named = [preset(row.preset)] if row.preset else []
+        base = joined(self.base, self.column.settings)
+        *below, settings = entries.layers(entry, base)
+        named = [content(row.preset)] if row.preset else []
         run = {"run": {"rounds": rounds, "eval_every": eval_every}}
-        tables = _complete(json.dumps([*below, *named, settings, run, chosen]))
-        evaluated = accuracies(tables["run"]["eval_models"])
+        layers = [*below, *named, settings, run, entries.by_kind(entry, base, chosen)]
+        complete_run = _complete(json.dumps([counted(layer, rounds) for layer in layers]))
+        evaluated = accuracies(complete_run.run.eval_models)
         if row.value not in evaluated:
             raise UsageError(
                 f'row "{row.label}" shows {row.value}, but its runs evaluate {", ".join(evaluated)} only: '
                 "set eval_models in the row's settings.run"
             )
         words = [f"{self.column.title}: {row.label}", f"{self.protocol} protocol"]
-        words += [described(chosen, "optimizer", row.algorithm)] if chosen else []
-        return Job(", ".join(words), joined(tables, {"run": {"seed": seed}}), last=self.budget.last)
+        words += [described(chosen, "optimizer", "algorithm", row.algorithm)] if chosen else []
+        return Job(
+            ", ".join(words),
+            replace(complete_run, run=replace(complete_run.run, seed=seed)),
+            last=self.budget.last,
+        )
 
 
 @cache
-def _complete(layers: str) -> Tables:
-    """The tables of these layers (as JSON) with every default; many jobs need the same ones."""
-    return resolve(json.loads(layers), {})
+def _complete(layers: str) -> Run:
+    """The record of these layers (as JSON); many jobs need the same one."""
+    return complete(*json.loads(layers))
 
 
 def plans(

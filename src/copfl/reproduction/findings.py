@@ -10,9 +10,9 @@ import numpy as np
 
 from copfl.comparison.results import Record, Trial, Tuned
 from copfl.errors import one_of, unknown
-from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
 from copfl.reproduction.records import Store
+from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test
 from copfl.tables import interval
 
@@ -188,7 +188,7 @@ class Case(NamedTuple):
 
 def judged(values: Numbers, above: float = 0.0) -> str:
     """The verdict on a claim that the mean is above a value, by its interval over seeds."""
-    if len(values) < FEWEST:
+    if len(values) < FEWEST or not np.isfinite(values).all():
         return UNKNOWN
     bounds = over_seeds(values)
     return HOLDS if bounds.low > above else FAILS if bounds.high < above else OPEN

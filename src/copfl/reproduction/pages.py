@@ -251,13 +251,13 @@ def _tuning(findings: Findings, budget: Budget) -> str:
         if plan.column.tuned is not None:
             text += f" {title}: as chosen for {plan.column.tuned.title}."
         elif plan.column.rounds:
-            text += f" {title}: {plan.trials()[0].job.tables['run']['rounds']} rounds."
+            text += f" {title}: {plan.trials()[0].job.run.run.rounds} rounds."
     return text
 
 
 def _trials(cell: Cell) -> list[str]:
     plan = cell.plan
-    silent = "optimizer", plan.row.algorithm
+    silent = "optimizer", "algorithm", plan.row.algorithm
     tried = ", ".join(f"{described(t.settings, *silent)}: {percent(t.accuracy)}" for t in cell.trials)
     chosen = NOT_YET if cell.chosen is None else described(cell.chosen, *silent)
     return [plan.column.title, plan.protocol, plan.row.label, chosen, tried]

@@ -14,11 +14,11 @@ from pathlib import Path
 from copfl.comparison.jobs import Job, Starts
 from copfl.comparison.results import Record
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables
-from copfl.experiment.identity import essential, identity
-from copfl.experiment.migration import migrated
 from copfl.files import locked, write_bytes
+from copfl.settings.complete import complete
+from copfl.settings.identity import essential, identity
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 from copfl.tables import plain
 
 FORMAT = "copfl record 2"
@@ -89,12 +89,12 @@ class Store:
         tables = record.tables
         kind = json.dumps([[title, table.get("name"), sorted(table)] for title, table in tables.items()])
         if kind not in self.defaults:
-            self.defaults[kind] = essential(resolve([tables], {}))
-        complete = {title: {**table, **tables.get(title, {})} for title, table in self.defaults[kind].items()}
-        return identity(complete, record.validation)
+            self.defaults[kind] = essential(complete(tables))
+        filled = {title: {**table, **tables.get(title, {})} for title, table in self.defaults[kind].items()}
+        return identity(Run.of(filled), record.validation)
 
     def _check(self, record: Record) -> None:
-        self.starts.check(record.title, record.tables, record.validation, record.start)
+        self.starts.check(record.title, record.run, record.validation, record.start)
 
     def _seen(self, path: Path) -> bool:
         """Whether this state of the file has been read; from now on it has."""
@@ -149,4 +149,4 @@ def from_json(text: str) -> Record:
     for part in ("curves", "clients", "best"):
         lists = content.get(part, {}).items()
         content[part] = {n: [math.nan if v is None else v for v in own] for n, own in lists}
-    return Record(**{**content, "tables": migrated(content["tables"])})
+    return Record(**content)

@@ -11,10 +11,9 @@ from copfl.comparison.jobs import Job, placed
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.errors import CopflError, UsageError
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables
-from copfl.reproduction.experiments import joined
 from copfl.reproduction.records import SUFFIX, Store
+from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 from copfl.stats import spread_of
 from copfl.tables import Table, percent, with_spread
 
@@ -49,7 +48,7 @@ def _checked(record: Record, store: Store) -> Checked:
     here = None
     try:
         here = store.found.get(store.id_of(record))
-        store.starts.check(record.title, record.tables, record.validation, record.start)
+        store.starts.check(record.title, record.run, record.validation, record.start)
     except CopflError as error:
         problems.append(str(error))
     if here is not None and (far := distance(record, here)) > FAR:
@@ -91,8 +90,8 @@ def distance(one: Record, other: Record) -> float:
 
 def repeated(record: Record, folder: Path, place: Tables, log: Callable[[str], None]) -> Record:
     """The record of the same run, trained here."""
-    tables = joined(resolve([record.tables], {}), place)
-    job = placed(Job(record.title, tables, validation=record.validation, last=record.last), folder)
+    run = complete(record.tables).replaced(place)
+    job = placed(Job(record.title, run, validation=record.validation, last=record.last), folder)
     all_done([job], 1, log)
     return record_of(job)
 

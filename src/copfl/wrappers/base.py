@@ -6,8 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, next_message
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, next_message, received
+from copfl.core.evaluation import global_statistics
 from copfl.core.optim import Optimizer
+from copfl.core.payload import Update, counted
 from copfl.core.task import Data, Personal, Plan, Task
 
 
@@ -47,9 +49,16 @@ class Wrapper:
     def personal_model(self, task: Task, client: Any, down: Any) -> Personal:
         return self.algorithm.personal_model(task, self.inner("client", client), self.inner("down", down))
 
+    def global_statistics(self, task: Task, client: Any) -> Tensor | None:
+        return global_statistics(self.algorithm, task, self.inner("client", client))
+
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         client, down = self.inner("client", client), self.inner("down", down)
         return self.algorithm.client_update(task, client, down, data, plan)
+
+    def counted(self, client: Any, down: Any, update: Update) -> Any:
+        inside = counted(self.algorithm, self.inner("client", client), self.inner("down", down), update)
+        return client._replace(client=inside) if "client" in self.wraps else inside
 
     def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
         return self.algorithm.summand(task, self.inner("server", server), id, upload)
@@ -60,6 +69,13 @@ class Wrapper:
     def next_message(self, task: Task, down: Any, upload: Any) -> Any:
         message = next_message(self.algorithm, task, self.inner("down", down), upload)
         return down._replace(down=message) if "down" in self.wraps else message
+
+
+def initial_model(algorithm: AnyAlgorithm, task: Task) -> tuple[Any, Personal]:
+    """The record of a client before the first round, and its model: one vector, or a mixture."""
+    client, first = algorithm.client_init(task), torch.zeros((), dtype=torch.int64, device=task.device)
+    down = received(algorithm, algorithm.server_init(task, 1), first)
+    return client, algorithm.personal_model(task, client, down)
 
 
 class RoundServer(NamedTuple):

@@ -6,14 +6,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import ClientOutput, Data, Experts, Personal, Plan, Task
-from copfl.core.evaluation import with_statistics
-from copfl.wrappers.base import Wrapper
+from copfl.core import ClientOutput, Data, Personal, Plan, Task
+from copfl.core.evaluation import vectors_of, with_statistics
+from copfl.wrappers.base import Wrapper, initial_model
 
 
 class BnStatsClient(NamedTuple):
     client: Any
-    statistics: Tensor  # [D - d], of its own samples at the end of its last round
+    statistics: (
+        Tensor  # [D - d], of its own samples at the end of its last round; of a mixture a row per model
+    )
     ever: Tensor  # [] bool, whether it took part before
 
 
@@ -21,28 +23,25 @@ class BnStatsClient(NamedTuple):
 class LocalBnStats(Wrapper):
     """The algorithm whose clients predict with the statistics of their samples, not the running ones.
 
-    Without batch norm it changes nothing.
+    Each model of a mixture has its own. Without batch norm it changes nothing, and never the global model.
     """
 
     wraps: ClassVar[tuple[str, ...]] = ("client",)
 
     def client_init(self, task: Task) -> BnStatsClient:
+        client, model = initial_model(self.algorithm, task)
         never = task.initial.new_zeros((), dtype=torch.bool)
-        return BnStatsClient(self.algorithm.client_init(task), task.initial[task.d :], never)
+        return BnStatsClient(client, vectors_of(model)[..., task.d :], never)
 
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
-        w = task.with_local_statistics(_one_of(output.trained), data)
-        after = BnStatsClient(output.client, w[task.d :], torch.ones_like(client.ever))
-        return output._replace(client=after, trained=with_statistics(task, output.trained, w))
+        w = vectors_of(output.trained)
+        models = [task.with_local_statistics(model, data) for model in w.reshape(-1, w.shape[-1])]
+        statistics = torch.stack(models).reshape(w.shape)[..., task.d :]
+        after = BnStatsClient(output.client, statistics, torch.ones_like(client.ever))
+        return output._replace(client=after, trained=with_statistics(task, output.trained, statistics))
 
     def personal_model(self, task: Task, client: BnStatsClient, down: Any) -> Personal:
         model = super().personal_model(task, client, down)
-        w = _one_of(model)
-        statistics = torch.where(client.ever, client.statistics, w[task.d :])
-        return with_statistics(task, model, torch.cat([w[: task.d], statistics]))
-
-
-def _one_of(model: Personal) -> Tensor:
-    """The vector, or the first of several."""
-    return model.w[0] if isinstance(model, Experts) else model
+        running = vectors_of(model)[..., task.d :]
+        return with_statistics(task, model, torch.where(client.ever, client.statistics, running))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Personal, Plan, Task, tree
 from copfl.errors import below_one
-from copfl.wrappers.base import Wrapper
+from copfl.wrappers.base import Wrapper, initial_model
 
 
 class EmaClient(NamedTuple):
@@ -29,10 +29,7 @@ class Ema(Wrapper):
         below_one(**{"addons.ema": self.decay})
 
     def client_init(self, task: Task) -> EmaClient:
-        client = self.algorithm.client_init(task)
-        ids = torch.zeros(1, dtype=torch.int64, device=task.device)
-        down = tree.row(self.algorithm.downlink(self.algorithm.server_init(task, 1), ids), 0)
-        model = self.algorithm.personal_model(task, client, down)  # one vector, or a mixture
+        client, model = initial_model(self.algorithm, task)
         return EmaClient(client, tree.each(torch.zeros_like, model), task.initial.new_zeros(()))
 
     def client_update(self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan) -> ClientOutput:

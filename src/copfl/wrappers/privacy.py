@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Plan, Task, UsageError, above, tree
-from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_reported_weight, with_update
+from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_update
 from copfl.core.random import NOISE, normal
 from copfl.core.sums import total_is_one_sum
 from copfl.errors import raised_as
@@ -80,8 +80,8 @@ class Private(RoundWrapper):
             received = torch.where(personal, 0, innermost(down).w)
         weight = None if update.reported_weight is None else torch.ones_like(update.reported_weight)
         private = update._replace(sent=received + change, personal=personal, reported_weight=weight)
-        trained = with_reported_weight(output.client, weight)
-        after = tree.each(partial(torch.where, finite), trained, client)
+        after = self.counted(output.client, down, private)
+        after = tree.each(partial(torch.where, finite), after, client)
         metrics = {**output.metrics, "weight": torch.ones_like(output.metrics["weight"])}
         metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + nbytes(down.down))
         return output._replace(client=after, upload=with_update(output.upload, private), metrics=metrics)

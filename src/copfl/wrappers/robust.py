@@ -19,8 +19,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import AnyAlgorithm, Gathered, Metrics, Task, UsageError, at_least, received, tree
-from copfl.core.payload import update_of, with_update
+from copfl.core import (
+    AnyAlgorithm,
+    ClientOutput,
+    Data,
+    Gathered,
+    Metrics,
+    Plan,
+    Task,
+    UsageError,
+    at_least,
+    received,
+    tree,
+)
+from copfl.core.payload import Update, update_of, with_update
 from copfl.wrappers.base import Wrapper
 
 
@@ -32,11 +44,27 @@ class Reports(NamedTuple):
     ever: Tensor  # [N], 1 where it ever uploaded
 
 
+class Bounds(NamedTuple):
+    radius: Tensor  # [], the largest norm of an update; 0 before the first round
+    reported_weight: Tensor  # [], the largest reported weight; 0 before the first round
+
+    def clipped(self, update: Update) -> Update:
+        """The update as the server counts it."""
+        norm, weight = update.change.norm(), update.reported_weight
+        factor = torch.where(norm > self.radius, self.radius / norm.clamp(min=1e-30), 1)
+        clipped_weight = None if weight is None else weight.clamp(min=0).clamp(max=self.reported_weight)
+        return update._replace(sent=update.received + factor * update.change, reported_weight=clipped_weight)
+
+
 class ClipServer(NamedTuple):
     server: Any
     reports: Reports
-    radius: Tensor  # [], the largest norm of an update; 0 before the first round
-    reported_weight: Tensor  # [], the largest reported weight; 0 before the first round
+    bounds: Bounds  # of the next round
+
+
+class ClipDown(NamedTuple):
+    down: Any
+    bounds: Bounds  # of this round: some algorithms' clients need to know what the server counts
 
 
 class ClipTotal(NamedTuple):
@@ -58,7 +86,7 @@ class Clipped(Wrapper):
     norm_factor: float = 1.0
     weight_factor: float = 2.0
 
-    wraps: ClassVar[tuple[str, ...]] = ("server",)
+    wraps: ClassVar[tuple[str, ...]] = ("server", "down")
 
     def __post_init__(self) -> None:
         at_least(0, radius=self.radius)
@@ -66,23 +94,28 @@ class Clipped(Wrapper):
 
     def server_init(self, task: Task, clients: int) -> ClipServer:
         zeros, zero = task.initial.new_zeros(clients), task.initial.new_zeros(())
-        return ClipServer(super().server_init(task, clients), Reports(zeros, zeros, zeros), zero, zero)
+        reports = Reports(zeros, zeros, zeros)
+        return ClipServer(super().server_init(task, clients), reports, Bounds(zero, zero))
+
+    def downlink(self, server: ClipServer, ids: Tensor) -> ClipDown:
+        return ClipDown(super().downlink(server, ids), tree.repeat(server.bounds, len(ids)))
+
+    def client_update(self, task: Task, client: Any, down: ClipDown, data: Data, plan: Plan) -> ClientOutput:
+        output = super().client_update(task, client, down, data, plan)
+        clipped = down.bounds.clipped(update_of(down.down, output.upload))
+        return output._replace(client=self.counted(output.client, down, clipped))
 
     def summand(self, task: Task, server: ClipServer, id: Tensor, upload: Any) -> ClipTotal:
         """The summand of the clipped upload; zero in the round that only measures."""
         update = update_of(received(self.algorithm, server.server, id), upload)
         norm, weight = update.change.norm(), update.reported_weight
-        factor = torch.where(norm > server.radius, server.radius / norm.clamp(min=1e-30), 1)
-        clipped_weight = None if weight is None else weight.clamp(min=0).clamp(max=server.reported_weight)
-        sent = update.received + factor * update.change
-        clipped = update._replace(sent=sent, reported_weight=clipped_weight)
-        total = super().summand(task, server, id, with_update(upload, clipped))
+        total = super().summand(task, server, id, with_update(upload, server.bounds.clipped(update)))
         measured, one = server.reports.ever.any(), torch.ones_like(norm)
         report = norm, one if weight is None else weight.max().to(norm.dtype), one
         return ClipTotal(
             tree.each(lambda t: torch.where(measured, t, torch.zeros_like(t)), total),
             Reports(*tree.placed(report, id, server.reports.ever.shape[0])),
-            (norm > server.radius).to(norm.dtype),
+            (norm > server.bounds.radius).to(norm.dtype),
         )
 
     def server_update(self, task: Task, server: ClipServer, total: ClipTotal) -> tuple[ClipServer, Metrics]:
@@ -94,8 +127,8 @@ class Clipped(Wrapper):
             radius = torch.where(reports.ever.any(), self.radius, 0).to(radius.dtype)
         weight = self.weight_factor * median_of(reports.reported_weight, reports.ever)
         clipped = total.clipped / total.reports.ever.sum().clamp(min=1)
-        metrics = {**metrics, "radius": server.radius, "clipped": clipped}
-        return ClipServer(inner, reports, radius, weight), metrics
+        metrics = {**metrics, "radius": server.bounds.radius, "clipped": clipped}
+        return ClipServer(inner, reports, Bounds(radius, weight)), metrics
 
 
 def median_of(values: Tensor, counts: Tensor) -> Tensor:

@@ -21,7 +21,13 @@ from tests.commands import called, files
 from tests.experiment.test_client_models import LORA, SMALL, trained
 from tests.models import tiny
 
-MLP: dict[str, Any] = {"clients": 3, "rounds": 2, "mlp": {"width": 8}, "model": "mlp", "engine": "sequential"}
+MLP: dict[str, Any] = {
+    "clients": 3,
+    "rounds": 2,
+    "model_options": {"width": 8},
+    "model": "mlp",
+    "engine": "sequential",
+}
 
 
 @pytest.fixture(scope="module")

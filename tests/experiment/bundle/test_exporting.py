@@ -23,7 +23,13 @@ from tests.commands import called
 from tests.experiment.bundle.test_tables import frame
 from tests.models import tiny
 
-MLP: dict[str, Any] = {"clients": 2, "rounds": 1, "model": "mlp", "mlp": {"width": 8}, "engine": "sequential"}
+MLP: dict[str, Any] = {
+    "clients": 2,
+    "rounds": 1,
+    "model": "mlp",
+    "model_options": {"width": 8},
+    "engine": "sequential",
+}
 TEXTS = [f"{word} is my word {n % 7}" for n in range(20) for word in ("lost", "found")]
 
 
@@ -45,7 +51,7 @@ def found(folder: Path) -> dict[str, copfl.Bundle]:
     runs: dict[str, tuple[str, Any, dict[str, Any]]] = {
         "images": ("copfl", "digits", MLP),
         "mixture": ("apfl", "digits", MLP),
-        "mixture by features": ("feddpa", "digits", {**MLP, "model": "cnn", "mlp": {}}),
+        "mixture by features": ("feddpa", "digits", {**MLP, "model": "cnn", "model_options": {}}),
         "values": ("apfl", values, {**plain, "model": "mlp"}),
         "labels": ("fedavg", labels, {**plain, "model": "mlp"}),
         "table": ("fedper", str(folder / "patients.csv"), {**table, "rounds": 2}),
@@ -152,7 +158,7 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
 
 def test_safetensors_load_into_the_users_own_class(tmp_path: Path) -> None:
     options = {"width": 2, "norm": "batch"}
-    copfl.run("fedavg", clients=2, rounds=1, cnn=options, model="cnn", out=tmp_path / "run")
+    copfl.run("fedavg", clients=2, rounds=1, model_options=options, model="cnn", out=tmp_path / "run")
     bundle = copfl.load(tmp_path / "run", 0)
     (path,) = exporting.write(bundle, "safetensors", tmp_path / "client.safetensors")
     net = build("cnn", (1, 8, 8), 10, 0, width=2, norm="batch").eval()

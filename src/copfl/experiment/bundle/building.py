@@ -1,5 +1,6 @@
 """The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
 
+import dataclasses
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,12 +11,12 @@ from torch import nn
 
 from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment import model_tables, user_code
+from copfl.experiment import models
 from copfl.experiment.bundle.description import Description, Tokenizer
-from copfl.experiment.config import without
-from copfl.experiment.task_tables import build_task
+from copfl.experiment.tasks import build_task
 from copfl.files import write_bytes
 from copfl.models import pretrained, text
+from copfl.settings.schema import record_of
 
 FROZEN = "frozen.safetensors"
 PRETRAINED = "pretrained.safetensors"  # the initial values of adapted layers that were trained too
@@ -88,15 +89,12 @@ def build(description: Description, base: Path | None, trained: Collection[str],
             "copfl.load(path, model=...)"
         )
     if pretrained.is_pretrained(name):  # its tensors are in the bundle
-        table = {**without(table, "sha256"), "weights": "none"}
+        table = {key: value for key, value in table.items() if key != "sha256"} | {"weights": "none"}
         if name.startswith("hf:"):
             table["name"] = f"hf:{base}"
-    adapter = description.adapter or None
-    if model is None:
-        module = model_tables.build_model(table, shape, count, description.seed, adapter)
-    else:
-        module = user_code.model_of(model, shape, count, description.seed, {})
-        module = model_tables.adapted(module, table, description.seed, adapter)
+    settings = dataclasses.replace(record_of("model", table), value=model)
+    adapter = record_of("adapter", description.adapter)
+    module = models.build_model(settings, adapter, shape, count, description.seed)
     dtype: torch.dtype = getattr(torch, description.dtype)
     module = module.to(dtype)
     for parameter_name, parameter in module.named_parameters():
@@ -106,7 +104,9 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     if isinstance(module, pretrained.Pretrained) and description.input.text is not None:
         module.mask = pretrained.mask_of(module)  # found by comparing outputs, now those of the real tensors
     output = description.output
-    criterion, metrics = build_task(description.task, output.kind, (output.mean, output.std))
+    criterion, metrics = build_task(
+        record_of("task", description.task), output.kind, (output.mean, output.std)
+    )
     return task_of(
         module,
         count,
@@ -138,7 +138,7 @@ def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | Non
         return None
     table, name = description.model, str(description.model.get("name", ""))
     if "tokenizer" not in table and not name.startswith("hf:"):
-        return model_tables.tokenizer_of(table)
+        return models.tokenizer_of(record_of("model", table))
     assert base is not None
     config = base if (base / "config.json").is_file() else None
     return text.Tokenizer(base / TOKENIZER, table.get("max_length", 0), config)

@@ -13,8 +13,8 @@ from copfl.experiment.bundle import building
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
 from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, write_weights
-from copfl.experiment.config import Tables
 from copfl.files import write_bytes
+from copfl.settings.toml import Tables
 from copfl.stats import Numbers
 
 BASE = "base"  # the folder of what all bundles of a run have in common

@@ -1,0 +1,239 @@
+"""The steps from the settings of a run to the values that train: each is a function of typed values."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, example_output, traits
+from copfl.core.task import Task, task_of
+from copfl.data.federation import Federation
+from copfl.data.partition import Partition, hold_out
+from copfl.data.samples import Dataset
+from copfl.engine import autotune, features, ranks
+from copfl.engine.features import Training
+from copfl.engine.mapping import Mapping as Engine
+from copfl.errors import UsageError, how_to_set
+from copfl.experiment import hints
+from copfl.experiment.models import build_model, tokenized
+from copfl.experiment.progress import expected
+from copfl.experiment.result import Experiment
+from copfl.experiment.tasks import build_task, check_task
+from copfl.models import pretrained
+from copfl.settings.checking import SettingError
+from copfl.settings.complete import data_of
+from copfl.settings.components import WRAPPERS, algorithm_of, build
+from copfl.settings.schema import Run, RunSettings
+from copfl.wrappers.privacy import check_sums
+
+Tell = Callable[[str], None]  # gets a line about each step that may take long
+
+
+def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> Experiment:
+    """The experiment that a complete record describes.
+
+    Nothing is written, so that what cannot run fails before there is a folder.
+
+    Args:
+        run: The settings, see `copfl.settings.complete`.
+        validation: Fraction of each client's training samples that replaces its test samples, except in a
+            partition that the record has as a value.
+        tell: Gets a line about each step that may take long.
+    """
+    tell = tell or (lambda line: None)
+    device = computing(run.run)
+    samples = dataset(run, tell)
+    clients = Federation(samples, partition(run, samples, validation), device)
+    module = build_model(run.model, run.adapter, clients.shape, len(samples.classes), run.run.seed)
+    made = algorithm_of(run)
+    learned = task(run, module, clients, made, tell)
+    wrapped = algorithm(run, made, learned, clients)
+    computed = engine(run, wrapped, learned, clients, tell)
+    run = dataclasses.replace(run, run=computed.settings)
+    return Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
+
+
+def computing(settings: RunSettings) -> torch.device:
+    """The device, with the number of threads and the precision set up in torch."""
+    torch.set_num_threads(settings.threads)
+    device = device_of(settings.device)
+    if settings.workers > 1 and device.type != "cpu":
+        raise SettingError(
+            "run.workers",
+            settings.workers,
+            f"needs {how_to_set('run.device', 'cpu', '--device')}; a GPU trains all clients in one process",
+        )
+    if settings.workers > 1 and settings.threads > 1:
+        raise SettingError(
+            "run.workers", settings.workers, f"have one thread each; leave out threads={settings.threads}"
+        )
+    if ranks.joined():
+        ranks.check(settings.workers, settings.store, settings.device)
+    precision = precision_on(device, settings.precision)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return device
+
+
+def device_of(name: str) -> torch.device:
+    """The device by its name, if this machine has it; "auto" is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingError("run.device", name, "is unknown; use cpu, cuda, cuda:N or auto") from error
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError("run.device", name, "is not supported; use cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        cpu = how_to_set("run.device", "cpu", "--device")
+        raise SettingError("run.device", name, f"needs a CUDA GPU and a CUDA build of PyTorch; use {cpu}")
+    return device
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """The precision, with "auto" decided."""
+    usual = "tf32" if device.type == "cuda" else "fp32"
+    return usual if precision == "auto" else precision
+
+
+def dataset(run: Run, tell: Tell) -> Dataset:
+    """The samples, with token numbers in place of sentences."""
+    samples = data_of(run.data)
+    samples.check_test_classes()
+    is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
+    if is_text and pretrained.is_pretrained(run.model.name):
+        tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")
+    samples = tokenized(samples, run.model)
+    tell(hints.padding(samples, run.model.max_length or 0))
+    return samples if run.run.augment else dataclasses.replace(samples, augment=False)
+
+
+def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
+    """The samples of each client: by a scheme, from a file, or as a value."""
+    chosen, settings = run.partition, run.run
+    if chosen.value is not None:
+        return chosen.value  # type: ignore[no-any-return]
+    if chosen.name.endswith(".json"):
+        found = Partition.load(chosen.name)
+    else:
+        found = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+    return hold_out(found, validation, samples, settings.seed) if validation else found
+
+
+def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorithm, tell: Tell) -> Task:
+    """What every client learns, tried on two samples."""
+    samples = clients.dataset
+    mean, std = getattr(module, "normalization", None) or (samples.mean, samples.std)
+    criterion, metrics = build_task(run.task, samples.kind, samples.target_scale)
+    learned = task_of(
+        module,
+        len(samples.classes),
+        criterion=criterion,
+        metrics=metrics,
+        mean=mean if samples.mean else (),
+        std=std if samples.std else (),
+        head=run.model.head,
+        buffers=run.run.buffers,
+        device=clients.train.y.device,
+        dtype=torch.float64 if run.run.precision == "fp64" else torch.float32,
+    )
+    if pretrained.is_pretrained(run.model.name):
+        total = sum(parameter.numel() for parameter in module.parameters())
+        tell(f"the model has {total:,} parameters; {learned.d:,} are trained and sent")
+    first = tree.row(clients.train.rows([0]), 0)
+    learned = learned.probed(first)
+    check_task(run.task, learned, first)
+    if public := traits(algorithm).public:
+        learned = dataclasses.replace(learned, public=clients.unassigned(public))
+    return learned
+
+
+def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) -> AnyAlgorithm:
+    """The algorithm in its wrappers: add-ons, robust aggregation, private uploads, simulated attacks."""
+    given = [kind for kind in WRAPPERS if getattr(run, kind)]
+    if not given:
+        return inner
+    autotune.check_fit(task, clients)  # before the examples below
+    settings, augment = run.run, clients.dataset.augment
+    samples = tree.row(clients.train.rows([0]), 0)
+    trained = settings.split_clients[0]
+    context: dict[str, dict[str, Any]] = {
+        "privacy": {"clients": len(trained), "taking_part": settings.participants, "seed": settings.seed},
+        # A new client is honest.
+        "attack": {"clients": trained, "seed": settings.seed, "attack": run.attack.name},
+    }
+    wrapped = inner
+    for kind in given:
+        if kind == "privacy":
+            check_sums(wrapped, task, example_output(wrapped, task, samples, augment, 2).upload)
+        wrapped = build(kind, getattr(run, kind), algorithm=wrapped, **context.get(kind, {}))
+    # One server update on an example, so that wrappers that do not fit fail before the run.
+    upload = example_output(wrapped, task, samples, augment, clients.clients).upload
+    server = wrapped.server_init(task, clients.clients)
+    with torch.no_grad():
+        total = wrapped.summand(task, server, torch.tensor(0, device=task.device), upload)
+        wrapped.server_update(task, server, total)
+    return wrapped
+
+
+class Computed(NamedTuple):
+    """How the rounds are computed."""
+
+    engine: Engine
+    training: Training
+    task: Task  # with the model that this engine trains
+    settings: RunSettings  # with every "auto" decided
+
+
+def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, tell: Tell) -> Computed:
+    """The engine, chosen by a short measurement where the settings leave it open."""
+    settings, device = run.run, task.device
+    # The cut of split learning may lie in the front.
+    cache = "off" if traits(algorithm).cut else settings.cache_features
+    training = features.training_of(task, clients, cache)
+    if training.front is not None:
+        cut = training.front.cut
+        tell(f"the input of {cut} is computed once for each sample: what comes before is frozen")
+    is_open = not settings.workers and settings.threads == 1
+    most = autotune.processors() if is_open and device.type == "cpu" else 1
+    sizes = (settings.batch, settings.participants, settings.rounds)
+    load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
+    if pretrained.is_pretrained(run.model.name) and device.type == "cpu":
+        tell("timing the engines on a few samples")
+    chosen = autotune.choose_engine(
+        load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
+    )
+    precision = precision_on(device, settings.precision)
+    if chosen.name != "sequential":
+        products = torch.bfloat16 if precision == "bf16" else None
+        first = tree.row(training.federation.train.rows([0]), 0)
+        training = training._replace(task=training.task.with_batching(products, first))
+        task = training.task if training.front is None else task
+    if precision == "bf16" and training.task.batched is None:
+        raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
+    workers = settings.workers
+    if is_open:
+        states = clients.clients if settings.store == "memory" else 0
+        load = load._replace(task=training.task)
+        seconds = autotune.total_seconds(load, chosen) if device.type == "cpu" else 0.0
+        workers = autotune.processes(load, chosen, states, seconds)
+        estimate = expected(seconds / workers, settings.rounds, workers, settings.local_baseline)
+        if estimate or device.type != "cpu":  # of a short run, the table at its end has it
+            tell(run.partition_text)
+        tell(estimate)
+    decided = dataclasses.replace(
+        settings,
+        device=str(device),
+        engine=chosen.name,
+        chunk=chosen.chunk,
+        precision=precision,
+        mkldnn="on" if autotune.mkldnn_enabled() else "off",
+        workers=workers or 1,
+        cache_features="off" if training.front is None else "on",
+    )
+    return Computed(chosen, training, task, decided)

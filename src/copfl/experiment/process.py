@@ -1,0 +1,48 @@
+"""Effects on the process, in one place: the environment, torch's threads and precision, the path of modules.
+
+They last as long as a command or a call of the API, and are then as before. Importing copfl changes nothing.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+ENVIRONMENT = {
+    # On ARM, torch's oneDNN would leave a file /tmp/perf-PID.map for the profiler perf in every process.
+    "ONEDNN_JIT_PROFILE": "0",
+    # Its allocator there returns freed memory after 10 ms, and fresh pages take a quarter of a large step.
+    "MIMALLOC_PURGE_DELAY": "10000",  # ms
+}
+
+
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    """Inside, the variables of ENVIRONMENT that are not set are; torch reads some of them when it is loaded."""
+    added = [name for name in ENVIRONMENT if name not in os.environ]
+    os.environ.update({name: ENVIRONMENT[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def left_as_found() -> Iterator[None]:
+    """What a run sets up in the process is as before when it ends: torch's settings, sys.path, the environment."""
+    import torch
+
+    path, threads = list(sys.path), torch.get_num_threads()
+    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    mkldnn = torch.backends.mkldnn.enabled
+    try:
+        with environment():
+            yield
+    finally:
+        sys.path[:] = path
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = tf32
+        if torch.backends.mkldnn.enabled != mkldnn:
+            setattr(torch.backends.mkldnn, "enabled", mkldnn)  # noqa: B010 - a property of a module, unknown to mypy

@@ -1,0 +1,119 @@
+"""The objective and the metrics of a run, those of copfl or the user's own."""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl.core import tree
+from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
+from copfl.core.evaluation import collected, on_host_arrays
+from copfl.core.metrics import Metric, metric, usual_metrics
+from copfl.core.task import Data, Task
+from copfl.errors import UsageError
+from copfl.settings import schema, user_code
+from copfl.settings.checking import SettingError
+from copfl.settings.user_code import calling
+
+
+def build_task(
+    task: schema.Task, kind: str, scale: tuple[Sequence[float], Sequence[float]] = ((), ())
+) -> tuple[Criterion, tuple[Metric, ...]]:
+    """The objective and the metrics.
+
+    Args:
+        task: The settings.
+        kind: Of the targets, such as "classification".
+        scale: Of numbers to predict, their means and deviations.
+    """
+    options, allowed = task.options, inspect.signature(CRITERIA[kind]).parameters
+    if kind == "multilabel" and "class_weights" in options:
+        options["label_weights"] = options.pop("class_weights")
+    if wrong := sorted(options.keys() - set(allowed)):
+        raise SettingError(
+            f"task.{wrong[0]}", options[wrong[0]], f"is no option of a {kind} task; leave it out"
+        )
+    loss, code = task.loss or "", task.code
+    if kind == "regression":
+        options |= {"mean": scale[0], "std": scale[1]}
+    if loss and not user_code.is_reference(loss):
+        if loss not in LOSSES[kind]:
+            known = ", ".join(LOSSES[kind])
+            raise SettingError(
+                "task.loss", loss, f"is not defined for {kind}; defined are {known} and mymodule:myfunction"
+            )
+        options |= {"loss": loss} if kind == "regression" else {}
+    criterion = CRITERIA[kind](**options)
+    if user_code.is_reference(loss):
+        criterion = with_losses(criterion, _function(loss, code))
+    named = [metric_of(name, kind, code) for name in task.metrics]
+    if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
+        raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
+    return criterion, tuple(named) or usual_metrics(kind)
+
+
+def metric_of(name: str, kind: str, code: str | None = None) -> Metric:
+    """A metric by its name, or the user's function of predictions and targets, with its attributes."""
+    if not user_code.is_reference(name):
+        return metric(name, kind)
+    function = _function(name, code)
+    return Metric(
+        name.rpartition(":")[2].rpartition(".")[2],
+        higher_is_better=bool(getattr(function, "higher_is_better", True)),
+        fraction=bool(getattr(function, "fraction", False)),
+        function=function,
+    )
+
+
+def _function(name: str, code: str | None) -> Callable[..., Any]:
+    function = user_code.attribute("task", name, code)
+    if not callable(function):
+        raise UsageError(f'"{name}" is {type(function).__name__}; an objective or a metric is a function')
+    return function  # type: ignore[no-any-return]
+
+
+def check_task(settings: schema.Task, task: Task, data: Data) -> None:
+    """The objective and the metrics on two samples, so that what does not fit fails before the run."""
+    if not settings or not int(data.size):
+        return
+    two = Data(*tree.each(lambda t: t[:2], (data.x, data.y)), data.size.clamp(max=2))
+    count, x = len(two.y), task.numbers(two.x)
+    loss = settings.loss or task.criterion.kind
+
+    def losses(w: Tensor) -> Tensor:
+        outputs = task.forward(w, x)[0]
+        found = task.criterion.losses(outputs, two.y)
+        if not isinstance(found, Tensor) or found.shape != (count,) or not found.is_floating_point():
+            shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise UsageError(
+                f'the objective "{loss}" returned {shown} for {count} samples; it must return one loss for '
+                f"each, a float tensor [{count}]"
+            )
+        return found
+
+    with torch.no_grad(), calling("objective", loss, "computing it for two samples of two clients"):
+        found = torch.func.vmap(losses)(torch.stack([task.initial, task.initial]))
+    if not torch.isfinite(found).all():
+        raise UsageError(f'the objective "{loss}" is not finite for the initial weights: {found[0].tolist()}')
+    with torch.no_grad():
+        predictions = collected(task, task.scores(task.initial, two).predictions, two.y)
+    for own in [one for one in task.metrics if not one.kinds]:
+        with calling("metric", own.name, "computing it for two samples"):
+            value = _number(own, *on_host_arrays(task, predictions, two.y))
+        if not isinstance(value, float | int | np.number):
+            raise UsageError(
+                f'the metric "{own.name}" returned {type(value).__name__}; it must return a number for '
+                "predictions and targets"
+            )
+
+
+def _number(own: Metric, predictions: Any, targets: Any) -> object:
+    """The metric, or nan where it raises a ValueError, which means that these samples do not define it."""
+    try:
+        return own.function(predictions, targets)
+    except ValueError:
+        return math.nan

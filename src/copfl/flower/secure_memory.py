@@ -1,0 +1,149 @@
+"""A node's memory of the secure sums that contain its data, whatever the server calls the runs.
+
+Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by one
+member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed, after
+a rollback, or if the server changes the model by a little. So a node's data are added up with one cohort only,
+unless the node's owner allows it to change. Data are the same if they have a sample in common.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.samples import Inputs
+from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.files import write_bytes
+from copfl.flower.state import write_json
+
+Hashes = NDArray[np.uint64]  # one of each sample, in order
+FILE = "sums.json"
+CHANGES = "cohort-changes"  # key of the node's configuration
+
+
+class Added(NamedTuple):
+    """Sums of the same data with the same cohort, one after another."""
+
+    samples: str  # the name of the data
+    cohort: frozenset[str]  # members
+    uploads: frozenset[str]  # digests of what was added up
+
+
+class History(tuple[Added, ...]):
+    """The sums that contain some data, in order."""
+
+    def changes(self, *further: frozenset[str]) -> int:
+        """How often the cohort has changed, with further sums."""
+        cohorts = [*(added.cohort for added in self), *further]
+        return sum(before != after for before, after in pairwise(cohorts))
+
+    def expect(self, invited: frozenset[str], allowed: int) -> None:
+        """WireError if no sum of some of these members would be admitted."""
+        likely = self[-1].cohort if self and self[-1].cohort <= invited else invited
+        if self.changes(likely) > allowed:
+            raise self._refusal(likely)
+
+    def admit(self, cohort: frozenset[str], upload: str, allowed: int) -> None:
+        """WireError if a sum over the cohort could be subtracted from an earlier one."""
+        if any(upload in added.uploads and added.cohort != cohort for added in self):
+            raise WireError(
+                f"the same upload of this node was added up with other members than {fingerprint(cohort)}: the "
+                "difference of both sums would reveal single uploads"
+            )
+        if self.changes(cohort) > allowed:
+            raise self._refusal(cohort)
+
+    def _refusal(self, cohort: frozenset[str]) -> WireError:
+        before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
+        return WireError(
+            f"this node's data were added up with the members {before}, and are asked for with "
+            f"{fingerprint(cohort)}: the difference of two sums over different members reveals single uploads; "
+            f"wait for the same members, or ask the node's owner to set {CHANGES}={self.changes(cohort)}"
+        )
+
+
+def fingerprint(members: Collection[str]) -> str:
+    """A short name of a set of members, which people can compare."""
+    digest = hashlib.sha256("\n".join(sorted(members)).encode()).hexdigest()
+    return "-".join(digest[start : start + 4] for start in range(0, 16, 4))
+
+
+def hashes_of(x: Inputs) -> Hashes:
+    """A hash of each sample, as it is on disk: no setting of a run changes it."""
+    columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
+    rows = (
+        b"\0".join(
+            str(v).encode() if c.dtype.kind in "UO" else v.tobytes()
+            for c, v in zip(columns, row, strict=True)
+        )
+        for row in zip(*columns, strict=True)
+    )
+    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
+
+
+def changes_allowed(node_config: Mapping[str, Any]) -> int:
+    """How often the node's owner allows the cohort to change."""
+    changes = node_config.get(CHANGES, 0)
+    if type(changes) is not int or changes < 0:
+        raise UsageError(f"{CHANGES}={changes!r} must be a whole number: how often the cohort may change")
+    return changes
+
+
+class Memory:
+    """The files of the memory, in one folder of the node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no data of this node have been in a sum."""
+        return not (self.folder / FILE).exists()
+
+    def name_of(self, samples: Hashes) -> str:
+        """The name by which the samples are known; their hashes are stored."""
+        content = samples.astype("<u8").tobytes()
+        name = hashlib.sha256(content).hexdigest()[:32]
+        if not self._path(name).exists():
+            write_bytes(self._path(name), content, private=True)
+        return name
+
+    def history(self, samples: str) -> History:
+        """The sums that contain one of these samples."""
+        return History(added for added in self._read() if self._overlap(samples, added.samples))
+
+    def remember(self, samples: str, cohort: frozenset[str], upload: str) -> None:
+        """Writes down a sum, before this node takes part in it."""
+        earlier, added = self._read(), Added(samples, cohort, frozenset([upload]))
+        if earlier and earlier[-1][:2] == added[:2]:
+            added = added._replace(uploads=added.uploads | earlier.pop().uploads)
+        else:
+            text = "copfl: this node's data are added up with %d members, fingerprint %s"
+            logging.getLogger("flwr").info(text, len(cohort), fingerprint(cohort))
+        content = [(name, sorted(members), sorted(uploads)) for name, members, uploads in (*earlier, added)]
+        write_json(self.folder / FILE, content)
+
+    def _overlap(self, samples: str, others: str) -> bool:
+        return samples == others or bool(np.isin(self._hashes(samples), self._hashes(others)).any())
+
+    def _hashes(self, name: str) -> Hashes:
+        damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, ValueError):
+            return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)
+
+    def _read(self) -> list[Added]:
+        path = self.folder / FILE
+        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
+            stored = json.loads(path.read_text()) if path.exists() else []
+            return [Added(str(name), frozenset(members), frozenset(made)) for name, members, made in stored]
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.samples"

@@ -1,0 +1,238 @@
+"""Values as people write them, checked against types, limits and signatures; one error for all that does not fit."""
+
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from copfl.errors import UsageError
+
+LARGEST = 1e30  # of a number that is set by name: ten times as much must still fit into float32
+TYPES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    type(None): "left out",
+}
+LIMITS = {  # in the words of JSON Schema
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+class SettingError(UsageError):
+    """A setting that is not allowed.
+
+    Args:
+        path: The key, such as "run.rounds".
+        value: What it was set to; None: a key alone.
+        allowed: What it may be, as a sentence.
+        nearest: The known name that is most like the given one, if any is.
+    """
+
+    def __init__(self, path: str, value: Any, allowed: str, nearest: str = "") -> None:
+        hint = f'; did you mean "{nearest}"?' if nearest else ""
+        shown = path if value is None else f"{path}={_shown(value)}"
+        super().__init__(f"{shown} {allowed}{hint}")
+        self.path, self.value, self.allowed, self.nearest = path, value, allowed, nearest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SettingError, (self.path, self.value, self.allowed, self.nearest)
+
+
+def _shown(value: Any) -> str:
+    return text if len(text := repr(value)) <= 60 else f"{text[:57]}..."
+
+
+def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
+    """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables."""
+    names, key = sorted(known), path.rpartition(".")[2]
+    same = [other for other in elsewhere if other.rpartition(".")[2] == key]
+    near = same or difflib.get_close_matches(key, names, n=1)
+    return SettingError(
+        path, value, f"is no setting; allowed are {', '.join(names) or 'none'}", near[0] if near else ""
+    )
+
+
+def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
+    """The error for a name that does not exist."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return SettingError(path, name, f"is unknown; allowed are {', '.join(names)}", near[0] if near else "")
+
+
+def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
+    """The value as the type of the hint, a plain type, a tuple of one, or a choice of those, within its limits."""
+    limits = limits or {}
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    for option in typing.get_args(hint) if union else (hint,):
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) <= LARGEST:
+                raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
+            return _within(path, float(value), hint, limits)
+        if option in TYPES and type(value) is option:
+            return value if value is None else _within(path, value, hint, limits)
+        if typing.get_origin(option) is tuple:
+            inner = typing.get_args(option)[0]
+            parts = value if isinstance(value, list | tuple) else (value,)
+            return tuple(converted(path, part, inner, limits) for part in parts)
+        if option not in TYPES:
+            return value  # the component checks other types
+    raise SettingError(path, value, f"must be {described(hint, limits)}")
+
+
+def _within(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    if choices := limits.get("enum"):
+        if value not in choices:
+            raise unknown_name(path, str(value), choices)
+    elif any(
+        {
+            "minimum": value < limit,
+            "exclusiveMinimum": value <= limit,
+            "maximum": value > limit,
+            "exclusiveMaximum": value >= limit,
+        }[name]
+        for name, limit in limits.items()
+    ):
+        raise SettingError(path, value, f"must be {described(hint, limits)}")
+    return value
+
+
+def described(hint: Any, limits: Mapping[str, Any]) -> str:
+    """What a value may be, such as "a whole number of at least 1 and at most 1,024"."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    options = typing.get_args(hint) if union else (hint,)
+    if choices := limits.get("enum"):
+        return ", ".join(choices[:-1]) + f" or {choices[-1]}"
+    texts = [
+        TYPES.get(option) or f"a list of {TYPES.get(typing.get_args(option)[0], 'values')[2:]}s"
+        for option in options
+    ]
+    bounds = " and ".join(f"{words} {limits[name]:,}" for name, words in LIMITS.items() if name in limits)
+    return " or ".join(texts) + (f", {bounds}" if bounds else "")
+
+
+# Signatures
+
+
+class Parameter(typing.NamedTuple):
+    """A keyword of a factory."""
+
+    default: Any  # inspect.Parameter.empty where there is none
+    hint: Any
+
+
+def parameters_of(factory: Callable[..., Any], skip: Iterable[str] = ()) -> dict[str, Parameter]:
+    """The keywords of a function or class; those of a dataclass's parts are its own.
+
+    A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it is
+    a kind of its own.
+    """
+    try:
+        every = _parameters_of(factory)
+    except TypeError:  # an object without a hash
+        every = _parameters_of.__wrapped__(factory)
+    return {name: parameter for name, parameter in every.items() if name not in skip}
+
+
+@lru_cache(maxsize=256)  # a reproduction checks a thousand records against the same few signatures
+def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    # The fields of a dataclass may be annotated in the modules of its bases, which __init__ does not know.
+    plain_class = inspect.isclass(factory) and not dataclasses.is_dataclass(factory)
+    try:
+        hints = typing.get_type_hints(factory.__init__ if plain_class else factory)
+    except (NameError, TypeError):  # the annotations of a user's code may name what does not exist
+        hints = {}
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of a class in C
+        return {}
+    result = {
+        p.name: Parameter(p.default, hints.get(p.name, Any)) for p in parameters if p.kind not in variadic
+    }
+    for name, part in parts_of(factory).items():
+        del result[name]
+        hinted = parameters_of(type(part))
+        result |= {
+            option: Parameter(value, hinted[option].hint) for option, value in options_of(part).items()
+        }
+    for name, default in _defaults(factory).items():
+        if name in result:
+            result[name] = Parameter(default, result[name].hint)
+    return result
+
+
+def takes_any(factory: Callable[..., Any]) -> bool:
+    """Whether a function takes keywords that it does not name, or whose names Python cannot find out."""
+    try:
+        kinds = [p.kind for p in inspect.signature(factory).parameters.values()]
+    except (TypeError, ValueError):
+        return True
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _defaults(factory: Any) -> dict[str, Any]:
+    """The defaults of a dataclass's fields."""
+    fields = (
+        dataclasses.fields(factory) if inspect.isclass(factory) and dataclasses.is_dataclass(factory) else ()
+    )
+    missing = dataclasses.MISSING
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not missing}
+    return made | {f.name: f.default for f in fields if f.default is not missing}
+
+
+def parts_of(factory: Any) -> dict[str, Any]:
+    """The defaults of a dataclass that are dataclasses themselves; `optimizer` is a kind of its own."""
+    return {
+        name: default
+        for name, default in _defaults(factory).items()
+        if dataclasses.is_dataclass(default) and not inspect.isclass(default) and name != "optimizer"
+    }
+
+
+def checked(
+    kind: str,
+    factory: Callable[..., Any],
+    options: Mapping[str, Any],
+    skip: Iterable[str] = (),
+    elsewhere: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The keywords with the types of the factory's parameters; SettingError names one that does not fit."""
+    parameters = parameters_of(factory, skip)
+    result = dict(options) if takes_any(factory) else {}
+    for name, value in options.items():
+        if name in parameters:
+            result[name] = converted(f"{kind}.{name}", value, parameters[name].hint)
+        elif name not in result:
+            raise unknown_key(f"{kind}.{name}", value, parameters, elsewhere)
+    return result
+
+
+def built(factory: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+    """The value with these options, those of its parts among them."""
+    rest = dict(options)
+    parts = {}
+    for name, part in parts_of(factory).items():
+        own = options_of(part)
+        parts[name] = built(type(part), {option: rest.pop(option, value) for option, value in own.items()})
+    return factory(**context, **rest, **parts)
+
+
+def options_of(value: Any) -> dict[str, Any]:
+    """The options with which `built` makes an equal value of this dataclass."""
+    result: dict[str, Any] = {}
+    parts = parts_of(type(value))
+    for field in dataclasses.fields(value):
+        if field.name in parts:
+            result |= options_of(getattr(value, field.name))
+        elif field.init and field.name != "optimizer":
+            result[field.name] = getattr(value, field.name)
+    return result

@@ -1,0 +1,58 @@
+"""What a run is, as a short hash: two runs with the same identity differ in rounding at most."""
+
+import hashlib
+import json
+from typing import Any
+
+from copfl.data.partition import Partition
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
+
+# Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
+COMPUTING = "device engine chunk threads workers store mkldnn cache_features"
+KEEPING = "checkpoint_every save_models eval_models local_baseline"
+NEUTRAL = {
+    "data": {"dir", "code"},
+    "model": {"code"},
+    "task": {"code"},
+    "run": {*COMPUTING.split(), *KEEPING.split()},
+}
+USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
+
+
+def essential(run: Run) -> Tables:
+    """The settings of a run without the neutral ones, as a JSON file would give them back."""
+    result = {
+        title: {key: value for key, value in table.items() if key not in NEUTRAL.get(title, ())}
+        for title, table in run.tables().items()
+    }
+    if run.run.precision in USUAL_PRECISIONS:
+        del result["run"]["precision"]
+    model = result.get("model", {})
+    if "sha256" in model:  # the content of a pretrained model counts, not its place
+        model.pop("weights", None)
+        model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
+    if not run.run.new_clients:  # none: as before there was such a setting
+        del result["run"]["new_clients"]
+    plain: Tables = json.loads(json.dumps(result, default=str))
+    return plain
+
+
+def identity(run: Run, *more: Any) -> str:
+    """Twelve hexadecimal digits of a complete record, and of what else counts."""
+    kept = essential(run)
+    if run.partition.name.endswith(".json"):  # its content counts, not its place
+        kept["partition"] = {"sha256": Partition.load(run.partition.name).fingerprint}
+    return digest([kept, *more])
+
+
+def settings_digest(run: Run, contents: Tables) -> str:
+    """Of the settings that a continued run and its checkpoint share, with the contents of the data."""
+    settings: Tables = json.loads(json.dumps({**essential(run), **contents}))
+    del settings["run"]["rounds"]
+    return digest(settings)
+
+
+def digest(value: Any) -> str:
+    """Twelve hexadecimal digits of a value that JSON can express."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,477 @@
+"""The complete description of a run as typed, frozen records.
+
+A record is a table of run.toml, a field a key. A field has its type, default, limits, and a sentence of help; with a
+panel it is an option of the command line, too. The options of a component (an algorithm, a model, ...) are the
+fields of its dataclass or the keywords of its function, and are in `options`.
+
+Nothing here imports torch, so that `copfl --help` is fast.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from copfl.errors import UsageError
+from copfl.settings.checking import converted, unknown_key
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+EVAL_MODELS = ("all", "personal", "final")
+SWITCH = ("auto", "on", "off")
+
+
+def setting(
+    default: Any,
+    help: str,
+    panel: str = "",
+    names: str = "",
+    *,
+    ours: bool = False,
+    shown: str = "",
+    **limits: Any,
+) -> Any:
+    """A field of a record.
+
+    Args:
+        default: The value where none is given.
+        help: One sentence about it.
+        panel: The group in the help of a command; empty: it is no option of its own, but one of --set.
+        names: Its names on the command line, such as "--rounds -r"; empty: that of the field.
+        ours: Whether it is no argument of the component that the record describes.
+        shown: The default as the help shows it, where it depends on other settings.
+        limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.
+    """
+    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown, "limits": limits}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A choice by name with its options, or a value that a program passed."""
+
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = setting(None, "Folder of the module of a name such as mymodule:MyNet.", ours=True)
+    value: Any = field(default=None, compare=False, repr=False)
+    description: str = ""  # of the value
+
+    def __bool__(self) -> bool:
+        """Whether anything is chosen."""
+        return self != type(self)()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the component."""
+        own = {f.name: getattr(self, f.name) for f in declared(type(self)) if not f.metadata["ours"]}
+        return {name: value for name, value in own.items() if value is not None and name != "name"} | dict(
+            self.options
+        )
+
+    @property
+    def title(self) -> str:
+        """The name, or the value in words."""
+        return self.name or self.description
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Component):
+    """[algorithm]: the method of federated learning."""
+
+    name: str = setting(
+        "",
+        "An algorithm (`copfl list algorithms`) or module:Class.",
+        "Training",
+        "--algorithm -a",
+        shown="copfl",
+    )
+    epochs: int | None = setting(None, "Local epochs per round.", "Training", shown="1", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Component):
+    """[optimizer]: the rule of the local steps."""
+
+    name: str = setting(
+        "", "sgd, adam, mamo or module:Class.", "Training", "--optimizer", shown="the algorithm's"
+    )
+    lr: float | None = setting(
+        None, "Learning rate.", "Training", shown="the optimizer's on the data set", exclusiveMinimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Component):
+    """[data]: the samples."""
+
+    name: str = setting(
+        "", "A name, file, folder, hf:NAME or module:function.", "Data", "--dataset -d", shown="digits"
+    )
+    dir: str | None = setting(
+        None, "Folder of the data sets.", "Data", "--data-dir", ours=True, shown="$COPFL_DATA"
+    )
+    target: str | None = setting(None, "The column of a table to predict; several with commas.", "Data")
+    client: str | None = setting(None, "The column that names the client.", "Data")
+    text: str | None = setting(None, "The column of texts to learn from.", "Data")
+    kind: str | None = setting(
+        None,
+        "classification, multilabel, regression or next_token.",
+        "Data",
+        "--task",
+        shown="by the targets",
+    )
+    skip_corrupt: bool | None = setting(
+        None, "Leave out damaged images of a folder.", "Data", "--skip-corrupt"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(Component):
+    """[partition]: which client has which samples."""
+
+    name: str = setting(
+        "",
+        "Of `copfl list partitions`, a file of a run, or module:function.",
+        "Data",
+        "--partition",
+        shown="by_group where the data has clients, else classes",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Component):
+    """[model]: the network, and what of it is trained."""
+
+    name: str = setting(
+        "",
+        "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME.",
+        "Model",
+        "--model -m",
+        shown="by the samples",
+    )
+    weights: str | None = setting(
+        None, "Of a pretrained model: default, none or a file.", "Model", shown="default"
+    )
+    train: str | None = setting(
+        None, "Parameters to train: parts or patterns, as head,*.bias.", "Model", ours=True, shown="all"
+    )
+    freeze: str | None = setting(
+        None, "Parameters to keep as they are, as body or *.lora_A*.", "Model", ours=True, shown="none"
+    )
+    head: str | None = setting(
+        None, "The name of the last layer, if it is not the last of the module.", ours=True
+    )
+    frozen_dropout: bool | None = setting(None, "Whether frozen layers have their dropout.", ours=True)
+    tokenizer: str | None = setting(None, "Folder of the tokenizer.", ours=True)
+    max_length: int | None = setting(None, "Tokens of a text at most; 0: no limit.", ours=True, minimum=0)
+    sha256: str | None = setting(None, "Of the pretrained base; another one is refused.", ours=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter(Component):
+    """[adapter]: low-rank matrices beside the layers of a model."""
+
+    name: str = setting(
+        "", "lora, or lora:r=8,alpha=16,targets=query+value.", "Model", "--adapter", shown="none"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """[task]: the objective and the metrics."""
+
+    loss: str | None = setting(
+        None,
+        "squared, absolute, huber or module:function.",
+        "Training",
+        "--objective",
+        shown="by the targets",
+    )
+    metrics: tuple[str, ...] = setting(
+        (), "Metrics, the first is primary, as auc,accuracy.", "Training", "--metrics", shown="by the targets"
+    )
+    delta: float | None = setting(None, "Where the Huber loss becomes linear.")
+    class_weights: tuple[float, ...] = setting((), "The weight of each class, or of each label.")
+    label_smoothing: float | None = setting(None, "The probability that is given to all classes alike.")
+    code: str | None = setting(None, "Folder of the module of a function of yours.")
+
+    def __bool__(self) -> bool:
+        return self != Task()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the objective."""
+        given = {name: getattr(self, name) for name in ("delta", "class_weights", "label_smoothing")}
+        return {name: value for name, value in given.items() if value not in (None, ())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addons(Component):
+    """[addons]: what can be added to every algorithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robust(Component):
+    """[robust]: aggregation against malicious clients."""
+
+    name: str = setting(
+        "",
+        "Robust aggregation: clip, trimmed_mean, median or module:Class.",
+        "Robustness",
+        "--robust",
+        shown="none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Component):
+    """[privacy]: clipped and noised uploads."""
+
+    noise: float | None = setting(
+        None,
+        "Clip the uploads and add noise to their sum, in multiples of privacy.clip.",
+        "Robustness",
+        "--privacy",
+        shown="none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Component):
+    """[attack]: simulated malicious clients."""
+
+    name: str = setting(
+        "",
+        "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider.",
+        "Robustness",
+        "--attack",
+        shown="none",
+    )
+    fraction: float | None = setting(
+        None, "Fraction of malicious clients.", "Robustness", "--attackers", shown="0.2"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """[run]: the federation's size, the rounds, and how they are computed."""
+
+    clients: int = setting(
+        10,
+        "Number of clients.",
+        "Federation",
+        "--clients -n",
+        minimum=1,
+        maximum=10**7,
+        shown="the natural clients of the data, else 10",
+    )
+    rounds: int = setting(
+        100,
+        "Number of rounds.",
+        "Federation",
+        "--rounds -r",
+        minimum=1,
+        maximum=10**9,
+        shown="40 on digits, 100 elsewhere",
+    )
+    seed: int = setting(0, "Seed of all randomness.", "Training", minimum=0, maximum=2**63 - 1)
+    batch: int = setting(
+        32,
+        "Samples per training step.",
+        "Training",
+        "--batch-size --batch",
+        minimum=1,
+        maximum=10**9,
+        shown="8 on digits, 32 elsewhere",
+    )
+    participation: float = setting(
+        1.0, "Fraction of the clients in each round.", "Federation", exclusiveMinimum=0, maximum=1
+    )
+    new_clients: float = setting(
+        0.0,
+        "Fraction of the clients that never train, and are fitted after the last round.",
+        "Federation",
+        minimum=0,
+        exclusiveMaximum=1,
+    )
+    eval_every: int = setting(1, "Rounds between evaluations.", minimum=1, maximum=10**9)
+    eval_models: str = setting(
+        "all",
+        "Which models are evaluated; personal: without the global model; final: only after local training.",
+        enum=EVAL_MODELS,
+    )
+    checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
+    buffers: str = setting("local", "Batch-norm statistics: local, or average.", enum=("local", "average"))
+    augment: bool = setting(True, "Random crops and flips of images, on data sets that have them.")
+    device: str = setting("cpu", "cpu, cuda, cuda:N or auto.", "Training")
+    engine: str = setting(
+        "auto",
+        "auto, sequential, vmap or cuda_graph; auto is the fastest.",
+        "Training",
+        enum=("auto", "sequential", "vmap", "cuda_graph"),
+    )
+    chunk: int = setting(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
+    # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens the
+    # activations too; what is trained stays fp32.
+    precision: str = setting(
+        "auto",
+        "auto, fp32, tf32, bf16 or fp64; auto is tf32 on a GPU and fp32 elsewhere.",
+        "Training",
+        enum=("auto", "fp32", "tf32", "bf16", "fp64"),
+    )
+    threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
+    workers: int = setting(
+        1,
+        "Processes that train clients, on a CPU; 0: the fastest number by a short measurement.",
+        "Training",
+        minimum=0,
+        maximum=1024,
+        shown="0 in `copfl run`, 1 elsewhere",
+    )
+    store: str = setting(
+        "memory",
+        "Where client states are between rounds: memory, or disk for many clients.",
+        "Federation",
+        enum=("memory", "disk"),
+    )
+    mkldnn: str = setting("auto", "Kernels of a CPU; auto: the faster by a short measurement.", enum=SWITCH)
+    cache_features: str = setting(
+        "auto",
+        "The outputs of a frozen front, computed once; auto: where they take little memory.",
+        enum=SWITCH,
+    )
+    local_baseline: bool = setting(
+        False,
+        "Train each client alone as well, on the same batches.",
+        "Training",
+        "--local-baseline/--no-local-baseline",
+        shown="on in `copfl run`",
+    )
+    save_models: bool = setting(True, "Write every client's personal model when the run ends.")
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, converted(f"run.{name}", value, *_types(RunSettings)[name]))
+        if self.new_clients and self.clients < 2:
+            needed = "needs at least two clients, and one of them trains"
+            raise UsageError(f"run.new_clients={self.new_clients} {needed}")
+
+    @property
+    def split_clients(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+        """The clients that train, and the new ones."""
+        from copfl.core.batches import split_new
+
+        return split_new(self.seed, self.clients, self.new_clients)
+
+    @property
+    def participants(self) -> int:
+        """The number of clients in each round."""
+        from copfl.core.batches import participants
+
+        return participants(len(self.split_clients[0]), self.participation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run: what is trained, on which data, how. `copfl.settings.complete` fills in what is not given."""
+
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    data: Data = field(default_factory=Data)
+    partition: Partition = field(default_factory=Partition)
+    model: Model = field(default_factory=Model)
+    adapter: Adapter = field(default_factory=Adapter)
+    task: Task = field(default_factory=Task)
+    addons: Addons = field(default_factory=Addons)
+    robust: Robust = field(default_factory=Robust)
+    privacy: Privacy = field(default_factory=Privacy)
+    attack: Attack = field(default_factory=Attack)
+    run: RunSettings = field(default_factory=RunSettings)
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The record of a mapping such as the content of run.toml; the options of components stay unchecked."""
+        for title, table in tables.items():
+            if title not in KINDS:
+                raise unknown_key(title, dict(table), KINDS)
+        return cls(**{title: record_of(title, table) for title, table in tables.items()})
+
+    def replaced(self, layer: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The record with other values of these keys, by title; the options of components stay unchecked."""
+        tables = self.tables()
+        values = {
+            title: getattr(self, title).value
+            for title in self.__dict__
+            if isinstance(getattr(self, title), Component)
+        }
+        other = self.of(
+            tables | {title: {**tables.get(title, {}), **table} for title, table in layer.items()}
+        )
+        same = {
+            title: dataclasses.replace(getattr(other, title), value=value) for title, value in values.items()
+        }
+        return dataclasses.replace(other, **same)
+
+    @property
+    def partition_text(self) -> str:
+        """Such as "10 clients, partition classes (per_client=2)", or "(natural clients)" of by_group."""
+        chosen, clients = self.partition, self.run.clients
+        if chosen.description:
+            return f"{clients} clients, {chosen.description}"
+        shown = [f"{key}={value}" for key, value in chosen.options.items() if value is not False]
+        shown += ["natural clients"] if chosen.name == "by_group" else []
+        in_brackets = f" ({', '.join(shown)})" if shown else ""
+        return f"{clients} clients, partition {chosen.name}{in_brackets}"
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The content of run.toml: plain names and numbers, without what is not chosen."""
+        return {title: table for title, record in vars(self).items() if (table := table_of(record))}
+
+
+KINDS: dict[str, type[Any]] = {f.name: f.default_factory for f in dataclasses.fields(Run)}  # type: ignore[misc]
+
+
+def declared(record: type[Any]) -> Iterator[dataclasses.Field[Any]]:
+    """The fields of a record that are settings."""
+    return (f for f in dataclasses.fields(record) if "help" in f.metadata)
+
+
+def _types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """The type and the limits of each setting of a record."""
+    if record not in _TYPES:
+        hints = typing.get_type_hints(record)
+        _TYPES[record] = {f.name: (hints[f.name], f.metadata["limits"]) for f in declared(record)}
+    return _TYPES[record]
+
+
+_TYPES: dict[type[Any], dict[str, tuple[Any, Mapping[str, Any]]]] = {}
+
+
+def record_of(title: str, table: Mapping[str, Any]) -> Any:
+    """The record of a table, whose declared keys are checked."""
+    record, known = KINDS[title], _types(KINDS[title])
+    fields = {k: converted(f"{title}.{k}", v, *known[k]) for k, v in table.items() if k in known}
+    rest = {k: v for k, v in table.items() if k not in known and k != "value"}
+    if issubclass(record, Component):
+        return record(**fields, options=rest, description=str(table.get("value", "")))
+    for key, value in rest.items():
+        raise unknown_key(f"{title}.{key}", value, known, paths())
+    return record(**fields)
+
+
+def table_of(record: Any) -> dict[str, Any]:
+    """The table of a record, without what is not set."""
+    known = {f.name: getattr(record, f.name) for f in declared(type(record))}
+    table = {k: v for k, v in known.items() if v is not None and v not in ("", ())} if record else {}
+    if isinstance(record, Component):
+        table |= {k: v for k, v in record.options.items() if v is not None}
+        table |= {"value": record.description} if record.description else {}
+    return table if not isinstance(record, RunSettings) else known
+
+
+def paths() -> list[str]:
+    """Every declared setting, such as "run.rounds"."""
+    return [f"{title}.{f.name}" for title, record in KINDS.items() for f in declared(record)]

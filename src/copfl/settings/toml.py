@@ -1,0 +1,79 @@
+"""Settings as text: run.toml, and TABLE.KEY=VALUE on the command line."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from copfl.errors import UsageError, raised_as
+from copfl.settings.checking import SettingError
+from copfl.settings.schema import paths
+
+Tables = dict[str, dict[str, Any]]  # one layer of settings, before it is checked: by title and key
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The content of TOML text; ValueError for other text, and for numbers that Python refuses to print."""
+    content = tomllib.loads(text)
+    waiting: list[Any] = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and value.bit_length() > 1024:
+            raise ValueError("a whole number has more than 1024 bits")
+    return content
+
+
+def read(content: bytes, source: str) -> Tables:
+    """The tables in the content of a file.
+
+    Args:
+        content: The bytes of the file.
+        source: Its name, for errors.
+    """
+    damaged = f"{source} is damaged or no run file: it is not valid TOML: {{}}"
+    with raised_as(UsageError, damaged, ValueError, RecursionError):
+        tables = parsed(content.decode())
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise UsageError(f'{source}: "{name}" is outside any table; a run file has tables such as [run]')
+    return tables
+
+
+def read_file(path: Path) -> Tables:
+    """The tables of a run file."""
+    with raised_as(UsageError, f"cannot read {path}: {{}}; give the run.toml of a run", OSError):
+        content = path.read_bytes()
+    return read(content, str(path))
+
+
+def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The tables as TOML text."""
+    return tomli_w.dumps(tables)
+
+
+def value_of(text: str) -> Any:
+    """The value of a text on the command line: read as TOML, or else a plain word."""
+    try:
+        return parsed(f"v = {text.strip()}")["v"]
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def assignment(text: str) -> tuple[str, str, Any]:
+    """("algorithm", "rate", 0.15) for "algorithm.rate=0.15"."""
+    path, equals, value = text.partition("=")
+    table, dot, key = path.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise SettingError(
+            "--set", text, "must be TABLE.KEY=VALUE, such as algorithm.rate=0.15", _path_like(path.strip())
+        )
+    return table, key, value_of(value)
+
+
+def _path_like(key: str) -> str:
+    """The path of the declared setting with this key, such as "optimizer.lr" for "lr"; empty if there is none."""
+    return next((path for path in paths() if key and path.rpartition(".")[2] == key), "")

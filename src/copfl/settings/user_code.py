@@ -1,0 +1,174 @@
+"""The user's models and data: named as "module:attribute", or passed as values."""
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from copfl.data import arrays
+from copfl.data.samples import Dataset
+from copfl.errors import CopflError, UsageError, unknown
+from copfl.models.pretrained import SOURCES
+
+DATA = (
+    "a copfl Dataset, a torch Dataset, a pair (train, test) of torch Datasets, arrays (x, y) or "
+    "(x, y, x_test, y_test), a dict of such arrays, or a list of such data, one per client"
+)
+
+
+def is_reference(name: str) -> bool:
+    """Whether the name is of the form "module:attribute", and not a pretrained model such as "timm:NAME"."""
+    module, colon, attribute = name.partition(":")
+    names = (*module.split("."), *attribute.split("."))
+    return bool(colon) and module not in SOURCES and all(map(str.isidentifier, names))
+
+
+def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
+    """The value of "module:attribute", from an installed package, `folder`, or else the current folder."""
+    module, _, path = reference.partition(":")
+    folder = folder or os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python -m` does
+    try:
+        with calling(kind, reference, "importing it", ModuleNotFoundError):
+            value: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        remedy = f"pip install {missing.partition('.')[0]}"
+        if module == missing or module.startswith(missing + "."):
+            searched = f"copfl searches the installed packages and {folder}"
+            remedy = f"{searched}; start it in the folder that contains {missing}"
+        raise UsageError(f'{kind} "{reference}": there is no module {missing}; {remedy}') from error
+    for name in path.split("."):
+        if not hasattr(value, name):
+            known = [n for n, v in vars(value).items() if not n.startswith("_") and not inspect.ismodule(v)]
+            raise unknown(f"{kind} in {module}", name, known)
+        value = getattr(value, name)
+    return value
+
+
+def folder_of(reference: str) -> str | None:
+    """The folder of an imported "module:attribute" for run.toml; None for an installed package."""
+    top = sys.modules[reference.partition(":")[0].partition(".")[0]]
+    path = next(iter(top.__path__), None) if hasattr(top, "__path__") else getattr(top, "__file__", None)
+    installed = path is None or "site-packages" in Path(path).parts
+    return None if installed else str(Path(str(path)).resolve().parent)
+
+
+def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function, none where Python cannot find out."""
+    try:
+        return dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def takes_any(factory: Callable[..., Any]) -> bool:
+    """Whether a function takes keywords that it does not name."""
+    kinds = [p.kind for p in takes(factory).values()]
+    return not kinds or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
+    """The parameters that get the samples' shape and the number of classes, and which of the two each gets.
+
+    Those called `shape` and `classes`; or else the two without a default, if there are just two.
+    """
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: p for name, p in takes(factory).items() if p.kind not in variadic}
+    facts = ["shape", "classes"]
+    required = [name for name, p in named.items() if p.default is inspect.Parameter.empty]
+    in_order = dict(zip(required, facts, strict=True)) if len(required) == 2 else {}
+    return {name: name for name in facts if name in named} or in_order
+
+
+def model_of(
+    given: object,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any],
+    name: str = "model",
+) -> nn.Module:
+    """The module itself, or the one that a class or function makes of shape and classes with this seed."""
+    if isinstance(given, nn.Module):
+        return given
+    if not callable(given):
+        kind = type(given).__name__
+        raise UsageError(f'"{name}" is {kind}; a model is an nn.Module, or a function that makes one')
+    facts = {"shape": shape, "classes": classes}
+    known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
+    doing = f"making it for samples of shape {list(shape)}"
+    with torch.random.fork_rng(devices=[]), calling("model", name, doing):
+        torch.manual_seed(seed)
+        model = given(**known, **options)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f'"{name}" gave {type(model).__name__}; a model is a torch nn.Module')
+    return model
+
+
+def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
+    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter."""
+    if isinstance(given, type) or (callable(given) and not hasattr(given, "__getitem__")):
+        keywords = {"data_dir": folder, **options} if "data_dir" in takes(given) else options
+        with calling("data", name, "loading it"):
+            given = given(**keywords)
+    elif options:
+        raise UsageError(f'"{name}" is no function, so it has no option "{next(iter(options))}"')
+    return as_dataset(given, name.rpartition(":")[2].rpartition(".")[2])
+
+
+def as_dataset(given: Any, name: str = "own") -> Dataset:
+    """A copfl Dataset out of torch Datasets or arrays."""
+    if isinstance(given, Dataset):
+        return given
+    if isinstance(given, Mapping):
+        for key in given:
+            if key not in takes(arrays.from_arrays):
+                raise unknown("array", key, takes(arrays.from_arrays))
+        return arrays.from_arrays(**{"name": name, **given})
+    if isinstance(given, list) and given and not isinstance(given[0], np.ndarray | Tensor):
+        return arrays.joined([as_dataset(part, f"client {n}") for n, part in enumerate(given)], name)
+    parts = list(given) if isinstance(given, tuple | list) else []
+    if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in parts):
+        parts = [*parts[0], *parts[1]]
+    if len(parts) in (2, 4) and all(isinstance(p, np.ndarray | Tensor | Mapping) for p in parts):
+        return arrays.from_arrays(*parts, name=name)
+    if not parts and _has_items(given):
+        return arrays.from_torch(given, name=name)
+    if len(parts) == 2 and all(map(_has_items, parts)):
+        return arrays.from_torch(parts[0], parts[1], name=name)
+    raise UsageError(f"data of your own is {DATA}, not {type(given).__name__}")
+
+
+def _has_items(value: object) -> bool:
+    """Whether it may be a torch Dataset, which is anything that has items (x, y)."""
+    items = hasattr(value, "__getitem__") or hasattr(value, "__iter__")
+    return items and not isinstance(value, np.ndarray | Tensor | str | tuple | list | dict)
+
+
+@contextlib.contextmanager
+def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
+    """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (CopflError, *others)):
+            raise
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
+        ]
+        file, line, text = frames[-1].filename, frames[-1].lineno, str(error)
+        if isinstance(error, SyntaxError):
+            file, line, text = error.filename or "?", error.lineno, error.msg
+        raised = f"{type(error).__name__}: {text} ({file}, line {line})"
+        raise UsageError(f'{kind} "{name}": {doing} raised {raised}') from error

@@ -1,0 +1,129 @@
+"""The same `copfl.run` twice is the same byte for byte, and every engine gives the same, whatever the options."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import copfl
+from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.core import tree
+from copfl.data.partition import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.experiment.result import Result
+from copfl.models import SmallCNN
+from copfl.parts.mamo import CHANGES
+from copfl.settings import presets
+from copfl.testing import TOLERANCE, add_lora
+from copfl.wrappers.attacks import ATTACKS
+from copfl.wrappers.robust import ROBUST_RULES
+from tests.options import shown, variants
+
+SIZES = (5, 7, 6)  # of the clients: unequal, so that some steps have padding
+ROUNDS = 2
+
+
+def network(needs: tuple[str, ...], shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A tiny CNN with batch norm and dropout, and an adapter for the algorithms that need one."""
+    model = SmallCNN(shape, classes, width=1, hidden=4, norm="batch")
+    body = cast(nn.Sequential, model.body)
+    if needs:
+        add_lora(body, needs)
+    body.insert(3, nn.Dropout2d(0.2))
+    body.append(nn.Dropout(0.3))
+    return model
+
+
+def data() -> tuple[Dataset, Partition]:
+    """Random images of three classes; the last four are no client's: KT-pFL needs public samples."""
+    rng, count = np.random.default_rng(0), sum(SIZES)
+    samples = Samples(rng.integers(0, 256, (count + 4, 1, 4, 4), dtype=np.uint8), np.arange(count + 4) % 3)
+    parts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
+    dataset = Dataset("random", samples, samples, ("a", "b", "c"), augment=True)
+    return dataset, Partition(parts, parts, "by hand")
+
+
+def result_of(name: str, engine: str, settings: dict[str, Any], rounds: int = ROUNDS) -> Result:
+    model = functools.partial(network, getattr(ALGORITHMS[name], "needs", ()))
+    how: dict[str, Any] = {"engine": engine, "precision": "fp64", "rounds": rounds, "batch": 4}
+    how |= {"mkldnn": "off", "workers": 1}
+    dataset, partition = data()
+    return copfl.run(name, dataset, model=model, partition=partition, clients=len(SIZES), **how, **settings)
+
+
+def check(run: Callable[[str], Result]) -> None:
+    """Two runs of one engine, byte for byte; another engine, up to rounding."""
+    first, second, other = run("vmap"), run("vmap"), run("sequential")
+    assert first.experiment.task.random, "the model draws no random numbers: nothing is tested"
+    assert json.dumps(first.records) == json.dumps(second.records)
+    ids = torch.arange(first.experiment.clients)
+    ends = [(result.state.server, result.state.clients.rows(ids)) for result in (first, second, other)]
+    for (path, one), (_, again), (_, elsewhere) in zip(*map(tree.named, ends), strict=True):
+        assert torch.equal(one, again), f"two runs differ in {path}"
+        difference = float((one.double() - elsewhere.double()).abs().max()) if one.numel() else 0.0
+        assert difference <= TOLERANCE, f"vmap and sequential differ by {difference:.3g} in {path}"
+
+
+CASES = [(name, options) for name in ALGORITHMS for options in variants(name)]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{shown(o)}" for name, o in CASES])
+def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -> None:
+    check(lambda engine: result_of(name, engine, {"algorithm_options": options}))
+
+
+@pytest.mark.parametrize("preset", presets.names())
+def test_every_preset(preset: str) -> None:
+    tables = presets.preset(preset, 3)  # but for its data
+    settings = {"algorithm_options": {key: v for key, v in tables["algorithm"].items() if key != "name"}}
+    settings |= {kind: tables[kind] for kind in ("optimizer", "addons") if kind in tables}
+    check(lambda engine: result_of("copfl", engine, settings, rounds=3))
+
+
+SETTINGS: list[dict[str, Any]] = [
+    *({"optimizer": {"name": "mamo", "change": change}} for change in CHANGES),
+    {"optimizer": {"name": "mamo", "keep": False}, "algorithm_options": {"state_per_phase": True}},
+    {"optimizer": {"name": "adam", "keep": True}},
+    {"optimizer": {"name": "sgd", "keep": True}},
+    {"addons": {"server_momentum": 0.9, "ema": 0.9}},
+    *({"addons": {"lr_schedule": schedule}} for schedule in ("cosine", "linear")),
+    *({"robust": {"name": rule}} for rule in ROBUST_RULES),
+    *({"attack": {"name": attack, "fraction": 0.34}} for attack in ATTACKS),
+    {"privacy": {"noise": 1.0, "clip": 1.0}},
+    {"participation": 0.5},
+    {"buffers": "average"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
+    check(lambda engine: result_of("copfl", engine, settings))
+
+
+@pytest.mark.parametrize(
+    "name", ["apfl", "fedpac", "fedpoe", "ktpfl"]
+)  # mixtures, and no weights at the server
+def test_local_statistics_of_other_models(name: str) -> None:
+    check(lambda engine: result_of(name, engine, {"addons": {"bn_stats": "local", "ema": 0.9}}))
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """FedAvg under another name."""
+
+
+def test_an_algorithm_as_a_value_trains_as_by_its_name() -> None:
+    by_name, mine, of_class = (
+        copfl.run(algorithm, "digits", rounds=2, engine="vmap") for algorithm in ("fedavg", Mine(), Mine)
+    )
+    for result in (mine, of_class):
+        assert json.dumps(result.records) == json.dumps(by_name.records)
+        assert torch.equal(result.state.server.w, by_name.state.server.w)

@@ -169,7 +169,7 @@ def stopped(how: str, folder: Path) -> None:
     # In this process, so that the children have all modules imported.
     assert call((*words, "--out", str(whole))) == 0
     expected = found(whole)
-    assert len(expected) == 3, "rounds.jsonl and two models"
+    assert len(expected) == 10, "rounds.jsonl, and the bundles of two clients and of the server"
     stops = times(folder)
     if how == "kill":
         stops = kills(folder)

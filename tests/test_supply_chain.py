@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from copfl.experiment.inference import load
 
 import copfl
 from copfl import wire
@@ -28,7 +29,6 @@ from copfl.data import datasets, reading
 from copfl.data.download import fetch
 from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
-from copfl.experiment.inference import load
 from copfl.files import write_bytes
 
 ROOT = Path(__file__).parent.parent

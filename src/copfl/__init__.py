@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from copfl.comparison.choose import choose
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.tables import Comparison
+    from copfl.experiment.bundle.bundle import Bundle, load
     from copfl.experiment.run import Result, resume, run
     from copfl.settings.complete import complete
     from copfl.settings.schema import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # The public API. Its modules load on first use, so that `copfl --help` does not import torch.
 _MODULES = {
     "ALGORITHMS": "copfl.algorithms",
+    "Bundle": "copfl.experiment.bundle.bundle",
     "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
     "Run": "copfl.settings.schema",
@@ -31,6 +33,7 @@ _MODULES = {
     "choose": "copfl.comparison.choose",
     "compare": "copfl.comparison.compare",
     "complete": "copfl.settings.complete",
+    "load": "copfl.experiment.bundle.bundle",
     "resume": "copfl.experiment.run",
     "run": "copfl.experiment.run",
     "sweep": "copfl.comparison.compare",
@@ -38,6 +41,7 @@ _MODULES = {
 
 __all__ = [
     "ALGORITHMS",
+    "Bundle",
     "Comparison",
     "Result",
     "Run",
@@ -46,6 +50,7 @@ __all__ = [
     "choose",
     "compare",
     "complete",
+    "load",
     "resume",
     "run",
     "sweep",

@@ -64,7 +64,7 @@ def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> 
     assert {"run.toml", "rounds.jsonl", "partition.json", "environment.json", "timing.jsonl"} <= files(
         folder
     ).keys()
-    assert len([name for name in files(folder) if name.startswith("models/")]) == 20
+    assert len([name for name in files(folder) if name.endswith("/bundle.json")]) == 21  # and the global one
     assert "\x1b" not in answer.out
     assert re.search(r"The personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
 

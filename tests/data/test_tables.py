@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -76,34 +75,13 @@ def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -
     assert found.test.x.tolist() == [[199.0, 0.0, 0.0], [-1.0, 1.0, 0.0]]
 
 
-def test_a_further_table_is_encoded_as_the_train_rows_were(tmp_path: Path) -> None:
-    found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site")
-    assert found.encode is not None
-    again, notes = found.encode(tables.read_table(tmp_path / "t.csv"))
-    assert notes == []
+def test_a_data_set_knows_how_further_rows_are_encoded(tmp_path: Path) -> None:
+    found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site", missing="fill")
+    assert (found.table.targets, found.table.missing) == (("ill",), "fill")
+    again = tables.encoded(found.table.columns, tables.read_table(tmp_path / "t.csv"))
     assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
-    x, notes = pickle.loads(pickle.dumps(found.encode))({"age": [20], "town": ["Bern"]})
-    assert x.tolist()[0][1:] == [0, 0]
-    assert notes == [
-        'column "town": 1 of 1 values are categories that no train row has, and count as none: "Bern"'
-    ]
-    with pytest.raises(DataError, match='lacks the column "town"; it has age'):
-        found.encode({"age": [1]})
-    with pytest.raises(DataError, match='"age" has texts; it had numbers in training'):
-        found.encode({"age": ["old"], "town": ["Rome"]})
-
-
-def test_a_further_table_is_filled_only_where_the_train_rows_were(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"age": [None, 30], "town": ["Rome", "Oslo"]}
-    path = write_csv(tmp_path / "t.csv", ROWS)
-    strict, filling = (load(path, target="ill", client="site", missing=how) for how in ("refuse", "fill"))
-    assert strict.encode is not None
-    assert filling.encode is not None
-    assert filling.encode(more)[0][0].tolist() == [0, 0, 1]
-    with pytest.raises(
-        DataError, match=r"age. lacks values; only a run with data_options=\{'missing': 'fill'\}"
-    ):
-        strict.encode(more)
+    rows: dict[str, Any] = {"age": [None, 30], "town": ["Rome", "Oslo"]}
+    assert tables.encoded(found.table.columns, rows)[0].tolist() == [0, 0, 1]
 
 
 def test_the_scale_of_values() -> None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 import copfl
 from copfl import files as checkpoint
-from copfl.core import tree
 from copfl.errors import CopflError, RunError
 from copfl.experiment import folder as run_folder
 from tests.commands import files
@@ -40,10 +39,13 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_a_run_leaves(run: Path) -> None:
-    assert sorted(files(run)) == [
-        "checkpoint/state.safetensors", "environment.json", "models/client-0000.safetensors",
-        "models/client-0001.safetensors", "partition.json", "rounds.jsonl", "run.toml", "timing.jsonl",
-    ]  # fmt: skip
+    bundles = [
+        f"models/{folder}/{file}"
+        for folder in ("client-0000", "client-0001", "global")
+        for file in ("README.md", "bundle.json", "weights.safetensors")
+    ]
+    others = ["partition.json", "rounds.jsonl", "run.toml", "timing.jsonl"]
+    assert sorted(files(run)) == ["checkpoint/state.safetensors", "environment.json", *bundles, *others]
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     timing = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
@@ -64,19 +66,18 @@ def test_what_a_run_leaves(run: Path) -> None:
 
 def test_the_models_are_what_each_client_predicts_with(tmp_path: Path) -> None:
     result = copfl.run("copfl", **TINY, out=tmp_path / "run")
-    e, state = result.experiment, result.state
     for n in range(2):
-        ids = torch.tensor([n])
-        client, down = state.clients.rows(ids), e.algorithm.downlink(state.server, ids)
-        w = e.algorithm.personal_model(e.task, tree.row(client, 0), tree.row(down, 0))
+        w = result.client_model(n)
         assert isinstance(w, torch.Tensor)
-        saved = load_file(tmp_path / "run" / "models" / f"client-{n:04d}.safetensors")
-        assert torch.equal(torch.cat([saved[name].flatten() for name in e.task.layout.names]), w)
+        saved = load_file(tmp_path / "run" / "models" / f"client-{n:04d}" / "weights.safetensors")
+        assert torch.equal(
+            torch.cat([saved[name].flatten() for name in result.experiment.task.layout.names]), w
+        )
 
 
 def test_the_experts_of_a_mixture_are_saved_sequential(tmp_path: Path) -> None:
     copfl.run("apfl", **TINY, out=tmp_path / "run")
-    saved = load_file(tmp_path / "run" / "models" / "client-0000.safetensors")
+    saved = load_file(tmp_path / "run" / "models" / "client-0000" / "weights.safetensors")
     assert saved["share"].sum() == pytest.approx(1)
     assert {name.split("/")[0] for name in saved} == {"0", "1", "share"}
 
@@ -239,12 +240,14 @@ def test_a_run_without_timing_goes_on(run: Path) -> None:
     assert len(copfl.resume(run).records) == 3
 
 
-def test_a_damaged_model_is_written_again(run: Path) -> None:
-    before = files(run)
-    cut(run / "models" / "client-0001.safetensors")
-    (run / "models" / ".client-0001.safetensors.part").write_bytes(b"half")
+def test_a_damaged_model_is_reported_and_half_of_one_is_removed(run: Path) -> None:
+    before, folder = files(run), run / "models" / "client-0001"
+    (folder / ".weights.safetensors.part").write_bytes(b"half")
     copfl.resume(run)
     assert files(run) == before
+    cut(folder / "weights.safetensors")
+    with pytest.raises(RunError, match=r"is damaged or of another model .* start the run again"):
+        copfl.resume(run)
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import copfl
 from copfl.charts import Heat
 from copfl.core.metrics import METRICS
 from copfl.core.task import Data
-from copfl.experiment import gains, inference
+from copfl.experiment import gains
 from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.experiment.gains import Gains, similar_first
 from copfl.report import page, run_data
@@ -76,13 +76,13 @@ def test_local_training_gains_nothing() -> None:
 def test_every_model_on_every_clients_samples(tmp_path: Path) -> None:
     result = copfl.run("fedper", **TINY, **ADAM, local_baseline=True, out=tmp_path / "run")
     assert result.analysis is not None
-    cross, models = result.analysis.cross, inference.load(tmp_path / "run")
+    cross, models = result.analysis.cross, [copfl.load(tmp_path / "run", n) for n in range(3)]
     federation = result.experiment.federation
     for row in range(3):
         for column in range(3):
             test = federation.dataset.test.take(federation.partition.test[column])
-            answers = models.predict(models.client(row), test.x, test.y)
-            assert cross.values[row, column] == pytest.approx(answers.score)
+            score = models[row].score(models[row].outputs(test.x), test.y)
+            assert cross.values[row, column] == pytest.approx(score)
     y = [federation.dataset.test.take(federation.partition.test[n]).y for n in range(3)]
     right, tested = np.array(cross.per_class).T
     assert tested.tolist() == np.bincount(np.concatenate(y), minlength=10).tolist()
@@ -145,7 +145,12 @@ def test_a_stopped_local_baseline_continues_to_the_same_files(
     assert not (tmp_path / "stopped" / gains.FILE).exists()
     copfl.resume(tmp_path / "stopped")
     assert trained == [1, 2, 3, 3]
-    for name in (gains.FILE, "rounds.jsonl", f"{BASELINE}/rounds.jsonl", "models/client-0000.safetensors"):
+    for name in (
+        gains.FILE,
+        "rounds.jsonl",
+        f"{BASELINE}/rounds.jsonl",
+        "models/client-0000/weights.safetensors",
+    ):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -154,9 +159,8 @@ def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     result = copfl.run("fedavg", "diabetes", **how, local_baseline=True, out=tmp_path / "run")
     assert result.analysis is not None
     cross, test = result.analysis.cross, result.experiment.federation
-    models = inference.load(tmp_path / "run")
     samples = test.dataset.test.take(test.partition.test[1])
-    errors = models.predict(models.client(0), samples.x).outputs[:, 0] - samples.y.ravel()
+    errors = copfl.load(tmp_path / "run", 0).outputs(samples.x)[:, 0] - samples.y.ravel()
     assert cross.metric == "rmse"
     assert cross.values[0, 1] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
     read = gains.read(tmp_path / "run")

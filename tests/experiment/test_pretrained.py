@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 import copfl
 from copfl.errors import DataError, UsageError
-from copfl.experiment import export, inference
+from copfl.experiment.bundle import exporting
 from copfl.settings.complete import complete
 from copfl.settings.identity import essential, identity
 from copfl.settings.schema import Run
@@ -40,7 +41,8 @@ def trained(folder: Path, out: Path | None = None, **options: Any) -> copfl.Resu
 def test_a_peft_model_with_dict_inputs_in_a_few_lines() -> None:
     config = transformers.BertConfig(**tiny.BERT, **tiny.LAYERS, num_labels=3)
     lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"])
-    model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of one library about the other
+        model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
     ids = np.random.default_rng(0).integers(1, 20, (60, 8))
     data = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids[:, 0] % 3
     result = copfl.run("copfl", data, model=model, **SMALL)
@@ -63,7 +65,7 @@ def test_sentences_train_and_models_have_trained_entries_alone(tmp_path: Path) -
     out = tmp_path / "run"
     result = trained(tiny.base(tmp_path), out, rounds=10)
     assert result.accuracy[-1].mean() > 0.9
-    names = load_file(out / "models" / "client-0000.safetensors").keys()
+    names = load_file(out / "models" / "client-0000" / "weights.safetensors").keys()
     assert names == set(result.experiment.task.layout.names)
     assert {name for name in names if "lora_" not in name} == {"head.weight", "head.bias"}
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
@@ -148,7 +150,8 @@ def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> A
     torch_inputs = {name: torch.from_numpy(a) for name, a in inputs.items()}
     options = {} if kind == "AutoModel" else {"num_labels": 3, "ignore_mismatched_sizes": True}
     net = getattr(transformers, kind).from_pretrained(base, **options)
-    model = peft.PeftModel.from_pretrained(net, adapter).eval()
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of one library about the other
+        model = peft.PeftModel.from_pretrained(net, adapter).eval()
     with torch.no_grad():
         output = model(**torch_inputs)
     if kind != "AutoModel":
@@ -165,27 +168,70 @@ def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> A
 def test_an_exported_adapter_predicts_the_same_in_peft(kind: str, auto: str, tmp_path: Path) -> None:
     base, run, out = tiny.base(tmp_path, kind), tmp_path / "run", tmp_path / "adapter"
     trained(base, run, model_options={"freeze": "*.lora_A*"}, adapter={**LORA, "r": 4})
-    models = inference.load(run, data=tiny.sentences())
-    model, x = models.client(1), models.experiment.federation.dataset.test.x
-    export.write(models, model, "peft", out)
+    bundle = copfl.load(run, 1)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    exporting.write(bundle, "peft", out)
     assert {path.name for path in out.iterdir()} - {"head.safetensors"} == {
         "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    expected = models.predict(model, x).outputs
+    expected = bundle.outputs(x)
     probabilities = torch.softmax(logits_of(out, base, auto, x).double(), 1).numpy()
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     card = (out / "README.md").read_text()
     for fact in (
         "base_model",
-        str(models.experiment.run.model.sha256),
+        bundle.description.model["sha256"],
         "sentences, 3 classes",
         "Licence",
     ):
         assert fact in card
     with pytest.raises(UsageError, match="exists already"):
-        export.write(models, model, "peft", out)
+        exporting.write(bundle, "peft", out)
+
+
+def gpt2(parent: Path) -> Path:
+    """The folder of a GPT-2 of two layers with a classifier, whose projections are transposed (Conv1D)."""
+    folder = parent / "gpt2"
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(**sizes, num_labels=3, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    tiny.save_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "train", ["*.base_layer.weight", "*.base_layer.bias", "{norm}.bias", "{norm}.weight"]
+)
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_peft_loads_what_was_trained_beside_the_adapter(
+    architecture: str, train: str, tmp_path: Path
+) -> None:
+    is_bert = architecture == "bert"
+    base = tiny.base(tmp_path, "BertForSequenceClassification") if is_bert else gpt2(tmp_path)
+    norm, targets = ("*.LayerNorm", "query+value") if is_bert else ("*.ln_1", "c_attn")
+    algorithm = "fedex_lora" if train == "*.base_layer.weight" else "fedavg"
+    result = copfl.run(
+        algorithm,
+        tiny.sentences(),
+        model=f"hf:{base}",
+        adapter={**LORA, "targets": targets},
+        model_options={"train": train.format(norm=norm)},
+        optimizer={"name": "adam", "lr": 1e-2},
+        out=tmp_path / "run",
+        **SMALL,
+    )
+    bundle = copfl.load(tmp_path / "run", 1)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    entries, own = result.experiment.task.layout.entries, result.client_model(1)
+    assert isinstance(own, torch.Tensor)
+    after, before = (entries(w, train.format(norm=norm)) for w in (own, result.experiment.task.initial))
+    assert not torch.equal(after, before)
+    exporting.write(bundle, "peft", tmp_path / "adapter")
+    logits = logits_of(tmp_path / "adapter", base, "AutoModelForSequenceClassification", x)
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
 def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
@@ -195,34 +241,16 @@ def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
         tmp_path / "m.st",
     )
     trained(base, run)
-    models = inference.load(run, data=tiny.sentences())
-    model, x = models.client(0), models.experiment.federation.dataset.test.x
-    export.write(models, model, "safetensors", file)
+    bundle = copfl.load(run, 0)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    exporting.write(bundle, "safetensors", file)
     net = transformers.AutoModelForSequenceClassification.from_pretrained(
         base, num_labels=3, ignore_mismatched_sizes=True
     ).eval()
     net.load_state_dict(load_file(file))
     with torch.no_grad():
         logits = net(**{name: torch.from_numpy(a) for name, a in x.items()}).logits
-    expected = models.predict(model, x).outputs
-    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.long
-def test_onnx_takes_tokens(tmp_path: Path) -> None:
-    trained(tiny.base(tmp_path), tmp_path / "run")
-    models = inference.load(tmp_path / "run", data=tiny.sentences())
-    export.write(
-        models, models.client(0), "onnx", tmp_path / "model.onnx"
-    )  # which compares the probabilities
-    assert (tmp_path / "model.onnx").stat().st_size > 10_000
-
-
-def test_a_run_without_an_adapter_has_none_to_export(tmp_path: Path) -> None:
-    copfl.run("fedavg", model="mlp", clients=2, rounds=1, model_options={"width": 2}, out=tmp_path / "run")
-    models = inference.load(tmp_path / "run")
-    with pytest.raises(UsageError, match="the run has no adapter; --format peft is for runs with --adapter"):
-        export.write(models, models.client(0), "peft", tmp_path / "adapter")
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
 def test_sentences_of_a_line_a_file_and_a_table_are_classified(
@@ -256,44 +284,43 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     refused = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "gap.csv")
     assert (refused.code, 'has no "text" in row 1' in refused.err) == (2, True)
 
-    models = inference.load(run)
-    expected = models.predict(models.client(0), models.tokens(list(texts)))
+    expected = copfl.load(run, 0).predict([str(text) for text in texts])
     lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()
-    known = models.experiment.federation.dataset.classes
-    assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.outputs.argmax(1)]
+    assert [line.split("\t")[1] for line in lines] == expected.tolist()
     one = called(capsys, "predict", run, "--client", 0, "--sentence", texts[0]).out
     assert one.split("\t")[:2] == lines[0].split("\t")[:2]
     called(
         capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt", "--out", tmp_path / "a.csv"
     )
-    answers = ["row,classes,sure", *(line.replace("\t", ",") for line in lines)]
-    assert (tmp_path / "a.csv").read_text().splitlines() == answers
+    answers = (tmp_path / "a.csv").read_text().splitlines()
+    assert answers[0] == "row,prediction,probability_balance,probability_card,probability_money"
+    assert [line.split(",")[1] for line in answers[1:]] == expected.tolist()
     table = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "table.csv")
-    right = np.mean(np.array(known)[expected.outputs.argmax(1)] == labels)
+    right = np.mean(expected == labels)
     assert f"accuracy {100 * right:.1f} % of 6 samples" in table.err
     both = called(capsys, "predict", run, "--client", 0)
     assert (both.code, "with --data FILE, or sentences with --sentence" in both.err) == (2, True)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     other = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "other.csv")
-    assert (other.code, 'has no column "text" of sentences; it has a, b' in other.err) == (2, True)
+    assert (other.code, 'has no column "text" of texts; it has a, b' in other.err) == (2, True)
 
 
 def test_image_files_are_classified(tmp_path: Path) -> None:
     from PIL import Image
 
-    copfl.run("fedavg", model="mlp", clients=2, rounds=1, model_options={"width": 2}, out=tmp_path / "run")
-    models = inference.load(tmp_path / "run")
-    x = models.experiment.federation.dataset.test.x[:3]
+    copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 0)
+    x = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     (tmp_path / "images").mkdir()
     for number, image in enumerate(x):
         Image.fromarray(image[0]).save(tmp_path / "images" / f"{number}.png")
-    several = models.further(tmp_path / "images")
-    assert not several.has_target.any()
+    several = bundle.read(tmp_path / "images")
+    assert several.y is None
     np.testing.assert_array_equal(several.x, x)
-    np.testing.assert_array_equal(models.further(tmp_path / "images" / "2.png").x, x[2:])
+    np.testing.assert_array_equal(bundle.read(tmp_path / "images" / "2.png").x, x[2:])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no images"):
-        models.further(tmp_path / "none")
+        bundle.read(tmp_path / "none")
 
 
 def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_built(

@@ -23,7 +23,6 @@ from copfl.data.arrays import read_stored, stored
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, DataError, RunError, UsageError
-from copfl.experiment import inference
 from copfl.experiment import run as experiment
 from copfl.experiment.run import prepare
 from copfl.settings.complete import complete
@@ -97,11 +96,11 @@ def test_a_result_prints_a_line_and_has_networks(tmp_path: Path) -> None:
     )
     federation, task = result.experiment.federation, result.experiment.task
     x = task.numbers(torch.from_numpy(federation.dataset.test.x[:5]))
-    saved = inference.load(tmp_path / "run")
-    for net, w in ((result.model(1), saved.client(1)), (result.global_model(), saved.new_client())):
+    saved = [copfl.load(tmp_path / "run", client) for client in (1, "global")]
+    for net, bundle in zip((result.model(1), result.global_model()), saved, strict=True):
         with torch.no_grad():
             answers = net(x).log_softmax(1).exp().numpy()
-        expected = saved.predict(w, federation.dataset.test.x[:5]).outputs
+        expected = bundle.predict_proba(federation.dataset.test.x[:5])
         assert answers == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UsageError, match="the run has clients 0 to 1"):
         result.model(2)
@@ -317,13 +316,11 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
     assert result.save(tmp_path / "saved") == result.folder
     copfl.run("fedper", data, rounds=2, partition="by_group", out=tmp_path / "written", **settings)
     assert not (tmp_path / "written" / "data.npz").exists()  # samples are stored only where `save` is called
-    for name in ("rounds.jsonl", "run.toml", "models/client-0001.safetensors"):
+    for name in ("rounds.jsonl", "run.toml", "models/client-0001/weights.safetensors"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
-    models = inference.load(tmp_path / "saved")
-    assert models.experiment.federation.dataset.groups == ("north", "south")
-    answers = models.predict(models.client(1), x)
+    answers = copfl.load(tmp_path / "saved", "south").predict_proba(x)
     with torch.no_grad():
-        assert np.allclose(answers.outputs, result.model(1)(torch.from_numpy(x)).softmax(1), atol=1e-5)
+        assert np.allclose(answers, result.model(1)(torch.from_numpy(x)).softmax(1), atol=1e-5)
     longer = copfl.resume(tmp_path / "saved", rounds=3)
     whole = copfl.run("fedper", data, rounds=3, partition="by_group", **settings)
     assert longer.records == whole.records
@@ -331,7 +328,7 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
         result.save(tmp_path / "saved")
     (tmp_path / "saved" / "data.npz").write_bytes(b"not a file")
     with pytest.raises(DataError, match=r"data\.npz"):
-        inference.load(tmp_path / "saved")
+        copfl.resume(tmp_path / "saved", rounds=4)
 
 
 def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -> None:

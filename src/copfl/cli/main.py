@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
+from copfl.cli import audit, compare, data, doctor, federate, models, options, report, reproduce, run
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process
 from copfl.settings.checking import unknown_key
@@ -107,9 +107,9 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
-    from copfl import models
     from copfl.data import datasets
     from copfl.data.schemes import SCHEMES
+    from copfl.models import MODELS, SOURCES
     from copfl.settings.components import OPTIMIZERS, algorithms
 
     def first_lines(registry: Any) -> dict[str, str]:
@@ -119,7 +119,7 @@ def list_(
     lists = {
         "algorithms": first_lines(modules),
         "datasets": first_lines(datasets.DATASETS),
-        "models": first_lines(models.MODELS) | models.SOURCES,
+        "models": first_lines(MODELS) | SOURCES,
         "partitions": first_lines(SCHEMES),
         "optimizers": first_lines(OPTIMIZERS),
     }
@@ -131,7 +131,7 @@ def list_(
 
 # After the commands that every user needs.
 RUNNING = (compare.compare, compare.sweep, compare.choose, reproduce.reproduce)
-READING = (report.report, report.watch, report.export, report.predict, report.personalize)
+READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
 for command in (*RUNNING, *READING, audit.audit, doctor.doctor, run.schema):
     add(command)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from copfl.core.evaluation import EVAL_MODELS
 from copfl.data.partition import Partition
@@ -149,6 +149,7 @@ class LeanFolder(RunFolder):
     A comparison has dozens of runs, and the states of ten ResNets take gigabytes.
     """
 
+    keeps_models: ClassVar[bool] = False
     start: Mapping[str, str] = field(default_factory=dict)
     rounds: int = 0
     until: int = 0  # the round that it may go on from
@@ -168,9 +169,6 @@ class LeanFolder(RunFolder):
         if due and importlib.util.find_spec("safetensors"):
             super().checkpoint(state, fingerprints)
             self.clock[0] = time.monotonic()
-
-    def save_models(self, *given: Any) -> None:
-        """Saves nothing."""
 
 
 def held(path: Path) -> bool:

@@ -35,7 +35,7 @@ class ClientOutput(NamedTuple):
 
     client: Any  # stays at the client
     upload: Any  # is sent to the server
-    trained: Personal  # the model right after training; evaluated, then dropped
+    trained: Personal  # the model right after training, which is evaluated; see engine.rounds.Models
     # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down"
     # only where messages are sent during the local update; otherwise Upload and Down are counted.
     metrics: Metrics

@@ -5,7 +5,7 @@ the collected predictions.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from copfl.core.metrics import Array, Metric
 from copfl.core.task import EVAL_BATCH, Data, Experts, Personal, Task
 
 PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
+# A name among the models of an evaluation: the metrics also have the model after the local update, by path,
+# until `without_model` takes it out.
+MODEL = "model"
+FINITE = f"{MODEL}.finite"  # with it, whether its loss is: of a huge model it may not be
 
 # The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
 # update, before it, and the global model. Each is one more pass over the test samples.
@@ -64,9 +68,11 @@ def evaluate(
             return with_statistics(task, global_model, statistics)
         return trained
 
-    metrics = {}
-    for name in models:
+    metrics: dict[str, Tensor] = dict(tree.named(trained, MODEL)) if MODEL in models else {}
+    for name in (name for name in models if name != MODEL):
         loss, score, predictions, count = task.scores(model(name), test)
+        if MODEL in models and name == "":
+            metrics[FINITE] = torch.isfinite(loss)
         defined = torch.isfinite(loss) & (count > 0)  # nan without samples, or after divergence
         if task.criterion.correct is not None:
             metrics[f"accuracy{name}"] = torch.where(defined, score.double(), torch.nan)
@@ -74,6 +80,23 @@ def evaluate(
         if on_host(task):
             metrics[f"{PREDICTIONS}{name}"] = collected(task, predictions, test.y)
     return metrics
+
+
+class Measured(NamedTuple):
+    """The models of some clients [N, ...], and whether the loss of each is finite."""
+
+    model: Personal
+    finite: Tensor  # [N] bool
+
+
+def without_model(metrics: dict[str, Tensor]) -> tuple[dict[str, Tensor], Measured | None]:
+    """The clients' metrics alone, and their models where the evaluation was asked for them."""
+    if FINITE not in metrics:
+        return metrics, None
+    fields = {name: metrics[f"{MODEL}.{name}"] for name in Experts._fields if f"{MODEL}.{name}" in metrics}
+    model: Personal = Experts(**fields) if fields else metrics[MODEL]
+    rest = {name: t for name, t in metrics.items() if name.partition(".")[0] != MODEL}
+    return rest, Measured(model, metrics[FINITE])
 
 
 def global_statistics(algorithm: Any, task: Task, client: Any) -> Tensor | None:

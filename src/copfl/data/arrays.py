@@ -262,7 +262,7 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
     names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
     data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), **names)
-    return replace(data, augment=first.augment, encode=first.encode)
+    return replace(data, augment=first.augment, table=first.table)
 
 
 def split_off(samples: Samples) -> tuple[Samples, Samples, str]:

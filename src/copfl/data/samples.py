@@ -79,8 +79,7 @@ class Dataset:
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
     kind: str = CLASSIFICATION  # of the targets: see Samples
-    # The columns of a further table as samples, and notes about them.
-    encode: Callable[[dict[str, list[Any]]], tuple[Inputs, list[str]]] | None = None
+    table: Any = None  # of a table, its columns and how they became numbers: copfl.data.tables.TableInfo
     groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
 
     @property

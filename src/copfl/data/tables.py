@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +127,7 @@ def from_tables(
         x = [_texts(table[texts[0]], rows, notes) for table, rows in zip(sources, chosen, strict=True)]
         others = [column for column in known if column not in special]
         notes += [f"columns not used beside the text: {', '.join(others)}"] if others else []
+        data = replace(data, table=TableInfo(tuple(targets), text=texts[0]))
     else:
         encoders = [
             encoder(column, [table[column] for table in tables], chosen[0], column in as_categories)
@@ -139,7 +139,7 @@ def from_tables(
         notes += [
             f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)
         ]
-        data = replace(data, encode=partial(_further, encoders, missing))
+        data = replace(data, table=TableInfo(tuple(targets), tuple(encoders), missing))
     train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
     return replace(data, train=train, test=test, note=note)
@@ -170,6 +170,16 @@ class Encoder:
         return result
 
 
+@dataclass(frozen=True)
+class TableInfo:
+    """What a model needs to know about the table that it was trained on, to take further rows."""
+
+    targets: tuple[str, ...]  # columns to predict
+    columns: tuple[Encoder, ...] = ()  # features; none of a table of texts
+    missing: str = "refuse"
+    text: str | None = None  # the column of the texts
+
+
 def encoded(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
     """The features of all rows, [n, features]."""
     return np.concatenate([encoder.encoded(table[encoder.name]) for encoder in encoders], axis=1)
@@ -191,21 +201,6 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
                 f"that no train row has, and count as none: {few}{more}"
             )
     return notes
-
-
-def _further(
-    encoders: Sequence[Encoder], missing: str, table: Table
-) -> tuple[NDArray[np.float32], list[str]]:
-    """The features of another table with the same columns, encoded as the train rows were; and notes."""
-    if absent := [encoder.name for encoder in encoders if encoder.name not in table]:
-        raise DataError(f'the table lacks the column "{absent[0]}"; it has {", ".join(table)}')
-    if missing != "fill" and (empty := [encoder.name for encoder in encoders if None in table[encoder.name]]):
-        fill = how_to_set("data.missing", "fill")
-        raise DataError(f'the column "{empty[0]}" lacks values; only a run with {fill} fills them')
-    for encoder in encoders:
-        if not encoder.categories and not _are_numbers(encoder.name, table[encoder.name]):
-            raise DataError(f'the column "{encoder.name}" has texts; it had numbers in training')
-    return encoded(encoders, table), unknown_categories(encoders, table)
 
 
 def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl.core.task import Personal
+
 Ids = NDArray[np.int64]
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -31,6 +33,19 @@ class Store(Protocol):
 
     def share(self) -> None:
         """Moves the records to shared memory, for the processes to which this store is sent."""
+
+
+class Models(Protocol):
+    """Takes each client's model as its last evaluation measured it, right after that local update."""
+
+    def wanted(self, client: int) -> bool:
+        """Whether this client's model is kept."""
+
+    def put(self, client: int, model: Personal) -> None:
+        """Keeps the model, in place of an earlier one."""
+
+    def drop(self, client: int) -> None:
+        """The client's last update was not finite, so no earlier model counts either."""
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import gc
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,12 +13,12 @@ import torch
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.batches import choose, participants, plan
-from copfl.core.evaluation import EVAL_MODELS, EvalModels, measured, on_host
-from copfl.core.task import Task
+from copfl.core.evaluation import EVAL_MODELS, MODEL, EvalModels, measured, on_host, without_model
+from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
-from copfl.engine.rounds import Ids, Round, State, Store, Values
+from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
 
@@ -65,8 +65,12 @@ def simulate(
     eval_models: str = "all",
     population: Ids | None = None,
     executor: Executor | None = None,
+    models: Models | None = None,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then the start of the next round.
+
+    `models` gets each client's model of its last evaluation, which no record has: algorithms may evaluate
+    one that is neither uploaded nor stored.
 
     Everything random is a function of the seed, the round and the client, so the loop can stop and resume
     anywhere. The clients of each round are chosen from the `population`, by default from all.
@@ -77,14 +81,25 @@ def simulate(
     one_of(EVAL_MODELS, eval_models=eval_models)
     population = np.arange(federation.clients) if population is None else population
     count = participants(len(population), participation)
+
+    def clients_of(round: int) -> Ids:
+        return population[choose(seed, round, len(population), count)]
+
+    def is_evaluated(round: int) -> bool:
+        return (round + 1) % eval_every == 0 or round + 1 == rounds
+
+    evaluated = [round for round in range(state.round, rounds) if is_evaluated(round)]
+    kept = {} if models is None else _last_rounds(evaluated, population, clients_of)
     executor = executor or InProcess(Simulation(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
-        due = (state.round + 1) % eval_every == 0 or state.round + 1 == rounds
-        ids = population[choose(seed, state.round, len(population), count)]
+        ids = clients_of(state.round)
+        last = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}
+        asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round) else ()
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
-        results = executor.local_updates(state, parts, EVAL_MODELS[eval_models] if due else ())
+        results = executor.local_updates(state, parts, (*asked, MODEL) if last else asked)
+        results = _taken(results, ids, last, models)
         total = tree.summed(_totals(results, metrics))
         # 2. The server gets the total and nothing else.
         with torch.no_grad():
@@ -96,6 +111,42 @@ def simulate(
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
+
+
+def _last_rounds(
+    rounds: Sequence[int], population: Ids, clients_of: Callable[[int], Ids]
+) -> dict[int, list[int]]:
+    """The clients whose last evaluation is in a round, by round; `rounds` are those that evaluate."""
+    last: dict[int, list[int]] = {}
+    left = set(population.tolist())
+    for round in reversed(rounds):
+        if not left:
+            break
+        last[round] = [n for n in clients_of(round).tolist() if n in left]
+        left.difference_update(last[round])
+    return last
+
+
+def _taken(
+    results: Iterator[ChunkResult], ids: Ids, kept: set[int], models: Models | None
+) -> Iterator[ChunkResult]:
+    """The results without their models, of which those of the clients `kept` went to `models`.
+
+    Not those that diverged: a huge model may be finite, and its predictions not.
+    """
+    start = 0
+    for result in results:
+        metrics, after = without_model(result.metrics)
+        part = ids[start : start + len(metrics["healthy"])]
+        start += len(part)
+        for row, n in enumerate(part.tolist()):
+            if models is not None and after is not None and n in kept:
+                model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
+                if bool(metrics["healthy"][row]) and bool(after.finite[row]) and tree.finite(model):
+                    models.put(n, model)
+                else:
+                    models.drop(n)
+        yield result._replace(metrics=metrics)
 
 
 def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[Any]:

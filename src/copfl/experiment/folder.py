@@ -5,13 +5,12 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           rounds.jsonl       one line per round, the same bytes for the same run
           timing.jsonl       the seconds of each round
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
-          models/            each client's personal model
+          models/            each client's model, as its last evaluation measured it
           environment.json   versions and hardware
           data.npz           the samples, if `Result.save` stored them
 """
 
 import contextlib
-import copy
 import itertools
 import json
 import platform
@@ -22,22 +21,20 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from copfl import __version__, files
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.task import Experts, Personal, Task
+from copfl.core.task import Task
 from copfl.data.arrays import read_stored
 from copfl.data.partition import Partition
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
+from copfl.experiment.client_models import InFolder
 from copfl.settings import toml
 from copfl.settings.toml import Tables
 from copfl.tables import listed
@@ -55,6 +52,8 @@ class RunFolder:
     """A folder that no other process uses, see `claimed`."""
 
     path: Path
+
+    keeps_models: ClassVar[bool] = True
 
     @property
     def begun(self) -> bool:
@@ -162,47 +161,13 @@ class RunFolder:
             found = f"{self.path}/rounds.jsonl has {rounds} rounds, but the checkpoint is of round {done}"
             raise RunError(f"{found}; restore the file, or {anew}")
 
-    def save_models(self, algorithm: AnyAlgorithm, task: Task, state: State, clients: int) -> None:
-        """Writes each client's personal model as tensors by name."""
-        from safetensors.torch import save
-
-        for n in range(clients):
-            model = client_model(algorithm, task, state, n)
-            path = self.path / "models" / f"client-{n:04d}.safetensors"
-            files.write_bytes(path, save(named_tensors(task, model)), durable=False)
-
-
-def client_model(algorithm: AnyAlgorithm, task: Task, state: State, client: int) -> Tensor | Experts:
-    """The personal model that this client has after the last round."""
-    ids = torch.tensor([client], device=task.device)
-    record, down = state.clients.rows(ids), algorithm.downlink(state.server, ids)
-    return algorithm.personal_model(task, tree.row(record, 0), tree.row(down, 0))
+    def models(self, task: Task) -> InFolder:
+        """The clients' models."""
+        return InFolder(self.path / "models", task.layout)
 
 
 def _trees(state: State) -> dict[str, Any]:
     return {"server": state.server, "clients": state.clients.saved(), "known_masks": state.known_masks}
-
-
-def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:
-    """A model's tensors by name; a mixture's with the expert's number in front, and the shares."""
-    if isinstance(personal, Experts):
-        parts = {f"{i}/{k}": v for i, w in enumerate(personal.w) for k, v in named_tensors(task, w).items()}
-        own = {"share": personal.share, "near": personal.near}
-        return parts | {name: t.cpu() for name, t in own.items() if t is not None}
-    tensors = task.layout.split(personal[: task.d]) | task.layout.split(personal[task.d :], buffers=True)
-    return {name: t.cpu().clone() for name, t in tensors.items()}
-
-
-def with_entries(task: Task, w: Tensor) -> nn.Module:
-    """A copy of the task's module with the entries of w."""
-    net = copy.deepcopy(task.module)
-    net.load_state_dict(named_tensors(task, w), strict=False)  # frozen tensors and integers keep their values
-    return net
-
-
-def vector_of(model: Personal) -> Tensor:
-    """The model as one vector; of a mixture, the expert with the largest share."""
-    return model.w[int(model.share.argmax())] if isinstance(model, Experts) else model
 
 
 def _known(parent: Path) -> str:
@@ -249,7 +214,7 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
         if new:
             _check_free(folder)  # again: another process may have used it in between
             stack.callback(_remove_unless_begun, folder)
-        for part in (path, *(path / name for name in FOLDERS)):
+        for part in (path, *(path / name for name in FOLDERS), *(path / "models").glob("*/")):
             files.remove_parts(part)
         yield folder
 

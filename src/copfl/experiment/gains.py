@@ -1,7 +1,7 @@
 """What each client gains over training alone, and how every client's model does on every client's samples."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,13 +10,10 @@ import torch
 
 from copfl import files
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.core.task import Data, Task
+from copfl.core.task import Data, Personal, Task
 from copfl.data.federation import Federation
-from copfl.engine.rounds import State
-from copfl.experiment.folder import client_model
 from copfl.stats import Numbers, worst_of
 from copfl.tables import plain
 
@@ -77,16 +74,23 @@ class Cross(NamedTuple):
     per_class: Sequence[tuple[int, int]] = ()
 
 
-def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State) -> Cross:
+def compared(clients: int) -> list[int]:
+    """The clients in the matrix of `cross_evaluation`."""
+    count = min(clients, MODELS)
+    chosen: list[int] = np.unique(np.linspace(0, clients - 1, count).round().astype(np.int64)).tolist()
+    return chosen
+
+
+def cross_evaluation(task: Task, federation: Federation, model_of: Callable[[int], Personal]) -> Cross:
     """Every model on every client's test samples, at most SAMPLES of them; by class, on all of its own."""
-    count = min(federation.clients, MODELS)
-    clients = np.unique(np.linspace(0, federation.clients - 1, count).round().astype(np.int64))
-    whole = [tree.row(federation.test.rows([int(n)]), 0) for n in clients]
+    clients = compared(federation.clients)
+    count = len(clients)
+    whole = [tree.row(federation.test.rows([n]), 0) for n in clients]
     tests = [evenly_chosen(data, SAMPLES) for data in whole]
     table = np.full((count, count), np.nan)
     per_class = np.zeros((task.classes if task.criterion.kind == "classification" else 0, 2), np.int64)
-    for row, (n, data) in enumerate(zip(clients.tolist(), whole, strict=True)):
-        model = client_model(algorithm, task, state, n)
+    for row, (n, data) in enumerate(zip(clients, whole, strict=True)):
+        model: Personal = tree.each(lambda t: t.to(task.device), model_of(n))
         with torch.no_grad():
             table[row] = primary_metrics(task, model, tests)
             if len(per_class) and int(data.size):
@@ -94,7 +98,7 @@ def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation
                 per_class[:, 0] += np.bincount(data.y[right].cpu(), minlength=len(per_class))
                 per_class[:, 1] += np.bincount(data.y.cpu(), minlength=len(per_class))
     counts = [(right, tested) for right, tested in per_class.tolist()]
-    return Cross(clients.tolist(), table, task.metrics[0].name, counts)
+    return Cross(clients, table, task.metrics[0].name, counts)
 
 
 def evenly_chosen(data: Data, most: int) -> Data:

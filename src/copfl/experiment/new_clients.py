@@ -25,7 +25,7 @@ from copfl.core.task import Data, Personal, Plan, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import generator
 from copfl.engine import mapping
-from copfl.engine.rounds import Ids, State
+from copfl.engine.rounds import Ids, Models, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.folder import NEW_CLIENTS
 from copfl.stats import Numbers
@@ -90,8 +90,30 @@ class WithoutServer(Wrapper):
         return server, {}
 
 
-def fitted(simulation: Simulation, state: State, trained: Ids, new: Ids) -> NewClients:
-    """The new clients after the last round. Their updates depend on the seed and the client alone."""
+@dataclass(frozen=True)
+class Renumbered:
+    """The models of a federation of these clients alone, under their own numbers."""
+
+    models: Models
+    clients: Ids
+
+    def wanted(self, client: int) -> bool:
+        return self.models.wanted(int(self.clients[client]))
+
+    def put(self, client: int, model: Personal) -> None:
+        self.models.put(int(self.clients[client]), model)
+
+    def drop(self, client: int) -> None:
+        self.models.drop(int(self.clients[client]))
+
+
+def fitted(
+    simulation: Simulation, state: State, trained: Ids, new: Ids, models: Models | None = None
+) -> NewClients:
+    """The new clients after the last round. Their updates depend on the seed and the client alone.
+
+    `models` gets their models, fitted to all their samples.
+    """
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
     honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
     message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
@@ -99,7 +121,8 @@ def fitted(simulation: Simulation, state: State, trained: Ids, new: Ids) -> NewC
     found = NewClients(new.tolist(), {}, {})
     for name, count in SAMPLES.items():
         federation = _only(whole, new, count, simulation.seed, device)
-        found.accuracy[name] = _accuracy(simulation, own, federation)
+        kept = Renumbered(models, new) if models is not None and count is None else None
+        found.accuracy[name] = _accuracy(simulation, own, federation, kept)
         found.alone[name] = _accuracy(simulation, alone, federation)
     return found
 
@@ -120,7 +143,12 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     return Federation(whole.dataset, chosen, device)
 
 
-def _accuracy(simulation: Simulation, algorithm: AnyAlgorithm | None, federation: Federation) -> Numbers:
+def _accuracy(
+    simulation: Simulation,
+    algorithm: AnyAlgorithm | None,
+    federation: Federation,
+    models: Models | None = None,
+) -> Numbers:
     """The primary metric of each client's model after all local updates; nan without an algorithm."""
     task = simulation.task
     if algorithm is None:
@@ -136,6 +164,7 @@ def _accuracy(simulation: Simulation, algorithm: AnyAlgorithm | None, federation
         batch=simulation.batch,
         eval_every=UPDATES,
         eval_models="final",
+        models=models,
     )
     return last.clients[task.metrics[0].name]
 

@@ -23,6 +23,16 @@ from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
+from copfl.experiment.bundle.description import Origin
+from copfl.experiment.bundle.writing import describe, write_bundles
+from copfl.experiment.client_models import (
+    TRAINED,
+    ClientModels,
+    InFolder,
+    received_model,
+    vector_of,
+    with_entries,
+)
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
 from copfl.experiment.new_clients import NewClients
@@ -137,6 +147,7 @@ class Result:
     seconds: list[float] = field(default_factory=list)
     new_clients: NewClients | None = None  # the clients that did not train, see `--new-clients`
     analysis: Analysis | None = None  # with run.local_baseline
+    models: ClientModels | None = None  # of the clients; None with save_models=False
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -160,7 +171,12 @@ class Result:
             for record, seconds in zip(self.records, self.seconds, strict=True):
                 folder.append(record, seconds)
             folder.checkpoint(self.state, e.fingerprints())
-            folder.save_models(e.algorithm, e.task, self.state, e.clients)
+            if self.models is not None:
+                models = folder.models(e.task)
+                for n in range(e.clients):
+                    if (found := self.models.get(n)) is not None:
+                        models.put(n, *found)
+                self.write_bundles(models)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
             if self.new_clients is not None:
@@ -168,23 +184,57 @@ class Result:
         self.folder = Path(path)
         return self.folder
 
-    def model(self, client: int) -> nn.Module:
-        """A copy of the network with this client's personal weights; of a mixture, the largest share's."""
-        if not 0 <= client < self.experiment.clients:
-            last = self.experiment.clients - 1
-            raise UsageError(f"there is no client {client}; the run has clients 0 to {last}")
+    def write_bundles(self, models: InFolder) -> None:
+        """Completes the clients' models in a run folder to bundles, and adds the global model's."""
+        e, partition = self.experiment, self.experiment.federation.partition
+        data, rounds = e.federation.dataset, len(self.records)
+        origin = Origin(e.title, data.name, TRAINED, rounds, e.clients, note=data.note)
+        general = describe(e.run.tables(), e.task, data, e.settings.seed, origin)
+        scores = {metric.name: self.latest(metric.name) for metric in e.task.metrics}
+        if self.new_clients is not None:
+            scores[self.primary.name][self.new_clients.clients] = self.new_clients.accuracy["all"]
+        samples = [len(test) for test in partition.test]
+        split = "test" if partition.test_from == "test" else "validation"
+        names = names_of_clients(data, partition)
+        model = self._global_model()
+        write_bundles(models, general, e.task, e.run.tables(), model, names, scores, split, samples)
+
+    def model(self, client: int, *, before_training: bool = False) -> nn.Module:
+        """A copy of the network with this client's weights as its last evaluation measured them.
+
+        Of a mixture, the weights are those with the largest share. With `before_training` they are those that
+        the client has after the last aggregation, from which it would train in a further round.
+        """
+        return self._network(self.client_model(client, before_training=before_training))
+
+    def client_model(self, client: int, *, before_training: bool = False) -> Personal:
+        """The weights of `model` as one vector, or the whole mixture."""
         e = self.experiment
-        return self._network(run_folder.client_model(e.algorithm, e.task, self.state, client))
+        if not 0 <= client < e.clients:
+            raise UsageError(f"there is no client {client}; the run has clients 0 to {e.clients - 1}")
+        if before_training:
+            return received_model(e.algorithm, e.task, self.state, client)
+        kept = None if self.models is None else self.models.get(client)
+        if kept is None:
+            raise UsageError(
+                "the run kept no models, as save_models is off; run it with save_models=True, or take the "
+                "model before local training: before_training=True"
+            )
+        return kept.model
 
     def global_model(self) -> nn.Module:
         """A copy of the network with the weights that a client which never took part would receive."""
+        return self._network(self._global_model())
+
+    def _global_model(self) -> Personal:
         e = self.experiment
         trained = torch.from_numpy(e.settings.split_clients[0]).to(e.task.device)
         down = message_to_new_client(e.algorithm, self.state.server, trained)
-        return self._network(e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down))
+        model = e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down)
+        return tree.each(torch.Tensor.cpu, model)
 
     def _network(self, personal: Personal) -> nn.Module:
-        return run_folder.with_entries(self.experiment.task, run_folder.vector_of(personal)).eval()
+        return with_entries(self.experiment.task, vector_of(personal)).eval()
 
     def metric(self, name: str) -> Numbers:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""

@@ -23,6 +23,7 @@ from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, hints, new_clients, records
+from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
 from copfl.experiment.preparation import prepare as prepare
@@ -217,7 +218,7 @@ def train(
     result = execute(experiment, folder, after)
     if experiment.settings.local_baseline:
         e = experiment
-        cross = gains.cross_evaluation(e.algorithm, e.training.task, e.training.federation, result.state)
+        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model)
         result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)
@@ -265,16 +266,28 @@ def execute(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
 ) -> Result:
-    """Trains the rounds that are left, saves the models, and fits the new clients."""
-    e, settings = experiment, experiment.settings
-    result = train_rounds(e, folder, on_round, executor)
-    if folder is not None and settings.save_models:
-        folder.save_models(e.algorithm, e.task, result.state, e.clients)
+    """Trains the rounds that are left, fits the new clients, and keeps every client's model."""
+    e, settings, models = experiment, experiment.settings, _models(experiment, folder)
+    result = train_rounds(e, folder, on_round, executor, models)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
-        result.new_clients = new_clients.fitted(simulation_of(e), result.state, *settings.split_clients)
+        simulation, clients = simulation_of(e), settings.split_clients
+        result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
         if folder is not None:
             new_clients.write(result.new_clients, folder.path)
+    if models is not None:
+        for n in filter(models.wanted, range(e.clients)):
+            if models.stage(n) != TRAINED:  # it was never evaluated, or diverged
+                models.put(n, received_model(e.algorithm, e.task, result.state, n), RECEIVED)
+        if isinstance(models, InFolder):
+            result.write_bundles(models)
     return result
+
+
+def _models(e: Experiment, folder: RunFolder | None) -> ClientModels | None:
+    """Where the models of the run are kept; None: nowhere."""
+    if e.settings.save_models and (folder is None or folder.keeps_models):
+        return InMemory() if folder is None else folder.models(e.task)
+    return InMemory(gains.compared(e.clients)) if e.settings.local_baseline else None
 
 
 def train_rounds(
@@ -282,14 +295,18 @@ def train_rounds(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
+    models: ClientModels | None = None,
 ) -> Result:
-    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients."""
+    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients.
+
+    `models` gets each client's model of its last evaluation.
+    """
     settings = e.settings
     if settings.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and settings.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
-    result = Result(e, [], state, None if folder is None else folder.path)
+    result = Result(e, [], state, None if folder is None else folder.path, models=models)
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints)
@@ -297,7 +314,7 @@ def train_rounds(
     elif folder is not None:
         folder.begin(e.run.tables(), e.federation.partition, e.about())
     clock = time.perf_counter()
-    with contextlib.closing(_rounds(e, state, executor)) as rounds:
+    with contextlib.closing(_rounds(e, state, executor, models)) as rounds:
         for round in rounds:
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
@@ -317,7 +334,9 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
     return simulate.Simulation(e.algorithm, task, federation, e.engine, e.settings.seed, e.settings.batch)
 
 
-def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
+def _rounds(
+    e: Experiment, state: State, executor: simulate.Executor | None, models: ClientModels | None
+) -> Generator[Round, None, None]:
     settings = e.settings
     e.training.compute()
     opened: contextlib.AbstractContextManager[simulate.Executor | None] = contextlib.nullcontext(executor)
@@ -340,4 +359,5 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
             eval_models=settings.eval_models,
             population=settings.split_clients[0],
             executor=executor,
+            models=models,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,7 +30,10 @@ def lora(
     names = target_modules(model, targets)
     peft = library("peft")
     config = peft.LoraConfig(r=r, lora_alpha=alpha, target_modules=names, lora_dropout=dropout)
-    adapted: nn.Module = peft.inject_adapter_in_model(config, model)
+    with warnings.catch_warnings():
+        # Of the transposed layers of GPT-2, which peft then treats as such.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+        adapted: nn.Module = peft.inject_adapter_in_model(config, model)
     return adapted
 
 

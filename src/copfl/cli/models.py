@@ -1,0 +1,249 @@
+"""`copfl predict`, `evaluate`, `export` and `personalize`. Torch loads only when one is called."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from copfl.cli import options
+from copfl.cli.options import argument, option
+from copfl.errors import UsageError
+from copfl.files import write_bytes
+
+if TYPE_CHECKING:
+    from copfl.experiment.bundle.bundle import Bundle, Evaluation
+
+BundlePath = Annotated[Path, argument("The folder of a bundle, or of a run.")]
+Missing = Annotated[
+    str | None,
+    option(
+        "Data",
+        "Missing values of a table: refuse, or fill (the mean, no category); default: as in training.",
+    ),
+]
+
+
+def _chosen(path: Path, client: str | None, of_server: bool) -> "Bundle":
+    """The model that the path and the options name."""
+    from copfl.experiment.bundle.bundle import load
+    from copfl.experiment.bundle.writing import OF_SERVER
+
+    if client is not None and of_server:
+        raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
+    return load(path, OF_SERVER if of_server else client)
+
+
+def _report(notes: list[str]) -> None:
+    for note in notes:
+        print(f"copfl: warning: {note}", file=sys.stderr)
+
+
+def export(
+    *,
+    bundle: BundlePath,
+    out: Annotated[
+        Path, option("Output", "The file to write, of a bundle or peft the folder; required.", "--out -o")
+    ],
+    client: options.Client = None,
+    of_server: options.OfServer = False,
+    format: Annotated[
+        str, option("Output", "bundle, safetensors, torch, onnx or peft; default: bundle.")
+    ] = "bundle",
+) -> None:
+    """Write a model for other programs, or as a bundle that can be sent."""
+    from copfl.experiment.bundle import exporting
+
+    for path in exporting.write(_chosen(bundle, client, of_server), format, out):
+        print(path)
+
+
+def predict(
+    *,
+    bundle: BundlePath,
+    client: options.Client = None,
+    of_server: options.OfServer = False,
+    data: Annotated[
+        Path | None,
+        option("Data", "An .npz file, a table or .txt of sentences, an image or a folder of them."),
+    ] = None,
+    sentence: Annotated[list[str] | None, option("Data", "A sentence to classify; repeatable.")] = None,
+    missing: Missing = None,
+    out: Annotated[
+        Path | None,
+        option("Output", "An .npz or .csv file for the predictions; default: print them.", "--out -o"),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict new samples: a line each with its class and probability, its labels or its values."""
+    if (data is None) == (not sentence):
+        raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
+    loaded = _chosen(bundle, client, of_server)
+    if data is None:
+        outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence)), None, 0
+        notes = list[str]()
+    else:
+        x, y, has_target, notes, *_ = loaded.read(data, missing=missing)
+        outputs = loaded.outputs(x)
+        score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
+    columns, metric = columns_of(loaded, outputs), loaded.task.metrics[0]
+    if out is not None:
+        write_bytes(out, _file(loaded, outputs, columns, out.suffix), durable=False)
+    if as_json:
+        print(json.dumps({metric.name: score, **columns, "warnings": notes}))
+        return
+    _report(notes)
+    if out is None:
+        _print(loaded, outputs, columns)
+    if score is not None:
+        shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
+        print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
+
+
+def columns_of(bundle: "Bundle", outputs: Any) -> dict[str, list[Any]]:
+    """The predictions as columns: prediction, and probability_CLASS of each class.
+
+    Several labels or values are prediction_NAME each.
+    """
+    output, decided = bundle.description.output, bundle.decided(outputs)
+    if decided.ndim == 1:
+        columns = {"prediction": decided.tolist()}
+    else:
+        columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
+    if not output.is_regression:
+        columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
+    return columns
+
+
+def _print(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]]) -> None:
+    """A line per sample for readers."""
+    shown = {name: values for name, values in columns.items() if name.startswith("prediction")}
+    if bundle.description.output.kind == "classification":
+        shown["probability"] = outputs.max(1).tolist()
+    for n, row in enumerate(zip(*shown.values(), strict=True)):
+        print("\t".join([str(n), *(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row)]))
+
+
+def _file(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]], suffix: str) -> bytes:
+    """A .csv file with a row per sample, or an .npz file with the arrays."""
+    import numpy as np
+
+    from copfl.tables import Table, as_csv
+
+    if suffix == ".csv":
+        rows = [[str(n), *map(str, row)] for n, row in enumerate(zip(*columns.values(), strict=True))]
+        return as_csv(Table("", ["row", *columns], rows)).encode()
+    if suffix != ".npz":
+        raise UsageError(f'predictions are written as .csv or .npz, not as "{suffix}"; name another --out')
+    arrays = {"prediction": bundle.decided(outputs), "classes": bundle.classes}
+    if not bundle.description.output.is_regression:
+        arrays["probability"] = outputs
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def evaluate(
+    *,
+    bundle: BundlePath,
+    data: Annotated[
+        Path, option("Data", "An .npz file with x and y, or a table with the target's column; required.")
+    ],
+    client: options.Client = None,
+    of_server: options.OfServer = False,
+    missing: Missing = None,
+    as_json: options.Json = False,
+) -> None:
+    """Evaluate a model on samples with targets: all metrics, the confusion matrix and the calibration."""
+    from copfl.errors import DataError
+
+    loaded = _chosen(bundle, client, of_server)
+    x, y, has_target, notes, lacking, _ = loaded.read(data, missing=missing)
+    if y is None:
+        raise DataError(f"{data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
+    if rest := int((~has_target).sum()):
+        notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
+    _report(notes)
+    found = loaded.measured(loaded.outputs(x)[has_target], y)
+    if as_json:
+        print(json.dumps(plain_evaluation(found)))
+        return
+    from copfl.core.metrics import METRICS
+    from copfl.tables import Table, as_text
+
+    known = {metric.name: metric for metric in (*METRICS.values(), *loaded.task.metrics)}
+    rows = [[known[n].title, f"{known[n].text(value)}{known[n].unit}"] for n, value in found.metrics.items()]
+    print(as_text(Table(f"{found.samples:,} samples", ["metric", "value"], rows)))
+    if found.confusion is not None:
+        names = list(map(str, found.classes))
+        cells = [[name, *map(str, row)] for name, row in zip(names, found.confusion.tolist(), strict=True)]
+        print(as_text(Table("Samples by class (rows) and predicted class", ["", *names], cells)))
+    if found.calibration:
+        bins = [
+            [f"{b.low:.2f} to {b.high:.2f}", f"{b.samples:,}", f"{b.confidence:.3f}", f"{b.accuracy:.3f}"]
+            for b in found.calibration
+        ]
+        print(as_text(Table("Calibration", ["probability", "samples", "mean", "accuracy"], bins)))
+
+
+def plain_evaluation(found: "Evaluation") -> dict[str, Any]:
+    """The evaluation as plain values; a metric that the samples do not define is null."""
+    from copfl.tables import plain
+
+    content: dict[str, Any] = plain(
+        {
+            "samples": found.samples,
+            "metrics": found.metrics,
+            "classes": found.classes,
+            "confusion": None if found.confusion is None else found.confusion.tolist(),
+            "calibration": [bin._asdict() for bin in found.calibration],
+        }
+    )
+    return content
+
+
+def personalize(
+    *,
+    run: options.RunPath,
+    data: Annotated[
+        Path,
+        option(
+            "Data",
+            "The new client's samples: an .npz file with x and y, or a table as in the run; a fifth is tested.",
+        ),
+    ],
+    epochs: Annotated[
+        int | None, option("Training", "Passes over the new client's data; default: by validation, up to 30.")
+    ] = None,
+    lr: Annotated[float | None, option("Training", "Learning rate, above 0; default: by validation.")] = None,
+    seed: Annotated[int, option("Training", "Seed of the order of the samples, from 0; default: 0.")] = 0,
+    out: Annotated[
+        Path | None,
+        option("Output", "A folder for the bundle of the model; default: it is not written.", "--out -o"),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train a model for a new client on its data; start, rate and epochs by validation within them."""
+    from copfl.experiment.personalisation import Personalisation
+
+    new = Personalisation.of(run)
+    if out is not None and out.exists():
+        raise UsageError(f"{out} exists already; name a new folder with --out")
+    own, test, notes = new.samples(data)
+    _report(notes)
+    fitted = new.fit(own, test, epochs, lr, seed)
+    if out is not None:
+        fitted.bundle.save(out)
+    metric = fitted.bundle.task.metrics[0]
+    if as_json:
+        content = {{"scores": metric.name}.get(key, key): value for key, value in fitted._asdict().items()}
+        del content["bundle"]
+        print(json.dumps(content))
+        return
+    values = (fitted.scores[0], fitted.scores[-1], fitted.alone[-1])
+    before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
+    print(
+        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
+        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
+        f"learning rate {fitted.lr:g}{'' if out is None else f'; bundle: {out}'}"
+    )

@@ -1,0 +1,144 @@
+"""The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
+
+import dataclasses
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from copfl.core.task import Task, task_of
+from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment import models
+from copfl.experiment.bundle.description import Description, Tokenizer
+from copfl.experiment.tasks import build_task
+from copfl.files import write_bytes
+from copfl.models import pretrained, text
+from copfl.settings.schema import record_of
+
+FROZEN = "frozen.safetensors"
+PRETRAINED = "pretrained.safetensors"  # the initial values of adapted layers that were trained too
+TOKENIZER = "tokenizer"
+CONFIGS = ("config.json", "preprocessor_config.json", "README.md")
+
+
+def write_base(folder: Path, task: Task, model: Mapping[str, Any], takes_text: bool) -> bool:
+    """Writes what was not trained: frozen tensors, the configuration of a base, the tokenizer.
+
+    False, if there is nothing of that.
+    """
+    from safetensors.torch import save
+
+    tensors = {
+        name: t.cpu().clone().contiguous()
+        for name, t in task.module.state_dict().items()
+        if name not in task.layout.names and not name.endswith("num_batches_tracked")
+    }
+    if tensors:
+        write_bytes(folder / FROZEN, save(tensors), durable=False)
+    initial = task.layout.split(task.initial[: task.d])
+    if layers := {
+        name: t.cpu().clone() for name, t in initial.items() if name.endswith(".base_layer.weight")
+    }:
+        write_bytes(folder / PRETRAINED, save(layers), durable=False)
+    copied: list[tuple[Path, Path]] = []  # from, to
+    name = str(model.get("name", ""))
+    place = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
+    if place is not None:
+        copied += [(place / file, folder / file) for file in CONFIGS if (place / file).is_file()]
+    tokens = Path(model["tokenizer"]) if "tokenizer" in model else place
+    if takes_text and tokens is not None:
+        patterns = (*text.TOKENIZER_FILES, "config.json")
+        found = sorted({path for pattern in patterns for path in tokens.glob(pattern) if path.is_file()})
+        copied += [(path, folder / TOKENIZER / path.name) for path in found]
+    for source, target in copied:
+        write_bytes(target, source.read_bytes(), durable=False)
+    return bool(tensors or copied)
+
+
+def copy_base(source: Path, target: Path) -> None:
+    """A copy of the base for a bundle that leaves its run folder."""
+    shutil.copytree(source, target)
+
+
+def portable(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The table [model] without paths of this machine: the base and its tokenizer are in the bundle."""
+    table = dict(model)
+    source, _, place = str(table.get("name", "")).partition(":")
+    if source == "hf" and Path(place).is_absolute():
+        table["name"] = f"hf:{Path(place).name}"
+    if "tokenizer" in table:
+        table["tokenizer"] = TOKENIZER
+    if table.get("weights") not in (None, "default", "none"):
+        table["weights"] = Path(table["weights"]).name
+    return table
+
+
+def build(description: Description, base: Path | None, trained: Collection[str], model: Any = None) -> Task:
+    """The task; `trained` are the names of the tensors in the bundle's weights.
+
+    `model` is the module, or the function that makes it, of a run whose model a Python program passed.
+    """
+    table, shape, count = dict(description.model), description.input.shape, description.output.count
+    name = str(table.get("name", ""))
+    if "value" in table and model is None:
+        raise UsageError(
+            f"the model is {table['value']}, a value that a Python program passed; pass it again: "
+            "copfl.load(path, model=...)"
+        )
+    if pretrained.is_pretrained(name):  # its tensors are in the bundle
+        table = {key: value for key, value in table.items() if key != "sha256"} | {"weights": "none"}
+        if name.startswith("hf:"):
+            table["name"] = f"hf:{base}"
+    settings = dataclasses.replace(record_of("model", table), value=model)
+    adapter = record_of("adapter", description.adapter)
+    module = models.build_model(settings, adapter, shape, count, description.seed)
+    dtype: torch.dtype = getattr(torch, description.dtype)
+    module = module.to(dtype)
+    for parameter_name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter_name in trained)
+    if base is not None and (base / FROZEN).is_file():
+        _fill(module, base / FROZEN)
+    if isinstance(module, pretrained.Pretrained) and description.input.text is not None:
+        module.mask = pretrained.mask_of(module)  # found by comparing outputs, now those of the real tensors
+    output = description.output
+    criterion, metrics = build_task(
+        record_of("task", description.task), output.kind, (output.mean, output.std)
+    )
+    return task_of(
+        module,
+        count,
+        criterion=criterion,
+        metrics=metrics,
+        mean=description.input.mean,
+        std=description.input.std,
+        head=table.get("head"),
+        dtype=dtype,
+    )
+
+
+def _fill(module: nn.Module, path: Path) -> None:
+    """Sets the frozen tensors of the module; RunError if they are not those of this module."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    damaged = f"{path} is damaged or of another model ({{}}); restore it from a copy"
+    with raised_as(RunError, damaged, SafetensorError, OSError, RuntimeError):
+        missing = module.load_state_dict(load_file(path), strict=False)
+    lacking = [name for name, p in module.named_parameters() if not p.requires_grad and name in missing[0]]
+    if lacking or missing[1]:
+        raise RunError(f"{path} is of another model: {(lacking or missing[1])[0]}; restore it from a copy")
+
+
+def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | None:
+    """The tokenizer of a model that takes texts."""
+    if description.input.text is None:
+        return None
+    table, name = description.model, str(description.model.get("name", ""))
+    if "tokenizer" not in table and not name.startswith("hf:"):
+        return models.tokenizer_of(record_of("model", table))
+    assert base is not None
+    config = base if (base / "config.json").is_file() else None
+    return text.Tokenizer(base / TOKENIZER, table.get("max_length", 0), config)

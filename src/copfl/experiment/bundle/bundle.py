@@ -1,0 +1,280 @@
+"""A model bundle in use: predictions for new samples, and their evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from copfl.core.evaluation import on_host_arrays
+from copfl.core.metrics import CALIBRATION_BINS, METRICS
+from copfl.core.task import Personal, Task
+from copfl.data.federation import tensors
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
+from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment.bundle import building, description
+from copfl.experiment.bundle.description import FILE, Description
+from copfl.experiment.bundle.inputs import Labelled, Preparation
+from copfl.experiment.bundle.predictor import Predictor
+from copfl.experiment.bundle.writing import OF_SERVER, write_facts
+from copfl.experiment.client_models import WEIGHTS, read_weights, write_weights
+
+BATCH = 250  # samples that are predicted at once, as in an evaluation
+SHOWN = 10  # names of clients in a message
+OWN_BASE = "base"  # of a bundle that was exported for transport
+
+
+class CalibrationBin(NamedTuple):
+    """The samples whose confidence is between two bounds."""
+
+    low: float
+    high: float
+    samples: int
+    confidence: float  # mean
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good the predictions for some samples are."""
+
+    samples: int
+    metrics: dict[str, float]  # nan where the samples do not define one
+    classes: list[Any]
+    confusion: NDArray[np.int64] | None = None  # [right class, predicted class]
+    calibration: tuple[CalibrationBin, ...] = ()  # bins without samples are left out
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One model with everything that its use needs; `copfl.load` reads it.
+
+    >>> bundle = copfl.load("runs/mine", client=3)                      # doctest: +SKIP
+    >>> bundle.predict(dataframe), bundle.predict_proba(dataframe)      # doctest: +SKIP
+    """
+
+    description: Description
+    task: Task
+    model: Personal
+    path: Path | None = None
+
+    @property
+    def classes(self) -> NDArray[Any]:
+        """The classes or labels in the order of the probabilities; of a regression, the targets' names."""
+        return np.array(self.description.output.classes)
+
+    @cached_property
+    def module(self) -> Predictor:
+        """The model as a torch module: raw samples as tensors in, probabilities or values out."""
+        return Predictor(self.task, self.model)
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        """How new samples become inputs of the network."""
+        base = None if self.path is None else base_of(self.path, self.description)
+        tokenizer = building.tokenizer_of(self.description, base)
+        return Preparation(self.description.input, self.description.output, tokenizer)
+
+    def outputs(self, x: Inputs) -> NDArray[np.float64]:
+        """Probabilities [n, classes] or [n, labels], or values [n, targets], of inputs of the network."""
+        if self.description.output.kind == NEXT_TOKEN:
+            raise UsageError(
+                "the model predicts the next token of a text, which has no classes; `copfl export` writes it "
+                "for programs that generate text"
+            )
+        size = len(next(iter(by_name(x).values())))
+
+        def part(start: int) -> Tensor:
+            return self.task.predict(self.model, tensors(each(lambda a: a[start : start + BATCH], x)))
+
+        with torch.no_grad():
+            predictions = torch.cat([part(start) for start in range(0, size, BATCH)])
+        found, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
+        return found.reshape(size, -1)
+
+    def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:
+        """The class of each sample; of a regression the values, of labels 0 or 1 for each.
+
+        `data` is a data frame, columns by name, arrays, or a list of texts. Unknown categories and filled
+        values are reported as a warning. `missing` see `Preparation.of`.
+        """
+        return self.decided(self._outputs_of(data, missing))
+
+    def predict_proba(self, data: Any, *, missing: str | None = None) -> NDArray[np.float64]:
+        """The probabilities [n, classes], in the order of `classes`."""
+        if self.description.output.is_regression:
+            raise UsageError("the model predicts values, which have no probabilities; use predict")
+        return self._outputs_of(data, missing)
+
+    def _outputs_of(self, data: Any, missing: str | None) -> NDArray[np.float64]:
+        x, notes = self.preparation.of(data, missing)
+        if notes:
+            warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=3)
+        return self.outputs(x)
+
+    def decided(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
+        """The predictions of these probabilities or values."""
+        output = self.description.output
+        if output.kind == CLASSIFICATION:
+            classes: NDArray[Any] = self.classes[outputs.argmax(1)]
+            return classes
+        if output.kind == MULTILABEL:
+            return (outputs > 0.5).astype(np.int64)
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+    def evaluate(self, data: Any, targets: Any, *, missing: str | None = None) -> Evaluation:
+        """All metrics of the predictions for these samples, with a confusion matrix and the calibration."""
+        outputs = self._outputs_of(data, missing)
+        return self.measured(outputs, self.preparation.targets(targets))
+
+    def measured(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> Evaluation:
+        """The evaluation of these probabilities or values, with targets as `Preparation.targets` gives."""
+        output, known = self.description.output, {m.name: m for m in self.task.metrics}
+        known |= {name: m for name, m in METRICS.items() if output.kind in m.kinds}
+        metrics = {name: metric.of(outputs, y) for name, metric in known.items()}
+        if output.kind != CLASSIFICATION:
+            return Evaluation(len(y), metrics, output.classes)
+        confusion = np.zeros((output.count, output.count), np.int64)
+        np.add.at(confusion, (y, outputs.argmax(1)), 1)
+        return Evaluation(len(y), metrics, output.classes, confusion, _calibration(outputs, y))
+
+    def score(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> float:
+        """The primary metric."""
+        return self.task.metrics[0].of(outputs, y)
+
+    def read(self, path: str | Path, *, missing: str | None = None) -> Labelled:
+        """The samples of a file, see `Preparation.read`."""
+        return self.preparation.read(Path(path), missing)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the bundle with all that it needs into a new folder, for transport."""
+        target = Path(path)
+        if target.exists():
+            raise UsageError(f"{target} exists already; name a new folder")
+        base = None if self.path is None else base_of(self.path, self.description)
+        write_weights(target / WEIGHTS, self.task.layout, self.model, self.description.origin.stage)
+        if base is not None:
+            building.copy_base(base, target / OWN_BASE)
+        own = dataclasses.replace(self.description, base="" if base is None else OWN_BASE)
+        write_facts(target, own)
+        return target
+
+    def estimator(self) -> Any:
+        """The model as a fitted estimator of scikit-learn."""
+        from copfl.experiment.bundle.estimator import estimator_of
+
+        return estimator_of(self)
+
+
+def _calibration(outputs: NDArray[np.float64], y: NDArray[Any]) -> tuple[CalibrationBin, ...]:
+    confidence, right = outputs.max(1), outputs.argmax(1) == y
+    edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
+    bins = np.searchsorted(edges[1:-1], confidence)
+    return tuple(
+        CalibrationBin(
+            float(edges[n]),
+            float(edges[n + 1]),
+            int((bins == n).sum()),
+            float(confidence[bins == n].mean()),
+            float(right[bins == n].mean()),
+        )
+        for n in np.unique(bins).tolist()
+    )
+
+
+# Folders
+
+
+def load(path: str | Path, client: int | str | None = None, *, model: Any = None) -> Bundle:
+    """The model in a bundle, or of one client in a run folder; client="global" is the global model.
+
+    `client` is a number from 0, or the client's name in the data. `model` must be given where the run was: an
+    nn.Module, or the function that makes it.
+    """
+    folder = located(Path(path), client)
+    facts = description.read(folder)
+    base = base_of(folder, facts)
+    names = _names(folder / WEIGHTS)
+    task = building.build(facts, base, names, model)
+    if set(task.layout.names) != names:
+        other = sorted(set(task.layout.names) ^ names)[0]
+        raise RunError(f"{folder / WEIGHTS} is of another model: {other}; restore it from a copy")
+    return Bundle(facts, task, read_weights(folder / WEIGHTS, task.layout).model, folder)
+
+
+def located(path: Path, client: int | str | None = None) -> Path:
+    """The folder of a bundle: the path itself, or that of a client in a run folder."""
+    if (path / FILE).is_file():
+        if client is not None:
+            raise UsageError(f"{path} is the bundle of one model; leave out the client")
+        return path
+    models = path / "models"
+    if not path.exists():
+        raise RunError(f"there is no folder {path}; name a bundle, or a run folder")
+    if not (path / "run.toml").is_file():
+        raise RunError(f"{path} is neither a bundle (it has no {FILE}) nor a run folder (it has no run.toml)")
+    if client is None:
+        raise UsageError(
+            "name the model: --client NUMBER (or the client's name), or --global; in Python client=3"
+        )
+    if not (models / OF_SERVER / FILE).is_file():
+        if any(models.glob("*.safetensors")):
+            raise RunError(
+                f"{path} is of an earlier version of copfl, whose models lack what their use needs; run it "
+                f"again: `copfl run -c {path}/run.toml`"
+            )
+        reason = "bundles are written when a run ends, unless run.save_models is off"
+        raise RunError(f"{models} has no bundles: {reason}. `copfl resume {path}` ends it")
+    return models / (OF_SERVER if client == OF_SERVER else f"client-{number_of(models, client):04d}")
+
+
+def number_of(models: Path, client: int | str) -> int:
+    """The number of a client; a text may also be its name in the data's client column, or "0 (north)"."""
+    folders = sorted(models.glob(f"client-*/{FILE}"))
+    text = str(client)
+    if text.isdecimal() and not isinstance(client, str):
+        known = {int(path.parent.name.removeprefix("client-")) for path in folders}
+        if int(text) in known:
+            return int(text)
+    names = {d.origin.client: d.origin.name for d in map(description.read, (p.parent for p in folders))}
+    shown = {n: f"{n} ({name})" for n, name in names.items()}
+    found = [n for n in names if n is not None and (str(n) == text or client in (names[n], shown[n]))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        either = " or ".join(f'"{shown[n]}"' for n in found)
+        raise UsageError(f"{client} is the number of a client and the name of another; write {either}")
+    listed = [name for n, name in names.items() if name != str(n)]
+    more = f": {', '.join(listed[:SHOWN])}{', ...' * (len(listed) > SHOWN)}" if listed else ""
+    raise UsageError(f"there is no client {client}; the run has clients 0 to {len(names) - 1}{more}")
+
+
+def base_of(folder: Path, facts: Description) -> Path | None:
+    """The folder of what was not trained; RunError if it is not there."""
+    if not facts.base:
+        return None
+    base = folder / facts.base
+    if not base.is_dir():
+        raise RunError(
+            f"{folder} lacks its base, {facts.base}: the bundles of a run share it. Take a complete copy: "
+            "`copfl export RUN --client N --format bundle --out FOLDER`"
+        )
+    return base
+
+
+def _names(path: Path) -> set[str]:
+    """The names of the trained tensors in a file of weights."""
+    from safetensors import SafetensorError, safe_open
+
+    damaged = f"{path} is damaged ({{}}); restore it from a copy"
+    with raised_as(RunError, damaged, SafetensorError, OSError), safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+    return {name.partition("/")[2] for name in names if "/" in name} or names

@@ -1,0 +1,66 @@
+"""README.md of a bundle: the model card."""
+
+import json
+
+from copfl.core.metrics import METRICS
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description
+
+MOST = 20  # names that are listed
+
+USE = """```python
+import copfl
+
+bundle = copfl.load("{folder}")
+bundle.predict({example})
+```
+
+```bash
+copfl predict {folder} --data {file} --out predictions.csv
+copfl evaluate {folder} --data {file}
+```"""
+
+
+def card(description: Description, folder: str) -> str:
+    """What the model is, takes and returns, how good it is, and how it is used."""
+    origin, output = description.origin, description.output
+    who = "The global model" if origin.client is None else f"The model of client {origin.client}"
+    who += f" ({origin.name})" if origin.name and origin.name != str(origin.client) else ""
+    lines = [
+        "---",
+        "library_name: copfl",
+        f"datasets: [{json.dumps(origin.data)}]",
+        f"metrics: [{', '.join(dict.fromkeys(score.metric for score in description.scores))}]",
+        "tags: [federated-learning, personalised, copfl]",
+        "---",
+        "",
+        f"# {who}: {origin.title}",
+        "",
+        f"- **Trained:** {origin.clients} clients, {origin.rounds} rounds, copfl {description.copfl}",
+        f"- **State:** {origin.stage}",
+        f"- **Data:** {origin.data}{f'. {origin.note}' if origin.note else ''}",
+        f"- **Takes:** {_input(description)}",
+        f"- **Returns:** {output.kind}: {_listed(output.names) if output.names else f'{output.count} tokens'}",
+        *(f"- **{METRICS[s.metric].title if s.metric in METRICS else s.metric}:** {s.value:.4f} on "
+          f"{s.samples:,} {s.split} samples of the client" for s in description.scores),
+        f"- **Network:** {json.dumps(description.model, ensure_ascii=False)}",
+        *([f"- **Adapter:** {json.dumps(description.adapter)}"] if description.adapter else []),
+        "- **Licences** of the data, of the base and of this model: fill in",
+        "",
+    ]  # fmt: skip
+    kind = description.input.kind
+    examples = {TABLE: ("dataframe", "rows.csv"), TEXT: ('["a sentence"]', "sentences.txt")}
+    example, file = examples.get(kind, ("images" if kind == IMAGE else "x", "x.npz"))
+    return "\n".join([*lines, USE.format(folder=folder, example=example, file=file), ""])
+
+
+def _input(description: Description) -> str:
+    given = description.input
+    if given.kind == TABLE:
+        return f"rows of the columns {_listed([column.name for column in given.columns])}"
+    if given.kind == TEXT:
+        return "texts"
+    return ", ".join(f"{name}: {array.dtype} {list(array.shape)}" for name, array in given.arrays.items())
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:MOST]) + (f", ... ({len(names):,} in all)" if len(names) > MOST else "")

@@ -1,0 +1,170 @@
+"""The content of bundle.json as typed records, checked when it is read."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from copfl.data.samples import REGRESSION, Inputs
+from copfl.data.tables import Encoder
+from copfl.errors import RunError, raised_as
+from copfl.files import write_bytes
+
+FILE = "bundle.json"
+FORMAT = 1
+TABLE, TEXT, IMAGE, ARRAYS = "table", "text", "image", "arrays"  # the kinds of input
+Tokenizer = Callable[[Sequence[str]], Inputs]  # texts as inputs of the network
+
+
+@dataclass(frozen=True)
+class Array:
+    """An input of the network: type and shape of one sample."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the model takes."""
+
+    arrays: dict[str, Array]  # of the network, by name; a single one is "x"
+    columns: tuple[Encoder, ...] = ()  # of a table, in the order of the features
+    missing: str = "refuse"  # values of a table: "fill" was trained with them
+    text: str | None = None  # the column of the texts, where the model takes texts
+    mean: tuple[float, ...] = ()  # per channel, of pixels scaled to 0..1
+    std: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        if self.columns:
+            return TABLE
+        if self.text is not None:
+            return TEXT
+        first = next(iter(self.arrays.values()))
+        return IMAGE if first.dtype == "uint8" and len(first.shape) == 3 else ARRAYS
+
+    @property
+    def shape(self) -> Any:
+        """The shape of one sample: a tuple, or several by name."""
+        shapes = {name: array.shape for name, array in self.arrays.items()}
+        return shapes["x"] if shapes.keys() == {"x"} else shapes
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the model returns."""
+
+    kind: str  # of copfl.data.samples.KINDS
+    count: int  # of classes, labels, values or tokens
+    names: tuple[str, ...] = ()  # of those; none for tokens
+    targets: tuple[str, ...] = ()  # the columns of a table that it was trained to predict
+    mean: tuple[float, ...] = ()  # of the values of a regression
+    std: tuple[float, ...] = ()
+
+    @property
+    def classes(self) -> list[Any]:
+        """The names; whole numbers where all of them are."""
+        are_numbers = all(
+            name.removeprefix("-").isdecimal() and str(int(name)) == name for name in self.names
+        )
+        return [int(name) for name in self.names] if are_numbers else list(self.names)
+
+    @property
+    def is_regression(self) -> bool:
+        return self.kind == REGRESSION
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of the model, measured when it was trained."""
+
+    metric: str
+    split: str  # "test", or "validation": samples that were held out of the training samples
+    value: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the model comes from."""
+
+    title: str  # such as "copfl on digits"
+    data: str
+    stage: str  # of copfl.experiment.client_models
+    rounds: int
+    clients: int
+    client: int | None = None  # None: the global model, or a new client's
+    name: str = ""  # of the client, where it has one
+    note: str = ""  # about the data
+
+
+@dataclass(frozen=True)
+class Description:
+    """Everything about a model but its tensors."""
+
+    model: dict[str, Any]  # the tables of run.toml
+    adapter: dict[str, Any]
+    task: dict[str, Any]
+    seed: int
+    dtype: str
+    input: Input
+    output: Output
+    origin: Origin
+    scores: tuple[Score, ...] = ()
+    base: str = ""  # the folder of the base, relative to the bundle's; empty: there is none
+    copfl: str = ""  # the version
+    format: int = field(default=FORMAT)
+
+    def write(self, folder: Path) -> None:
+        """Writes the file of a bundle."""
+        content = dataclasses.asdict(self)
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_bytes(folder / FILE, text.encode(), durable=False)
+
+
+def read(folder: Path) -> Description:
+    """The description of the bundle in this folder; RunError if it is damaged."""
+    path = folder / FILE
+    with raised_as(RunError, f"{path} cannot be read ({{}}); restore it from a copy", OSError, ValueError):
+        content = json.loads(path.read_text("utf-8"))
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        raise RunError(
+            f"{path} has the format {content.get('format')!r}, and this version of copfl reads {FORMAT}; use "
+            f"the version that wrote it ({content.get('copfl')}), or run it again"
+        )
+    found: Description = _value(Description, content, str(path))
+    return found
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """The JSON value as a value of this type; RunError names the place of one that is not."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is types.UnionType:
+        options = [option for option in arguments if option is not types.NoneType]
+        return None if value is None else _value(options[0], value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        hints, fields = typing.get_type_hints(hint), {f.name: f for f in dataclasses.fields(hint)}
+        if extra := sorted(value.keys() - fields.keys()):
+            raise RunError(f'{where} is damaged: there is no "{extra[0]}"; restore it from a copy')
+        for name, one in fields.items():
+            needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+            if needed and name not in value:
+                raise RunError(f'{where} is damaged: it lacks "{name}"; restore it from a copy')
+        return hint(**{name: _value(hints[name], item, f"{where}, {name}") for name, item in value.items()})  # type: ignore[operator]
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(arguments[0], item, f"{where}, {n}") for n, item in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        return {str(name): _value(arguments[1], item, f"{where}, {name}") for name, item in value.items()}
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    raise RunError(f"{where} is damaged: {str(value)[:40]!r} is no {hint}; restore it from a copy")

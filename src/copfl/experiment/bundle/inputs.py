@@ -1,0 +1,294 @@
+"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or from Python."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data import reading, tables
+from copfl.data.arrays import npz_content
+from copfl.data.samples import CLASSIFICATION, Inputs, by_name
+from copfl.data.tables import Encoder, Table
+from copfl.data.targets import named, numbered
+from copfl.errors import DataError, how_to_set, one_of, raised_as
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
+
+IMAGES = (".png", ".jpg", ".jpeg")
+USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
+
+
+class Prepared(NamedTuple):
+    """The samples, and what is worth to know about them."""
+
+    x: Inputs
+    notes: list[str]
+
+    def __len__(self) -> int:
+        return len(next(iter(by_name(self.x).values())))
+
+
+class Labelled(NamedTuple):
+    """The samples of a file, with the targets of those that have one."""
+
+    x: Inputs
+    y: NDArray[Any] | None  # of the samples with a target; None if none has
+    has_target: NDArray[np.bool_]  # [n]
+    notes: list[str]  # what is unusual about them
+    target: str = "targets"  # what a file without targets lacks
+    test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How new samples become inputs of the network."""
+
+    input: Input
+    output: Output
+    tokenizer: Tokenizer | None = None  # of texts
+
+    def of(self, data: Any, missing: str | None = None) -> Prepared:
+        """A data frame, columns by name, arrays, or texts; columns may be in any order.
+
+        A table's missing values are an error where training had none, unless missing="fill": then each
+        counts as the column's mean, or as no category.
+        """
+        kind = self.input.kind
+        if kind in (TABLE, TEXT) and (columns := _columns(data)) is not None:
+            return self.of_table(columns, missing)
+        if kind == TEXT and isinstance(data, str):
+            raise DataError("pass a list of texts, not a single one")
+        if kind == TEXT and not isinstance(data, Mapping) and all(isinstance(text, str) for text in data):
+            return Prepared(self.tokens(list(data)), [])
+        if kind == TABLE:
+            array = np.asarray(data, dtype=object)
+            names = [column.name for column in self.input.columns]
+            if array.ndim != 2 or array.shape[1] != len(names):
+                raise DataError(
+                    f"the model takes the {len(names)} columns {', '.join(names)}; pass a data frame, or an "
+                    f"array [n, {len(names)}] in this order, not {list(array.shape)}"
+                )
+            cells = {name: [_cell(v) for v in array[:, n].tolist()] for n, name in enumerate(names)}
+            return self.of_table(cells, missing)
+        return Prepared(self._arrays(data), [])
+
+    def of_table(self, columns: Table, missing: str | None = None) -> Prepared:
+        """The rows of a table; the notes count missing values and unknown categories by column."""
+        if self.input.kind == TEXT:
+            return Prepared(self.tokens(_texts(columns, str(self.input.text))), [])
+        if self.input.kind != TABLE:
+            raise DataError(f"the model takes {self.shown}, and not the rows of a table")
+        missing = missing or self.input.missing
+        one_of(("refuse", "fill", "drop"), missing=missing)
+        encoders = self.input.columns
+        if absent := [encoder.name for encoder in encoders if encoder.name not in columns]:
+            lacks = f"the table lacks {len(absent)} of {len(encoders)} columns: {', '.join(absent)}"
+            raise DataError(f"{lacks}; it has {', '.join(columns)}")
+        gaps = {e.name: count for e in encoders if (count := columns[e.name].count(None))}
+        if gaps and missing != "fill":
+            shown = ", ".join(f"{name} {count:,}" for name, count in gaps.items())
+            raise DataError(
+                f"values are missing, and training had none: {shown}. Complete them, or take each as the "
+                f"column's mean, or as no category, with {how_to_set('missing', 'fill', '--missing')}"
+            )
+        notes = [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
+        own = {
+            e.name: [_category(e, v) for v in columns[e.name]] if e.categories else columns[e.name]
+            for e in encoders
+        }
+        for encoder in encoders:
+            if not encoder.categories:
+                _check_numbers(encoder, own[encoder.name])
+        return Prepared(tables.encoded(encoders, own), [*notes, *tables.unknown_categories(encoders, own)])
+
+    def tokens(self, texts: Sequence[str]) -> Inputs:
+        """Texts as the model takes them."""
+        if self.tokenizer is None:
+            raise DataError(f"the model takes {self.shown}, and not texts")
+        if not texts:
+            raise DataError("there is no text; give at least one")
+        return self.tokenizer(texts)
+
+    @property
+    def shown(self) -> str:
+        """The input, for messages."""
+        if self.input.kind == TABLE:
+            return f"rows of {len(self.input.columns)} columns"
+        arrays = [f"{name} {a.dtype} {list(a.shape)}" for name, a in self.input.arrays.items()]
+        return "texts" if self.input.kind == TEXT else ", ".join(arrays)
+
+    def _arrays(self, data: Any) -> Inputs:
+        """Arrays of the types and shapes of the network's; tokens may have any length."""
+        given = data if isinstance(data, Mapping) else {"x": data}
+        arrays = {
+            str(k): np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for k, v in given.items()
+        }
+        if arrays.keys() != self.input.arrays.keys():
+            names = ", ".join(self.input.arrays)
+            raise DataError(f"the model takes the arrays {names}, not {', '.join(arrays) or 'none'}")
+        for name, info in self.input.arrays.items():
+            array = arrays[name]
+            wanted = np.dtype(info.dtype)
+            if wanted == np.uint8 and len(info.shape) == 3:
+                array = _channels_first(array, info.shape)
+            elif array.dtype.kind in ("bifu" if wanted.kind == "f" else "biu") and wanted != np.uint8:
+                array = array.astype(wanted)
+            fits = array.shape[1:] == info.shape or (self.input.text is not None and array.ndim == 2)
+            if not fits or array.dtype != wanted:
+                found = f"{name} is {array.dtype} {list(array.shape)}"
+                raise DataError(f"{found}, but a sample of the model is {info.dtype} {list(info.shape)}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DataError(f"{name} has NaN or infinity; all values must be finite")
+            arrays[name] = np.ascontiguousarray(array)
+        return arrays["x"] if arrays.keys() == {"x"} else arrays
+
+    # -- files
+
+    def read(self, path: Path, missing: str | None = None) -> Labelled:
+        """The samples of a file or a folder, and their targets if it has them.
+
+        An .npz file has the arrays x and y; a table the model's columns; a .txt file a text per line. Images
+        are a file, or all files of a folder.
+        """
+        suffix = path.suffix.lower()
+        if not path.exists():
+            raise DataError(
+                f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
+            )
+        if path.is_dir() or suffix in IMAGES:
+            return _without_targets(self._images(path))
+        if suffix == ".txt":
+            lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
+            return _without_targets(self.tokens([line for line in lines if line.strip()]))
+        if suffix in tables.READERS:
+            return self._rows(tables.read_table(path), missing)
+        arrays = npz_content(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
+        x, y, lacking = self.of(arrays["x"]).x, arrays.get("y"), "the array y"
+        if y is None:
+            return _without_targets(x)._replace(target=lacking)
+        is_number = y.dtype.kind == "f"
+        has_target = ~np.isnan(y).reshape(len(y), -1).any(1) if is_number else np.ones(len(y), np.bool_)
+        if len(y) != (size := len(Prepared(x, []))):
+            raise DataError(f"{path} has {size:,} samples and {len(y):,} targets")
+        own_test = {"x_test", "y_test"} <= arrays.keys()
+        test = (self.of(arrays["x_test"]).x, self.targets(arrays["y_test"])) if own_test else None
+        own = self.targets(y[has_target]) if has_target.any() else None
+        return Labelled(x, own, has_target, [], lacking, test)
+
+    def _rows(self, columns: Table, missing: str | None) -> Labelled:
+        """The rows of a table; one without a target is predicted, and not scored."""
+        x, notes = self.of_table(columns, missing)
+        usual = next((name for name in USUAL_TARGETS if name in columns), USUAL_TARGETS[0])
+        names = self.output.targets or (usual,)
+        lacking = f"the column {' and '.join(names)} to predict"
+        if not all(name in columns for name in names):
+            return _without_targets(x)._replace(notes=notes, target=lacking)
+        rows = list(zip(*(columns[name] for name in names), strict=True))
+        has_target, known = (
+            np.array([None not in row for row in rows]),
+            [row for row in rows if None not in row],
+        )
+        if not known:
+            return Labelled(x, None, has_target, notes, lacking)
+        if self.output.kind == CLASSIFICATION:
+            y: NDArray[Any] = tables.words([row[0] for row in known])
+        else:
+            with raised_as(DataError, f"{lacking} must have numbers: {{}}", ValueError, TypeError):
+                y = np.array(known, np.float64)
+            y = y[:, 0] if y.shape[1] == 1 else y
+        return Labelled(x, self.targets(y), has_target, notes, lacking)
+
+    def targets(self, y: Any) -> NDArray[Any]:
+        """Targets as the metrics take them: numbers of classes, labels or values."""
+        array = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
+        if self.output.kind == CLASSIFICATION:
+            if array.dtype == object:
+                array = array.astype(np.str_)
+            numbers: NDArray[Any] = numbered(
+                "label", [named(array, self.output.names)], self.output.names
+            ).parts[0]
+            return numbers
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            raise DataError(f"targets of {self.output.kind} are finite numbers")
+        if array.size != len(array) * self.output.count:
+            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
+        return array.astype(np.float32)
+
+    def _images(self, path: Path) -> Inputs:
+        """An image file, or those of a folder by name, in the size and colours of the model's images."""
+        if self.input.kind != IMAGE:
+            raise DataError(f"{path} has images, but the model takes {self.shown}")
+        found = [path] if path.is_file() else sorted(path.iterdir())
+        files = [file for file in found if file.suffix.lower() in IMAGES]
+        if not files:
+            raise DataError(f"{path} has no images; expected {', '.join(IMAGES)}")
+        channels, *size = self.input.shape
+        images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
+        return np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+
+
+def _columns(data: Any) -> Table | None:
+    """The columns of a data frame, or of a mapping of columns; None of anything else."""
+    if hasattr(data, "columns") and hasattr(data, "to_dict"):  # of pandas, which need not be installed
+        pairs = {str(name): (data[name].tolist(), data[name].notna().tolist()) for name in data.columns}
+        return {
+            name: [value if known else None for value, known in zip(*pair, strict=True)]
+            for name, pair in pairs.items()
+        }
+    if isinstance(data, Mapping) and "input_ids" not in data:
+        lists = {str(name): v.tolist() if hasattr(v, "tolist") else list(v) for name, v in data.items()}
+        if len({len(values) for values in lists.values()}) > 1:
+            sizes = ", ".join(f"{name} {len(values):,}" for name, values in lists.items())
+            raise DataError(f"the columns have different numbers of rows: {sizes}")
+        return {name: [_cell(value) for value in values] for name, values in lists.items()}
+    return None
+
+
+def _cell(value: Any) -> Any:
+    """A value of Python; nan and the empty text count as missing."""
+    is_missing = value is None or value == "" or (isinstance(value, float) and value != value)
+    return None if is_missing else value
+
+
+def _category(encoder: Encoder, value: Any) -> Any:
+    """The category that a value is: pandas has 1.0 for the text "1" in a column with missing values."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if is_whole and str(value) not in encoder.categories else value
+
+
+def _without_targets(x: Inputs) -> Labelled:
+    return Labelled(x, None, np.zeros(len(Prepared(x, [])), np.bool_), [])
+
+
+def _check_numbers(encoder: Encoder, column: list[Any]) -> None:
+    """A DataError for a text in a column of numbers."""
+    for row, value in enumerate(column, 1):
+        try:
+            number = 0.0 if value is None else float(value)
+        except (TypeError, ValueError):
+            number = np.nan
+        if not np.isfinite(number):
+            raise DataError(
+                f'the column "{encoder.name}" has numbers in training, but {str(value)[:40]!r} in row {row}'
+            )
+
+
+def _texts(columns: Table, name: str) -> list[str]:
+    if name not in columns:
+        raise DataError(f'the table has no column "{name}" of texts; it has {", ".join(columns)}')
+    if None in columns[name]:
+        raise DataError(f'the table has no "{name}" in row {columns[name].index(None) + 1}; complete it')
+    return [str(text)[: tables.LONGEST_TEXT] for text in columns[name]]
+
+
+def _channels_first(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """uint8 images [n, h, w], [n, h, w, channels] or [n, channels, h, w] as the last."""
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and array.shape[1:] != shape and (array.shape[3], *array.shape[1:3]) == shape:
+        return array.transpose(0, 3, 1, 2)
+    return array

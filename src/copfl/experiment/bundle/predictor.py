@@ -1,0 +1,46 @@
+"""A model as one torch module: raw samples in, predictions out."""
+
+import torch
+from torch import Tensor, nn
+
+from copfl.core.task import Experts, Personal, Task
+from copfl.data.samples import Inputs
+from copfl.experiment.client_models import with_entries
+from copfl.kernels.modules import arguments_of, logits_of
+from copfl.models import adapters
+
+
+class Predictor(nn.Module):
+    """Normalisation, the model or the mixture of models, and probabilities or values.
+
+    `networks` has the models themselves, which return logits, with their adapters merged.
+    """
+
+    def __init__(self, task: Task, model: Personal) -> None:
+        super().__init__()
+        self.task, self.head = task, task.layout.head
+        experts = model if isinstance(model, Experts) else Experts(model[None], model.new_ones(1))
+        self.register_buffer("shares", experts.share.clone())
+        self.register_buffer("near", None if experts.near is None else experts.near.clone())
+        self.networks = nn.ModuleList([adapters.merged(with_entries(task, w)) for w in experts.w])
+        self.eval()
+
+    def forward(self, x: Inputs) -> Tensor:
+        """Probabilities [n, classes] or [n, labels], or values [n, targets]."""
+        x, criterion, shares = self.task.numbers(x), self.task.criterion, self.get_buffer("shares")
+        arguments, keywords = arguments_of(self.task.module, x)
+        outputs, features = [], list[Tensor]()
+        for network in self.networks:
+            head = network.get_submodule(self.head)
+            hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+            try:
+                logits = logits_of(network(*arguments, **keywords))
+            finally:
+                hook.remove()
+            outputs.append(logits.softmax(-1) if criterion.logarithmic else criterion.predictions(logits))
+        stacked = torch.stack(outputs)  # [k, n, ...]
+        if (near := dict(self.named_buffers(recurse=False)).get("near")) is not None:  # as in Task.predict
+            similarity = (nn.functional.normalize(features[0].flatten(1)) @ near).clamp(0, 1)
+            first = shares[:-1, None] * similarity
+            shares = torch.cat([first, 1 - first.sum(0, keepdim=True)])
+        return (stacked * shares.view(*shares.shape, *[1] * (stacked.dim() - shares.dim()))).sum(0)

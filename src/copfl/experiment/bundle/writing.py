@@ -1,0 +1,102 @@
+"""The bundles of a run: one for each client, and one of the global model."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from copfl import __version__
+from copfl.core.task import Personal, Task
+from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
+from copfl.experiment.bundle import building
+from copfl.experiment.bundle.card import card
+from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
+from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, write_weights
+from copfl.files import write_bytes
+from copfl.settings.toml import Tables
+from copfl.stats import Numbers
+
+BASE = "base"  # the folder of what all bundles of a run have in common
+OF_SERVER = "global"  # the folder of the global model
+
+
+def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Origin) -> Description:
+    """The description of a model of this run, without scores."""
+    table = dataset.table
+    names = () if dataset.kind == NEXT_TOKEN else dataset.classes
+    text = table.text if table is not None else None
+    if text is None and "input_ids" in by_name(dataset.train.x) and _has_tokenizer(tables["model"]):
+        text = "text"  # texts without a column: an array, or the lines of a file
+    mean, std = (() if t is None else tuple(t.flatten().tolist()) for t in (task.mean, task.std))
+    return Description(
+        model=building.portable(tables["model"]),
+        adapter=dict(tables.get("adapter", {})),
+        task=dict(tables.get("task", {})),
+        seed=seed,
+        dtype=str(task.initial.dtype).removeprefix("torch."),
+        input=Input(
+            {name: Array(str(a.dtype), tuple(a.shape[1:])) for name, a in by_name(dataset.train.x).items()},
+            columns=() if table is None else table.columns,
+            missing="refuse" if table is None else table.missing,
+            text=text,
+            mean=mean,
+            std=std,
+        ),
+        output=Output(
+            dataset.kind,
+            len(dataset.classes),
+            names,
+            () if table is None else table.targets,
+            *dataset.target_scale,
+        ),
+        origin=origin,
+        copfl=__version__,
+    )
+
+
+def _has_tokenizer(model: dict[str, Any]) -> bool:
+    name = str(model.get("name", ""))
+    return "tokenizer" in model or name.startswith("hf:") or name in ("embedding", "causal_cnn")
+
+
+def write_bundles(
+    models: InFolder,
+    general: Description,
+    task: Task,
+    tables: Tables,
+    global_model: Personal,
+    names: Sequence[str],
+    scores: dict[str, Numbers],
+    split: str,
+    samples: Sequence[int],
+) -> None:
+    """Completes the folders of the clients' models, and adds the global model's.
+
+    `scores` are the clients' last values of each metric, on so many `samples` of the split.
+    """
+    takes_text = general.input.text is not None
+    has_base = building.write_base(models.path / BASE, task, tables["model"], takes_text)
+    general = dataclasses.replace(general, base=f"../{BASE}" if has_base else "")
+    for n, name in enumerate(names):
+        stage = models.stage(n)
+        if stage is None:
+            continue
+        measured = {metric: float(values[n]) for metric, values in scores.items()} if stage == TRAINED else {}
+        found = tuple(
+            Score(metric, split, value, samples[n])
+            for metric, value in measured.items()
+            if math.isfinite(value)
+        )
+        origin = dataclasses.replace(general.origin, client=n, name=name, stage=stage)
+        write_facts(models.of(n), dataclasses.replace(general, origin=origin, scores=found))
+    folder = models.path / OF_SERVER
+    write_weights(folder / WEIGHTS, models.layout, global_model, GLOBAL)
+    origin = dataclasses.replace(general.origin, stage=GLOBAL)
+    write_facts(folder, dataclasses.replace(general, origin=origin))
+
+
+def write_facts(folder: Path, facts: Description) -> None:
+    """The files of a bundle beside its weights; bundle.json is the last, so a folder with it is complete."""
+    write_bytes(folder / "README.md", card(facts, folder.name).encode(), durable=False)
+    facts.write(folder)

@@ -1,0 +1,184 @@
+"""Each client's model, as its last evaluation measured it: in memory, or in a run folder."""
+
+import contextlib
+import copy
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from copfl import files
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.layout import Layout
+from copfl.core.task import Experts, Personal, Task
+from copfl.engine.rounds import State
+from copfl.errors import RunError, raised_as
+
+# The stages of a client's model.
+TRAINED = "after local training"  # what the tables' main column measures
+RECEIVED = "before local training"  # of a client that was never evaluated, or whose last update diverged
+GLOBAL = "global"  # what a client receives that has never taken part
+WEIGHTS = "weights.safetensors"
+
+
+class ClientModel(NamedTuple):
+    """A model and its stage."""
+
+    model: Personal
+    stage: str
+
+
+class ClientModels(Protocol):
+    """The models of a run by the number of the client; see engine.rounds.Models."""
+
+    def wanted(self, client: int) -> bool: ...
+
+    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None: ...
+
+    def drop(self, client: int) -> None: ...
+
+    def get(self, client: int) -> ClientModel | None: ...
+
+    def stage(self, client: int) -> str | None: ...
+
+
+@dataclass
+class InMemory:
+    """The models of a run without a folder; `only`: of these clients."""
+
+    only: Collection[int] | None = None
+    models: dict[int, ClientModel] = field(default_factory=dict)
+
+    def wanted(self, client: int) -> bool:
+        return self.only is None or client in self.only
+
+    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None:
+        # A copy: the model is a row of all clients', which would stay in memory with it.
+        self.models[client] = ClientModel(tree.each(torch.clone, model), stage)
+
+    def drop(self, client: int) -> None:
+        self.models.pop(client, None)
+
+    def get(self, client: int) -> ClientModel | None:
+        return self.models.get(client)
+
+    def stage(self, client: int) -> str | None:
+        return self.models[client].stage if client in self.models else None
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """The models in the folder models/ of a run: a folder per client with the weights."""
+
+    path: Path
+    layout: Layout
+
+    def of(self, client: int) -> Path:
+        """The folder of this client's model."""
+        return self.path / f"client-{client:04d}"
+
+    def wanted(self, client: int) -> bool:
+        return True
+
+    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None:
+        write_weights(self.of(client) / WEIGHTS, self.layout, model, stage)
+
+    def drop(self, client: int) -> None:
+        (self.of(client) / WEIGHTS).unlink(missing_ok=True)
+
+    def get(self, client: int) -> ClientModel | None:
+        path = self.of(client) / WEIGHTS
+        return read_weights(path, self.layout) if path.is_file() else None
+
+    def stage(self, client: int) -> str | None:
+        path = self.of(client) / WEIGHTS
+        return read_stage(path) if path.is_file() else None
+
+
+def write_weights(path: Path, layout: Layout, model: Personal, stage: str) -> None:
+    """The tensors by name, with the stage as metadata."""
+    from safetensors.torch import save
+
+    # On disk before the checkpoint of its round: the checkpoint does not have this model.
+    files.write_bytes(path, save(named_tensors(layout, model), {"stage": stage}))
+
+
+def read_weights(path: Path, layout: Layout) -> ClientModel:
+    """The content of a file that `write_weights` wrote; RunError if it is damaged, or of another model."""
+    from safetensors.torch import load_file
+
+    stage = read_stage(path)
+    with _reading(path):
+        return ClientModel(joined(layout, load_file(path)), stage)
+
+
+def read_stage(path: Path) -> str:
+    """The stage of the model in this file."""
+    from safetensors import safe_open
+
+    with _reading(path), safe_open(path, framework="pt") as file:
+        return str(file.metadata()["stage"])
+
+
+def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
+    from safetensors import SafetensorError
+
+    damaged = f"{path} is damaged or of another model ({{}}); start the run again"
+    return raised_as(RunError, damaged, SafetensorError, KeyError, TypeError, ValueError, OSError)
+
+
+def named_tensors(layout: Layout, model: Personal) -> dict[str, Tensor]:
+    """A model's tensors by name; a mixture's with the expert's number in front, and the shares."""
+    if isinstance(model, Experts):
+        parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in named_tensors(layout, w).items()}
+        own = {"share": model.share, "near": model.near}
+        return parts | {name: t.cpu().clone() for name, t in own.items() if t is not None}
+    d = layout.parameters
+    tensors = layout.split(model[:d]) | layout.split(model[d:], buffers=True)
+    return {name: t.cpu().clone() for name, t in tensors.items()}
+
+
+def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
+    """The model, from its tensors by name: the inverse of `named_tensors`."""
+    share = tensors.get("share")
+    if share is None or "share" in layout.names:
+        return _vector(layout, tensors)
+    experts = [
+        _vector(
+            layout, {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{n}/")}
+        )
+        for n in range(len(share))
+    ]
+    return Experts(torch.stack(experts), share, tensors.get("near"))
+
+
+def _vector(layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{name} has the shape {list(tensors[name].shape)}, not {list(shape)}")
+    return layout.join(tensors)
+
+
+def with_entries(task: Task, w: Tensor) -> nn.Module:
+    """A copy of the task's module with the entries of w."""
+    net = copy.deepcopy(task.module)
+    # Frozen tensors and integers keep their values.
+    net.load_state_dict(named_tensors(task.layout, w), strict=False)
+    return net
+
+
+def vector_of(model: Personal) -> Tensor:
+    """The model as one vector; of a mixture, the expert with the largest share."""
+    return model.w[int(model.share.argmax())] if isinstance(model, Experts) else model
+
+
+def received_model(algorithm: AnyAlgorithm, task: Task, state: State, client: int) -> Personal:
+    """The model that this client has after the last round, before it would train again."""
+    ids = torch.tensor([client], device=task.device)
+    record, down = state.clients.rows(ids), algorithm.downlink(state.server, ids)
+    model: Personal = algorithm.personal_model(task, tree.row(record, 0), tree.row(down, 0))
+    return tree.each(Tensor.cpu, model)

@@ -1,0 +1,223 @@
+"""A model for a client that did not take part in a finished run, trained on the client's own samples."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.batches import plan
+from copfl.core.evaluation import primary_metrics
+from copfl.core.optim import Optimizer, begin
+from copfl.core.task import Data, Task
+from copfl.core.train import train
+from copfl.data.arrays import split_off
+from copfl.data.federation import tensors
+from copfl.data.samples import Samples
+from copfl.errors import DataError, UsageError, at_least
+from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.description import Score
+from copfl.experiment.bundle.writing import OF_SERVER
+from copfl.experiment.client_models import TRAINED, vector_of
+from copfl.experiment.folder import RunFolder
+from copfl.settings.components import algorithm_of
+from copfl.settings.schema import Run, RunSettings
+
+FOLDS = 3  # of the cross-validation within the client's samples
+RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
+EPOCHS = (0, 1, 3, 10, 30)  # tried
+
+
+class NewClient(NamedTuple):
+    """A model fine-tuned for a client that did not take part, and its primary metric on test samples."""
+
+    bundle: Bundle
+    start: str  # what it was trained from
+    lr: float
+    epochs: int
+    scores: list[float]  # the primary metric of the start, and after each epoch
+    alone: list[float]  # the same for training alone, from the initial weights
+    train: int  # samples
+    test: int
+
+
+@dataclass(frozen=True, eq=False)
+class Personalisation:
+    """The training of new clients, from the models of a finished run; its folder is only read."""
+
+    path: Path
+    shared: Bundle  # of the global model
+    settings: RunSettings
+    optimizer: Optimizer
+    model: Any = None  # where the run's was a value of a Python program
+
+    @classmethod
+    def of(cls, path: Path, algorithm: AnyAlgorithm | None = None, model: Any = None) -> "Personalisation":
+        """That of the run in this folder; values are passed again, as to `run`."""
+        run = Run.of(RunFolder(path).tables())
+        if algorithm is None:
+            if run.algorithm.description:
+                raise UsageError("the run's algorithm is a value that a Python program passed; pass it again")
+            algorithm = algorithm_of(run)
+        optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
+        if optimizer is None or not hasattr(optimizer, "lr"):
+            raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
+        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, model)
+
+    def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
+        """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
+        found = self.shared.read(path)
+        if found.y is None:
+            raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
+        if not found.has_target.all():
+            row = int(np.flatnonzero(~found.has_target)[0]) + 1
+            raise DataError(
+                f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
+            )
+        if found.test is not None:
+            return Samples(found.x, found.y), Samples(*found.test), found.notes
+        own, test, how = split_off(Samples(found.x, found.y))
+        return own, test, [*found.notes, how]
+
+    def fit(
+        self, own: Samples, test: Samples, epochs: int | None = None, lr: float | None = None, seed: int = 0
+    ) -> NewClient:
+        """The new client's model, fine-tuned on its `own` samples.
+
+        The start (the global model, the mean of the personal models, or the nearest client's), the learning
+        rate and the epochs are those with the best cross-validation score on these samples; a single sample
+        trains the global model at the run's rate for one epoch.
+        """
+        if epochs is not None:
+            at_least(1, epochs=epochs)
+        task, few = self.shared.task, len(own) < 2
+        how = Training(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
+        rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
+        usual = [float(f"{factor * rate:.3g}") for factor in ((1,) if few else RATES)]
+        rates = usual if lr is None else [lr]
+        counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
+
+        def best(w: Tensor) -> Choice:
+            if few:
+                return Choice(rates[0], counts[0], (0.0, 0.0))
+            return choose(how, w, own, rates, counts)
+
+        def scores(models: list[Tensor]) -> list[float]:
+            with torch.no_grad():
+                return [primary_metrics(task, w, [data_of(test)])[0] for w in models]
+
+        starts = self._starts(own)
+        choices = {name: best(w) for name, w in starts.items()}
+        start = max(choices, key=lambda name: choices[name].score)
+        alone, chosen = best(task.initial), choices[start]
+        models = fine_tuned(with_rate(how, chosen.lr), starts[start], own, chosen.epochs)
+        others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
+        measured = scores(models)
+        return NewClient(
+            self._bundle(models[-1], measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
+            scores(others), len(own), len(test),
+        )  # fmt: skip
+
+    def _bundle(self, model: Tensor, score: float, samples: int) -> Bundle:
+        """The bundle of a new client's model; its base is that of the run."""
+        facts, metric = self.shared.description, self.shared.task.metrics[0].name
+        origin = dataclasses.replace(facts.origin, stage=TRAINED, name="a new client")
+        found = (Score(metric, "test", score, samples),) if math.isfinite(score) else ()
+        own = dataclasses.replace(facts, origin=origin, scores=found)
+        return dataclasses.replace(self.shared, description=own, model=model)
+
+    def _starts(self, own: Samples) -> dict[str, Tensor]:
+        """The models a new client may start from, by name."""
+        starts = {"the global model": vector_of(self.shared.model)}
+        if len(own) > 1:
+            trained = self.settings.split_clients[0].tolist()
+            models = {n: vector_of(load(self.path, n, model=self.model).model) for n in trained}
+            closest = nearest(self.shared.task, models, own)
+            starts["the mean of the personal models"] = torch.stack(list(models.values())).mean(0)
+            starts[f"the model of client {closest}, the nearest"] = models[closest]
+        return starts
+
+
+class Training(NamedTuple):
+    """How a new client's model is trained."""
+
+    task: Task
+    optimizer: Optimizer
+    batch: int
+    seed: int
+    id: int  # of the new client: the order of its samples depends on it
+
+
+class Choice(NamedTuple):
+    """The best learning rate and number of epochs from one start, and their score on held-out samples."""
+
+    lr: float
+    epochs: int
+    score: tuple[float, float]  # accuracy, or what else is best when high, then minus the loss
+
+
+def data_of(samples: Samples) -> Data:
+    """The samples of one client as tensors."""
+    return Data(tensors(samples.x), tensors(samples.y), torch.tensor(len(samples)))
+
+
+def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
+    """The client whose model has the lowest loss on these samples."""
+    data = data_of(samples)
+    with torch.no_grad():
+        losses = {client: float(task.evaluate(w, data)[0]) for client, w in models.items()}
+    return min(losses, key=lambda client: losses[client] if losses[client] == losses[client] else np.inf)
+
+
+def fine_tuned(how: Training, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
+    """The model before training, and after each epoch."""
+    task, data, found = how.task, data_of(samples), [w]
+    batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
+    moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
+    with torch.no_grad():
+        for epoch in tree.row(batches, 0):
+            w, moments, _ = train(task, how.optimizer, w, moments, data, (epoch,))
+            found.append(w)
+    return found
+
+
+def with_rate(how: Training, lr: float) -> Training:
+    """The same with another learning rate."""
+    return how._replace(optimizer=dataclasses.replace(how.optimizer, lr=lr))  # type: ignore[type-var]
+
+
+def choose(
+    how: Training, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
+) -> Choice:
+    """The learning rate and epochs with the best mean score over the folds; of equals, the first."""
+    folds = _folds(samples, how.seed)
+    scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
+    for fold in range(folds.max() + 1):
+        held_out = data_of(samples.take(folds == fold))
+        for lr in rates:
+            models = fine_tuned(with_rate(how, lr), w, samples.take(folds != fold), max(epochs))
+            for count in epochs:
+                with torch.no_grad():
+                    loss, score = how.task.evaluate(models[count], held_out)
+                found = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
+                scores.setdefault((lr, count), []).append(found)
+    means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
+    lr, count = max(means, key=lambda key: means[key])
+    return Choice(lr, count, means[lr, count])
+
+
+def _folds(samples: Samples, seed: int) -> NDArray[np.int64]:
+    """The fold of each sample, every class in proportion."""
+    order = np.random.default_rng(seed).permutation(len(samples))
+    order = order[np.argsort(samples.strata[order], kind="stable")]
+    folds = np.empty(len(samples), np.int64)
+    folds[order] = np.arange(len(samples)) % min(FOLDS, len(samples))
+    return folds

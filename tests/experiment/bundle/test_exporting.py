@@ -1,0 +1,216 @@
+"""What other programs read predicts as the bundle does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import copfl
+from copfl.errors import UsageError
+from copfl.experiment.bundle import exporting
+from copfl.models import build
+from tests.commands import called
+from tests.experiment.bundle.test_tables import frame
+from tests.models import tiny
+
+MLP: dict[str, Any] = {
+    "clients": 2,
+    "rounds": 1,
+    "model": "mlp",
+    "model_options": {"width": 8},
+    "engine": "sequential",
+}
+TEXTS = [f"{word} is my word {n % 7}" for n in range(20) for word in ("lost", "found")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, copfl.Bundle]:
+    """Bundles of every kind of input and output."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    frame().to_csv(folder / "patients.csv", index=False)
+    plain: dict[str, Any] = {"clients": 2, "partition": "iid", "rounds": 1, "engine": "sequential"}
+    table: dict[str, Any] = {"data_options": {"target": "state", "client": "site"}, "engine": "sequential"}
+    values = {"x": x, "y": (1000 + 50 * x.sum(1)).astype(np.float32), "kind": "regression"}
+    labels = {"x": x, "y": (x > 0).astype(np.float32), "kind": "multilabel"}
+    runs: dict[str, tuple[str, Any, dict[str, Any]]] = {
+        "images": ("copfl", "digits", MLP),
+        "mixture": ("apfl", "digits", MLP),
+        "mixture by features": ("feddpa", "digits", {**MLP, "model": "cnn", "model_options": {}}),
+        "values": ("apfl", values, {**plain, "model": "mlp"}),
+        "labels": ("fedavg", labels, {**plain, "model": "mlp"}),
+        "table": ("fedper", str(folder / "patients.csv"), {**table, "rounds": 2}),
+        "texts": ("fedavg", (np.array(TEXTS), np.arange(40) % 2), plain),
+    }
+    for name, (algorithm, data, settings) in runs.items():
+        settings = {key: value for key, value in settings.items() if value != {}}
+        copfl.run(algorithm, data, **settings, out=folder / name)
+    return {name: copfl.load(folder / name, 1) for name in runs}
+
+
+def raw(name: str, count: int) -> Any:
+    """New samples for the bundle of this name."""
+    rng = np.random.default_rng(1)
+    if name == "table":
+        return frame(count, seed=1)[["age", "sex", "lab"]]
+    if name == "texts":
+        return TEXTS[:count]
+    if name in ("values", "labels"):
+        return rng.normal(size=(count, 3)).astype(np.float32)
+    return rng.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8)
+
+
+WRITES = """
+import sys
+from pathlib import Path
+import copfl
+from copfl.experiment.bundle import exporting
+for name in sys.argv[2:]:
+    bundle = copfl.load(name, 1)
+    exporting.write(bundle, sys.argv[1], Path(f"{name}.pt2" if sys.argv[1] == "torch" else f"{name}.onnx"))
+"""
+
+
+def written(format: str, folder: Path, names: list[str]) -> None:
+    """Exports in a process of its own, as for a user: the exporter warns of its own old parts as it loads."""
+    words = [sys.executable, "-c", WRITES, format, *names]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], folder: Path) -> None:
+    written("torch", folder, list(found))
+    script = "import torch\nfor name in {names}:\n    torch.export.load(name + '.pt2')"
+    words = [sys.executable, "-c", script.format(names=list(found))]
+    assert subprocess.run(words, cwd=folder, capture_output=True, timeout=300, check=False).returncode == 0
+    for name, bundle in found.items():
+        program = torch.export.load(folder / f"{name}.pt2").module()
+        for count in (1, 9):
+            samples = raw(name, count)
+            expected = bundle.outputs(bundle.preparation.of(samples).x)
+            given: dict[str, Any]
+            if name == "table":
+                numbers, sexes = (
+                    samples[["age", "lab"]].to_numpy(),
+                    (samples.sex == "m").to_numpy().astype(int),
+                )
+                given = {"numbers": torch.tensor(numbers), "categories": torch.tensor(sexes)[:, None]}
+            else:
+                x = bundle.preparation.of(samples).x
+                tensors = (
+                    {k: torch.from_numpy(a) for k, a in x.items()}
+                    if isinstance(x, dict)
+                    else torch.from_numpy(x)
+                )
+                given = {"x": tensors}
+            with torch.no_grad():
+                answers = program(**given).numpy()
+            assert answers == pytest.approx(expected, abs=1e-5, rel=1e-5), (name, count)
+
+
+def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bundle], folder: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")
+    written("onnx", folder, list(found))
+    for name, bundle in found.items():
+        session = runtime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        about = session.get_modelmeta().custom_metadata_map
+        assert json.loads(about["copfl"])["output"]["names"] == list(bundle.description.output.names)
+        for count in (1, 9):  # any number of samples
+            samples = raw(name, count)
+            if name == "table":
+                texts = {"sex": samples[["sex"]].to_numpy(object)}
+                feed = {column: samples[[column]].to_numpy() for column in ("age", "lab")} | texts
+            else:
+                x = bundle.preparation.of(samples).x
+                feed = x if isinstance(x, dict) else {"x": x}
+            answers = dict(zip((o.name for o in session.get_outputs()), session.run(None, feed), strict=True))
+            if name == "values":
+                assert answers["values"][:, 0] == pytest.approx(bundle.predict(samples), rel=1e-5)
+            else:
+                assert answers["label"].tolist() == bundle.predict(samples).tolist()
+                assert answers["probabilities"] == pytest.approx(bundle.predict_proba(samples), abs=1e-5)
+    assert "zlib.crc32" in about["tokens"]  # of the texts: how a word becomes a token
+    # Unknown categories and missing values.
+    session = runtime.InferenceSession(folder / "table.onnx", providers=["CPUExecutionProvider"])
+    rows = frame(3, seed=1).assign(age=[np.nan, 40.0, 60.0], sex=["m", "x", None])[["age", "sex", "lab"]]
+    feed = {"age": rows[["age"]].to_numpy(), "lab": rows[["lab"]].to_numpy()}
+    feed["sex"] = np.array([["m"], ["x"], [""]], dtype=object)
+    with pytest.warns(RuntimeWarning, match="filled"):
+        expected = found["table"].predict_proba(rows, missing="fill")
+    assert session.run(["probabilities"], feed)[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_safetensors_load_into_the_users_own_class(tmp_path: Path) -> None:
+    options = {"width": 2, "norm": "batch"}
+    copfl.run("fedavg", clients=2, rounds=1, model_options=options, model="cnn", out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 0)
+    (path,) = exporting.write(bundle, "safetensors", tmp_path / "client.safetensors")
+    net = build("cnn", (1, 8, 8), 10, 0, width=2, norm="batch").eval()
+    net.load_state_dict(load_file(path), strict=False)
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["copfl"])
+    x = raw("images", 5)
+    mean, std = (torch.tensor(about["input"][key]).view(-1, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        ours = net((torch.from_numpy(x) / 255 - mean) / std).softmax(1)
+    assert ours.numpy() == pytest.approx(bundle.predict_proba(x), abs=1e-6)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copfl.run("fedavg", **MLP, out=tmp_path / "run")
+    words: list[Any] = ["export", tmp_path / "run", "--client", 1, "--out", tmp_path / "sent"]
+    assert called(capsys, *words).out == f"{tmp_path / 'sent'}\n"
+    assert copfl.load(tmp_path / "sent").description == copfl.load(tmp_path / "run", 1).description
+    again = called(capsys, *words)
+    assert (again.code, "exists already" in again.err) == (2, True)
+    wrong = called(capsys, *words, "--format", "pickle")
+    assert (wrong.code, 'no format "pickle"' in wrong.err) == (2, True)
+    both = called(capsys, *words, "--global")
+    assert (both.code, "and not both" in both.err) == (2, True)
+    name = called(capsys, *words[:-1], tmp_path / "model.pt", "--format", "torch")
+    assert (name.code, "name model.pt2 with --out" in name.err) == (2, True)
+    nothing = called(capsys, *words[:-1], tmp_path / "adapter", "--format", "peft")
+    assert (nothing.code, "the run has no adapter" in nothing.err) == (2, True)
+
+
+@pytest.mark.long
+def test_onnx_of_a_base_has_its_tokenizer_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    base = tiny.base(tmp_path)
+    settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": "iid", "adapter": "lora:r=2"}
+    copfl.run("fedper", tiny.sentences(), model=f"hf:{base}", **settings, out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 0)
+    with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
+        file, tokenizer = exporting.write(bundle, "onnx", tmp_path / "model.onnx")
+    assert (file, tokenizer) == (tmp_path / "model.onnx", tmp_path / "model.onnx.tokenizer")
+    again = tiny.transformers.AutoTokenizer.from_pretrained(tokenizer)
+    assert again(["my card"])["input_ids"] == bundle.preparation.tokens(["my card"])["input_ids"].tolist()
+
+
+def test_a_model_that_torch_cannot_trace_is_one_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copfl.run("fedavg", **MLP, out=tmp_path / "run")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a long\ntraceback\n" * 100)
+
+    monkeypatch.setattr(torch.export, "export", fails)
+    with pytest.raises(UsageError, match=r"^torch cannot trace this model \(RuntimeError: a long\)"):
+        exporting.write(copfl.load(tmp_path / "run", 0), "torch", tmp_path / "model.pt2")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import copfl
+from copfl.core.optim import Adam
+from copfl.data.samples import Samples
+from copfl.errors import DataError, UsageError
+from copfl.experiment import personalisation
+from copfl.experiment.client_models import vector_of
+from copfl.experiment.personalisation import Personalisation, Training, fine_tuned, nearest
+from tests.commands import called
+
+SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "model_options": {"width": 8}, "model": "mlp"}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> copfl.Result:
+    return copfl.run("copfl", **SETTINGS, out=tmp_path_factory.mktemp("trained") / "run")
+
+
+def newcomer(result: copfl.Result, classes: tuple[int, ...], train: int = 40) -> tuple[Samples, Samples]:
+    """Some train samples and all test samples of these classes."""
+    dataset = result.experiment.federation.dataset
+    own, test = (split.take(np.isin(split.y, classes)) for split in (dataset.train, dataset.test))
+    return own.take(np.arange(train)), test
+
+
+def of(result: copfl.Result) -> Personalisation:
+    assert result.folder is not None
+    return Personalisation.of(result.folder)
+
+
+def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(result: copfl.Result) -> None:
+    new = of(result)
+    own, test = newcomer(result, (1, 4, 7), train=24)
+    fitted = new.fit(own, test)
+    start = new.shared.score(new.shared.outputs(test.x), test.y)
+    assert fitted.scores[-1] > start + 0.3
+    assert len(fitted.scores) == fitted.epochs + 1
+    assert fitted.lr in (0.001, 0.003, 0.01)
+    assert fitted.alone[-1] > 0.6  # it has a fair chance too
+    bundle = fitted.bundle
+    assert bundle.score(bundle.outputs(test.x), test.y) == pytest.approx(fitted.scores[-1])
+    assert [(score.value, score.samples) for score in bundle.description.scores] == [
+        (fitted.scores[-1], len(test))
+    ]
+
+
+def test_the_choices_for_a_new_client_depend_on_its_train_samples_alone(
+    result: copfl.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(personalisation, "EPOCHS", (1, 2))
+    own, test = newcomer(result, (1, 4, 7), train=24)
+    fitted, other = (of(result).fit(own, some) for some in (test, test.take(np.arange(5))))
+    assert (other.start, other.lr, other.epochs) == (fitted.start, fitted.lr, fitted.epochs)
+    assert torch.equal(vector_of(other.bundle.model), vector_of(fitted.bundle.model))
+
+
+def test_the_nearest_client_is_the_one_with_the_same_digits(result: copfl.Result) -> None:
+    federation, task = result.experiment.federation, of(result).shared.task
+    own = federation.dataset.train.take(federation.partition.train[1])
+    models = {n: vector_of(result.client_model(n)) for n in range(3)}
+    models[1] = fine_tuned(Training(task, Adam(lr=0.01), 8, 0, 9), models[1], own, epochs=20)[-1]
+    assert nearest(task, models, own) == 1
+
+
+def test_a_single_sample_is_not_split(result: copfl.Result) -> None:
+    fitted = of(result).fit(*newcomer(result, (1, 4), train=1))
+    assert (fitted.start, fitted.lr, fitted.epochs) == ("the global model", 0.001, 1)
+    with pytest.raises(UsageError, match="epochs=0"):
+        of(result).fit(*newcomer(result, (1, 4)), epochs=0)
+
+
+@pytest.mark.parametrize("algorithm", ["apfl", "ktpfl"])
+def test_mixtures_and_messages_of_their_own_serve_a_new_client_too(algorithm: str, tmp_path: Path) -> None:
+    result = copfl.run(algorithm, **SETTINGS, out=tmp_path / "run")
+    assert of(result).fit(*newcomer(result, (1, 4)), epochs=1, lr=0.01).epochs == 1
+
+
+def test_the_command(result: copfl.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, _ = newcomer(result, (1, 4, 7))
+    np.savez(tmp_path / "xy.npz", x=own.x, y=own.y)
+    np.savez(tmp_path / "x.npz", x=own.x)
+    words: list[Any] = ["personalize", result.folder, "--data", tmp_path / "xy.npz", "--epochs", 2]
+    answer = called(capsys, *words, "--out", tmp_path / "new", "--json")
+    assert len(json.loads(answer.out)["accuracy"]) == 3
+    assert copfl.load(tmp_path / "new").predict(own.x).shape == (len(own),)
+    answer = called(capsys, *words, "--lr", 0.01)
+    assert "training alone: " in answer.out
+    assert "start: the " in answer.out
+    with pytest.raises(DataError, match="lacks the array y"):
+        of(result).samples(tmp_path / "x.npz")

@@ -35,6 +35,7 @@ from copfl.flower.transport import as_record
 from copfl.flower.worker import Request
 from copfl.models import MODELS, adapters
 from copfl.models.pretrained import SOURCES
+from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import components, schema
 from copfl.settings.complete import complete
 from copfl.wrappers.robust import ROBUST_RULES
@@ -358,6 +359,7 @@ def test_the_names_are_those_of_the_registries() -> None:
     assert sorted(MODELS) == sorted(policy.MODELS)
     assert sorted(components.OPTIMIZERS) == sorted(policy.OPTIMIZERS)
     assert sorted(ROBUST_RULES) == sorted(policy.ROBUST)
+    assert sorted(SERVER_STEPS) == sorted(policy.SERVERS)
     assert sorted(adapters.ADAPTERS) == sorted(policy.ADAPTERS)
     assert sorted(KINDS) == sorted(policy.TASKS)
     assert sorted(METRICS) == sorted(policy.METRICS)

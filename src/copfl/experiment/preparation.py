@@ -27,6 +27,7 @@ from copfl.models import pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import data_of
 from copfl.settings.components import WRAPPERS, algorithm_of, build
+from copfl.settings.components import wrapped as put_around
 from copfl.settings.schema import Run, RunSettings
 from copfl.wrappers.privacy import check_sums
 
@@ -171,7 +172,7 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) ->
     for kind in given:
         if kind == "privacy":
             check_sums(wrapped, task, example_output(wrapped, task, samples, augment, 2).upload)
-        wrapped = build(kind, getattr(run, kind), algorithm=wrapped, **context.get(kind, {}))
+        wrapped = put_around(kind, getattr(run, kind), wrapped, **context.get(kind, {}))
     # One server update on an example, so that wrappers that do not fit fail before the run.
     upload = example_output(wrapped, task, samples, augment, clients.clients).upload
     server = wrapped.server_init(task, clients.clients)

@@ -61,6 +61,7 @@ ALGORITHMS = (
 )
 MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
 OPTIMIZERS = ("adam", "mamo", "sgd")
+SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
 ROBUST = ("clip", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
 TASKS = ("classification", "multilabel", "next_token", "regression")
@@ -160,6 +161,7 @@ class Policy:
     models: tuple[str, ...] = MODELS
     optimizers: tuple[str, ...] = OPTIMIZERS
     adapters: tuple[str, ...] = ADAPTERS
+    servers: tuple[str, ...] = SERVERS
     robust: tuple[str, ...] = ROBUST
     tasks: tuple[str, ...] = TASKS
     losses: tuple[str, ...] = LOSSES
@@ -175,7 +177,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
-        known |= {"robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
+        known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
         for line, names in known.items():
             for name in getattr(self, line):
                 if name not in names:
@@ -415,6 +417,7 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
         "kind": ("tasks", _name(*policy.tasks)),
         "augment": (KEYS, _flag),
         "buffers": (KEYS, _name("local", "average")),
+        "server": ("servers", _name("", *policy.servers)),
         "robust": ("robust", _name("", *policy.robust)),
         "privacy": ("privacy.noise", _number(0, most.option)),
         "privacy_clip": ("privacy.clip", _number(0, privacy.clip)),

@@ -14,6 +14,7 @@ TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they 
     "optimizer": "optimizer",
     "model-options": "model",
     "adapter-options": "adapter",
+    "server-options": "server",
     "robust-options": "robust",
     "task": "task",
 }

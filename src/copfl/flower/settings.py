@@ -24,7 +24,7 @@ from copfl.flower.run_config import is_plain_name, tables_of
 from copfl.flower.secure_sum import Rules
 from copfl.settings import complete, schema
 from copfl.settings.checking import checked
-from copfl.settings.components import algorithm_of, build
+from copfl.settings.components import algorithm_of, wrapped
 from copfl.settings.schema import Run, RunSettings
 from copfl.wrappers.privacy import check_sums
 
@@ -56,6 +56,7 @@ class RunConfig:
     target_std: str = ""
     augment: bool = False  # random crops and flips in training
     buffers: str = "local"  # batch-norm statistics: local or average
+    server: str = ""  # the server's step: mean, momentum, adam, ...; options in server-options
     robust: str = ""  # robust aggregation: clip, trimmed_mean or median; options in robust-options
     privacy: float = 0.0  # noise on uploads, in multiples of privacy-clip; 0: none
     privacy_clip: float = 1.0  # the largest norm of an update
@@ -133,17 +134,21 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     chosen = complete.component("algorithm", options)
     adapter = {**given["adapter"], "name": config.adapter} if config.adapter else {}
     robust = {**given["robust"], "name": config.robust} if config.robust else {}
+    server = {**given["server"], "name": config.server} if config.server else {}
     run = Run(
         algorithm=chosen,
         optimizer=complete.optimizer(chosen, given["optimizer"], {}),
         model=complete.model({**given["model"], "name": config.model}, bool(adapter)),
         adapter=complete.adapter(adapter) if adapter else schema.Adapter(),
+        server=complete.component("server", server) if server else schema.Server(),
         robust=complete.component("robust", robust) if robust else schema.Robust(),
         task=complete.task(given["task"]),
     )
     algorithm = algorithm_of(run)
+    if run.server:
+        algorithm = wrapped("server", run.server, algorithm)
     if run.robust:
-        algorithm = build("robust", run.robust, algorithm=algorithm)
+        algorithm = wrapped("robust", run.robust, algorithm)
     is_text = config.shape == "text"
     shape = () if is_text else _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()

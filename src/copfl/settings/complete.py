@@ -39,6 +39,7 @@ from copfl.settings.checking import (
     unknown_name,
 )
 from copfl.settings.components import (
+    WRAPPERS,
     algorithm_of,
     build,
     context_of,
@@ -156,7 +157,7 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
         records["adapter"] = adapter(tables["adapter"])
     records["task"] = task(tables["task"])
     records["run"] = settings = record_of("run", run)
-    for kind in ("addons", "robust", "privacy", "attack"):
+    for kind in WRAPPERS:
         if tables[kind]:
             records[kind] = component(kind, tables[kind])
     addons = records.get("addons", schema.Addons()).options

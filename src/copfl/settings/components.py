@@ -17,12 +17,14 @@ from copfl.errors import UsageError, raised_as
 from copfl.models import MODELS, SOURCES
 from copfl.models.adapters import ADAPTERS
 from copfl.parts.mamo import Mamo
+from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import checking, schema, user_code
 from copfl.settings.checking import SettingError, parameters_of, unknown_name
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private
 from copfl.wrappers.robust import ROBUST_RULES
+from copfl.wrappers.server_optimizer import with_server_optimizer
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 # Parameters that are no settings: a run has these values.
@@ -36,7 +38,7 @@ CONTEXT = {
     "privacy": ("algorithm", "clients", "taking_part", "seed"),
     "attack": ("algorithm", "attack", "clients", "seed"),
 }
-WRAPPERS = ("addons", "robust", "privacy", "attack")  # around the algorithm, from the inside out
+WRAPPERS = ("server", "addons", "robust", "privacy", "attack")  # around the algorithm, from the inside out
 
 
 @lru_cache(maxsize=1)
@@ -58,6 +60,7 @@ FACTORIES: dict[str, Callable[[], Mapping[str, Callable[..., Any]]]] = {
     "partition": lambda: SCHEMES,
     "model": lambda: MODELS,
     "adapter": lambda: ADAPTERS,
+    "server": lambda: SERVER_STEPS,
     "addons": lambda: {"": with_addons},
     "robust": lambda: ROBUST_RULES,
     "privacy": lambda: {"": Private},
@@ -117,6 +120,19 @@ def build(title: str, component: schema.Component, **context: Any) -> Any:
             return checking.built(factory, arguments, **given)
     except UsageError as error:
         raise _located(title, arguments, error) from error
+
+
+def wrapped(title: str, component: schema.Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
+    """The algorithm in a wrapper of this kind; a server optimizer is a rule that is put around it.
+
+    Args:
+        title: One of WRAPPERS.
+        component: The choice and its options.
+        algorithm: What is wrapped.
+        context: What the run has, see CONTEXT.
+    """
+    made = build(title, component, algorithm=algorithm, **context)
+    return with_server_optimizer(algorithm, made) if title == "server" else made  # type: ignore[no-any-return]
 
 
 def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> UsageError:

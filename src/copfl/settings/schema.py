@@ -209,6 +209,19 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Server(Component):
+    """[server]: how far the server moves in the direction of the clients' mean update."""
+
+    name: str = setting(
+        "",
+        "The server's step: mean, momentum, adam, yogi, adagrad, fedexp or module:Class.",
+        "Training",
+        "--server",
+        shown="mean",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Addons(Component):
     """[addons]: what can be added to every algorithm."""
 
@@ -385,6 +398,7 @@ class Run:
     model: Model = field(default_factory=Model)
     adapter: Adapter = field(default_factory=Adapter)
     task: Task = field(default_factory=Task)
+    server: Server = field(default_factory=Server)
     addons: Addons = field(default_factory=Addons)
     robust: Robust = field(default_factory=Robust)
     privacy: Privacy = field(default_factory=Privacy)

@@ -29,7 +29,7 @@ ROBUST: dict[str, dict[str, Any]] = {
     "clip": {"robust": {"name": "clip"}},
     "trimmed_mean": {"robust": {"name": "trimmed_mean"}},
     "median": {"robust": {"name": "median"}},
-    "max_weight=0.2": {"copfl": {"max_weight": 0.2}},
+    "max_weight=0.2": {"algorithm_options": {"max_weight": 0.2}},
 }
 
 
@@ -37,7 +37,7 @@ def rules_of(algorithm: str) -> list[str]:
     """The rules that apply: none to local training, a bound on weights only to CO-PFL."""
     if algorithm == "local":
         return ["none"]
-    return [name for name, options in ROBUST.items() if algorithm == "copfl" or "copfl" not in options]
+    return [name for name, options in ROBUST.items() if algorithm == "copfl" or "algorithm_options" not in options]
 
 
 def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -> dict[str, float]:

@@ -57,7 +57,7 @@ TINY = (
     "--batch",
     "64",
     "--set",
-    "mlp.width=4",
+    "model.width=4",
 )
 EXACT = (  # no choice that depends on measured times
     "--set",

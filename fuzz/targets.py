@@ -411,7 +411,7 @@ def finished_run(algorithm: str = "copfl", rounds: int = 2) -> Path:
         model="mlp",
         clients=2,
         rounds=rounds,
-        mlp={"width": 4},
+        model_options={"width": 4},
         out=path,
         engine="sequential",
         mkldnn="off",

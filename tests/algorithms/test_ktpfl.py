@@ -91,7 +91,7 @@ def test_at_its_defaults_the_coefficients_move() -> None:
 
 def test_in_a_run_the_coefficients_move() -> None:
     """The spread of N c is about that of the released rule, 0.12 to 0.23; 0 would switch the method off."""
-    server = copfl.run("ktpfl", "digits", rounds=5, ktpfl={"public": 50}).state.server
+    server = copfl.run("ktpfl", "digits", rounds=5, algorithm_options={"public": 50}).state.server
     assert 0.1 < float((10 * server.coefficients).std()) < 0.3
     assert float(10 * server.coefficients.diagonal().min()) > 1.1
 
@@ -144,7 +144,7 @@ def test_public_samples_are_those_that_no_client_holds() -> None:
 
 
 def test_a_run_sets_public_samples_aside() -> None:
-    result = copfl.run("ktpfl", "digits", rounds=1, ktpfl={"public": 20})
+    result = copfl.run("ktpfl", "digits", rounds=1, algorithm_options={"public": 20})
     assert result.state.server.answers.shape == (10, 20, 10)
 
 

@@ -83,9 +83,3 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
             checkpoint.read(path)
     with pytest.raises(RunError, match="there is no checkpoint at"):
         checkpoint.read(tmp_path / "gone")
-
-
-def test_a_file_of_version_0_1_is_read_under_the_new_names(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "state", {"held": torch.ones(3), "server": torch.zeros(2)}, {"round": 1})
-    trees, _ = checkpoint.load(tmp_path / "state", {"server": torch.zeros(2), "known_masks": torch.zeros(3)})
-    assert trees["known_masks"].tolist() == [1, 1, 1]

@@ -61,7 +61,7 @@ def test_new_clients_do_not_train_and_do_not_change_the_others(
 def test_under_concept_shift_a_new_client_has_its_own_labels() -> None:
     shift: dict[str, Any] = {
         "partition": "concept_shift",
-        "concept_shift": {"per_client": 4, "train_per_class": 3},
+        "partition_options": {"per_client": 4, "train_per_class": 3},
     }
     result = copfl.run("fedavg", **QUICK, **shift)
     whole = result.experiment.federation

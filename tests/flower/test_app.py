@@ -48,7 +48,7 @@ def test_init_writes_options_that_are_lists(tmp_path: Path) -> None:
     )
     tables = settings_of(config).run.tables()
     assert tables["algorithm"]["personal"] == ("head", "buffers")
-    assert tables["task"] == {"metrics": ["auc", "accuracy"], "class_weights": (1, 2, *[1] * 8)}
+    assert tables["task"] == {"metrics": ("auc", "accuracy"), "class_weights": (1, 2, *[1] * 8)}
     assert as_text({"options.personal": ["head"]}) == r'options.personal="[\"head\"]"'
     with pytest.raises(UsageError, match=r"personal=\[head must be a list"):
         settings_of({"algorithm": "fedcalm", "options.personal": "[head"})

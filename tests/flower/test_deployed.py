@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError, UsageError
 from copfl.flower import deployed, init
+from copfl.flower.certificates import make_node_key
 from copfl.flower.deployed import serve, start_run
+from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
 
@@ -62,3 +66,84 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
         app = init(tmp_path / "app", model="mlp", config=CONFIG, port=other.getsockname()[1])
         with pytest.raises(UsageError, match=r"cannot be used: .*is a server running"):
             serve(app)
+
+
+def test_a_run_that_is_running_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a run was submitted"))
+    with socket.create_server(("127.0.0.1", 0)) as superlink:
+        app = init(tmp_path / "app", model="mlp", config=CONFIG, port=superlink.getsockname()[1])
+        folder = ServerFolder(str(app / "runs"), "first", resume=False)
+        with folder.claimed():
+            (folder.path / "config.json").write_text("{}")
+            for config in ({}, {"run": "first"}):
+                with pytest.raises(RunError, match="the run first is running"):
+                    start_run(app, config, resume=True)
+
+
+class Control:
+    """Flower's control interface, with one registered key."""
+
+    def __init__(self, known: bytes) -> None:
+        self.known, self.registered = known, list[bytes]()
+
+    def ListNodes(self, request: Any) -> Any:
+        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=self.known)])
+
+    def RegisterNode(self, request: Any) -> None:
+        self.registered.append(request.public_key)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_server_that_is_started_again_registers_new_keys_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's server prints an error for a key that it has."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    keys: list[bytes] = []
+    for name in ("node-0", "node-1"):
+        make_node_key(tmp_path / "keys" / name)
+        public: Any = load_ssh_public_key((tmp_path / "keys" / f"{name}.pub").read_bytes())
+        keys.append(public_key_to_bytes(public))
+    control = Control(keys[0])
+    monkeypatch.setattr(deployed, "answers", lambda *_: True)
+    monkeypatch.setattr("flwr.cli.flower_config.read_superlink_connection", lambda _: None)
+    monkeypatch.setattr("flwr.cli.utils.init_http_client_from_connection", lambda _: control)
+    deployed._register_keys(tmp_path, 1)
+    assert control.registered == [keys[1]]
+
+
+def test_only_the_owner_can_read_what_a_superlink_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database has the messages of all runs; the folder may be open to others."""
+    app = init(tmp_path / "app", model="mlp", config=CONFIG, port=_free_port())
+    database = app / deployed.DATABASE
+    database.write_bytes(b"")
+    database.chmod(0o644)
+    written: list[int] = []
+
+    def superlink() -> None:
+        Path("new.db").touch()
+        written.append(Path("new.db").stat().st_mode & 0o777)
+
+    monkeypatch.setattr("flwr.superlink.cli.flower_superlink", superlink)
+    monkeypatch.setattr("flwr.superlink.servicer.control.control_handlers.start_run", lambda *_: None)
+    before = os.umask(0o022)
+    monkeypatch.chdir(tmp_path)
+    try:
+        with pytest.raises(SystemExit):
+            serve(app)
+    finally:
+        os.umask(before)
+    assert written == [0o600]
+    assert database.stat().st_mode & 0o777 == 0o600
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -467,6 +467,18 @@ def test_new_code_replaces_the_old_one_in_a_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forgotten")
+def test_a_worker_builds_its_model_again_when_the_owner_enters_new_code(tmp_path: Path) -> None:
+    config, sizes, resident = CONFIG | {"model": "ward_net:net"}, [], Resident()
+    del config["model-options.width"]
+    for width in (16, 8):
+        code = entry(tmp_path / "own", content=NET.replace("width=16", f"width={width}"))
+        run_config, needed = admitted(Policy(code=(code,)), config)
+        own_code.load(needed)
+        sizes.append(resident.settings(run_config, needed).task.d)
+    assert sizes == [64 * 16 + 16 + 160 + 10, 64 * 8 + 8 + 80 + 10]
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_modules_of_a_package_find_their_neighbours(tmp_path: Path) -> None:
     (tmp_path / "ward").mkdir()
     (tmp_path / "ward" / "__init__.py").write_text("raise SystemExit('executed')")
@@ -601,6 +613,12 @@ def test_an_error_in_a_policy_is_named(text: str, error: str, tmp_path: Path) ->
         read_policy(tmp_path / "p.toml")
 
 
+def test_a_policy_that_everybody_can_write_is_an_error(tmp_path: Path) -> None:
+    write_policy(tmp_path / "p.toml", Policy()).chmod(0o666)
+    with pytest.raises(UsageError, match="everybody on this machine can write the policy"):
+        read_policy(tmp_path / "p.toml")
+
+
 def test_a_policy_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         policy.policy_of({"policy": str(tmp_path / "none.toml")}, tmp_path)
@@ -680,8 +698,12 @@ def test_an_app_with_other_code_is_refused_when_it_is_submitted(tmp_path: Path) 
         {"sitecustomize.py": ""},
         {"pyproject.toml": project.replace(COMPONENTS["serverapp"], "federated.custom:model")},
         {"pyproject.toml": project.replace(COMPONENTS["clientapp"], "federated.custom:model")},
+        {"pyproject.toml": project.replace('publisher = "copfl"', 'publisher = "../../../x"')},
+        {"pyproject.toml": project.replace('version = "1.0.0"', 'version = "../x"')},
+        {"pyproject.toml": project.replace('name = "app"', 'name = "../x"')},
         {"pyproject.toml": "x"},
     ]
+    assert all(changed.get("pyproject.toml") != project for changed in attacks)
     for changed in attacks:
         with pytest.raises(UsageError):
             check_app(bundled(app, **changed), app)

@@ -174,7 +174,8 @@ def test_values_that_do_not_fit_never_leave_a_client(
         if "begins again" in line:
             raise KeyboardInterrupt
 
-    server = SecureServer(settings, transport, ServerFolder(str(tmp_path), "r", resume=False), stop, pause=0)
+    folder = ServerFolder(str(tmp_path), settings.config.run, resume=False)
+    server = SecureServer(settings, transport, folder, stop, pause=0)
     with pytest.raises(KeyboardInterrupt):
         next(server.rounds())
     assert not any(kind(packet) == "masked" for packet in transport.received)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import email.utils
 import io
 import json
 import time
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+import httpx
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable import inflatable_object as objects
@@ -265,3 +267,16 @@ def test_keys_and_certificates_that_cannot_be_read_are_an_error(tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "text"]
     assert own.stat().st_mode & 0o077 == 0
     assert supernode._keys(own)[1] == supernode._keys(own)[0].public_key()
+
+
+@pytest.mark.parametrize(
+    ("status", "offset", "named"),
+    [(401, 10, True), (401, -600, True), (401, 1, False), (401, -100, False), (404, 10, False)],
+)
+def test_a_clock_that_is_off_is_named(status: int, offset: float, named: bool) -> None:
+    """Flower refuses a request that is signed more than five seconds ahead, with the text of a wrong key."""
+    at = email.utils.formatdate(time.time() - offset, usegmt=True)
+    ahead = supernode.clock_ahead(httpx.Response(status, headers={"date": at}))
+    assert (abs(ahead - offset) < 2) if named else (ahead == 0)
+    assert supernode.clock_ahead(httpx.Response(401, headers={"date": "x"})) == 0
+    assert supernode.clock_ahead(httpx.Response(401)) == 0

@@ -168,7 +168,7 @@ def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(
 ) -> None:
     drawn = []
     resident = Resident()
-    monkeypatch.setattr(resident, "settings", lambda _: drawn.append(float(torch.rand(1))))
+    monkeypatch.setattr(resident, "settings", lambda *_: drawn.append(float(torch.rand(1))))
     for _ in range(2):
         resident.answer(Request({}, {"state-dir": str(tmp_path)}))
     assert drawn[0] == drawn[1]

@@ -50,7 +50,13 @@ def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -
 def test_the_masks_of_a_run_with_add_ons_are_found(tmp_path: Path) -> None:
     """An add-on that adds to the client's record has the algorithm's own one inside."""
     copfl.run(
-        "copfl", clients=3, rounds=2, model="mlp", mlp={"width": 8}, addons={"ema": 0.9}, out=tmp_path / "run"
+        "copfl",
+        clients=3,
+        rounds=2,
+        model="mlp",
+        model_options={"width": 8},
+        addons={"ema": 0.9},
+        out=tmp_path / "run",
     )
     (run,) = run_data.read_all([tmp_path / "run"])
     assert run.masks is not None

@@ -35,14 +35,14 @@ def compare(
             "--algorithms -a",
         ),
     ] = None,
-    seeds: options.Seeds = "",
+    seeds: options.Seeds = None,
     tune: Annotated[
         list[str] | None,
         option("Training", "KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates."),
     ] = None,
     trials: Annotated[int | None, option("Training", "Settings tried in a range; default: 20.")] = None,
     no_tune: Annotated[bool, option("Training", "Tune nothing; default: off.", "--no-tune")] = False,
-    tune_seeds: Annotated[str, option("Training", "Seeds to tune on; default: the first.")] = "",
+    tune_seeds: Annotated[str | None, option("Training", "Seeds to tune on; default: the first.")] = None,
     validation: Annotated[
         float | None,
         option("Training", "Fraction of the training samples to tune on, between 0 and 1; default: 0.2."),
@@ -76,8 +76,8 @@ def compare(
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
     given = {"trials": trials, "validation": validation, "reference": reference, "last": last}
     how = file.options | {name: value for name, value in given.items() if value is not None}
-    how |= {"seeds": entries.seeds_of(seeds)} if seeds else {}
-    how |= {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")} if tune_seeds else {}
+    how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
+    how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
         how["tune"] = entries.values_of(tune or [], "--tune")
     run = partial(comparing.compare, rows, **how)
@@ -93,7 +93,7 @@ def sweep(
         list[str] | None,
         option("Training", "Values of a key, such as algorithm.rate=0.05,0.25; twice for a grid."),
     ] = None,
-    seeds: options.Seeds = "",
+    seeds: options.Seeds = None,
     config: Annotated[
         Path | None, option("Training", "A run.toml to start from; options override it.", "--config -c")
     ] = None,
@@ -115,7 +115,7 @@ def sweep(
         )
     file = {} if config is None else toml.read_file(config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
-    how: dict[str, Any] = {"seeds": entries.seeds_of(seeds)} if seeds else {}
+    how: dict[str, Any] = {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if last is None else {"last": last}
     run = partial(comparing.sweep, entries.values_of(over, "--over"), **how)
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
@@ -136,7 +136,7 @@ def choose(
             "Rounds of all runs together, as 300, or a time, as 10m; default: a third of a comparison.",
         ),
     ] = "",
-    seeds: options.Seeds = "",
+    seeds: options.Seeds = None,
     tune: Annotated[
         list[str] | None,
         option("Training", "Values that each candidate races with, as lr=1e-2,1e-3; repeatable."),
@@ -173,7 +173,7 @@ def choose(
         found = racing.choose(
             entries.entries_of(algorithms or ["all"]),
             budget,
-            entries.seeds_of(seeds or "0,1,2"),
+            entries.seeds_of("0,1,2" if seeds is None else seeds),
             line,
             out or Path("runs") / f"choose-{options.data_name(line)}",
             tune=entries.values_of(tune or [], "--tune"),

@@ -274,6 +274,35 @@ def status(
 
 
 @command
+def policy(
+    *,
+    file: Annotated[Path, argument("The policy; written if there is none, else checked.")],
+    of_app: Annotated[
+        Path | None,
+        option("Federation", "Explain what this policy refuses of the app in this folder.", "--app"),
+    ] = None,
+) -> None:
+    """Write, check or explain the policy of a machine: what a run may ask of it."""
+    from copfl.flower import policy_file
+    from copfl.flower.policy import read_policy
+    from copfl.flower.status import read_app
+
+    if not file.exists() and of_app is None:
+        policy_file.write_strict(file)
+        print(f"{file} is a strict policy: read it, and change the lines that you need")
+        return
+    allowed = read_policy(file)
+    if of_app is None:
+        entries = {"code": allowed.code, "bases": allowed.bases, "files": allowed.files}
+        print(f"{file} is valid; entered: {', '.join(f'{len(e)} of {name}' for name, e in entries.items())}")
+        return
+    lines = policy_file.explained(allowed, read_app(of_app)["config"])
+    print("\n".join(lines))
+    if lines[0].startswith("refused"):
+        raise typer.Exit(1)
+
+
+@command
 def backup(
     *,
     folder: Annotated[Path, argument("The app's folder, or the state-dir of a node.")],

@@ -50,7 +50,7 @@ Out = Annotated[
 Quiet = Annotated[bool, option("Output", "Print nothing but errors.", "--quiet -q")]
 Json = Annotated[bool, option("Output", "Print the result as one JSON object.", "--json")]
 RunPath = Annotated[Path, argument("A run folder.")]
-Seeds = Annotated[str, option("Training", "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.")]
+Seeds = Annotated[str | None, option("Training", "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.")]
 Last = Annotated[
     int | None, option("Output", "Average over the last N evaluations; default: the last third, at most 5.")
 ]

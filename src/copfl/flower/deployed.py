@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
-from copfl.flower.status import answers, read_app, status
+from copfl.flower.status import answers, is_locked, read_app, status
 from copfl.flower.transport import printable
 from copfl.settings.toml import written
 
@@ -75,6 +75,8 @@ def serve(folder: Path) -> NoReturn:
     write_connection(folder, host, port, secure)  # the folder may have been moved, or restored
     os.environ.update(flower_environment(folder / FLOWER_HOME))
     os.chdir(folder)
+    for database in folder.glob(f"{DATABASE}*"):
+        database.chmod(0o600)  # of a version that did not see to it
     from flwr.supercore.http_logging import UTCFormatter
 
     from copfl.flower import superlink
@@ -95,19 +97,23 @@ def _register_keys(folder: Path, port: int) -> None:
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import init_http_client_from_connection
-    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     while not answers("127.0.0.1", port):
         time.sleep(0.3)
     with contextlib.closing(init_http_client_from_connection(read_superlink_connection("copfl"))) as client:
+        # Flower's server prints an error for each key that it is asked to register again.
+        known = {node.public_key for node in client.ListNodes(request=ListNodesRequest()).nodes_info}
         for key in sorted((folder / "keys").glob("*.pub")):
             try:
                 public = load_ssh_public_key(key.read_bytes())
                 if not isinstance(public, EllipticCurvePublicKey):
                     raise ValueError("it is not an elliptic-curve key")
-                request = RegisterNodeRequest(public_key=public_key_to_bytes(public))
-                client.RegisterNode(request=request)
+                content = public_key_to_bytes(public)
+                if content in known:
+                    continue
+                client.RegisterNode(request=RegisterNodeRequest(public_key=content))
                 logger.info("copfl: registered %s", key.name)
             except (ValueError, OSError) as error:
                 logger.error("copfl: %s cannot be used: %s", key.name, printable(error))
@@ -128,6 +134,8 @@ def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) 
     if resume and not (config.get("run") or found["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
     name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
+    if is_locked(folder / "runs" / name / ".lock"):
+        raise RunError(f"the run {name} is running; `copfl federate status {folder}` shows how far it is")
     given = {**config, "run": name, "resume": resume}
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))

@@ -5,6 +5,7 @@ the client starts from the record after that one. So a round that is repeated af
 an upload that arrived too late has no effect.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment.models import tokenized
+from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
 from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
@@ -104,8 +106,10 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
         raise WireError("its head lacks the run, the round or the client")
     if not is_plain_name(run):  # the name of a folder on this node
         raise WireError(f"its run {run[:40]!r} is not a plain name")
-    if not 0 <= round < 2**63:
-        raise WireError(f"it is of round {round}; rounds count from 0")
+    if settings.config.run and run != settings.config.run:  # the policy allowed this one
+        raise WireError(f"it is of run {run}, and the run config of {settings.config.run}")
+    if not 0 <= round <= settings.config.rounds:  # a new client is asked after the last one
+        raise WireError(f"it is of round {round}, and the run has {settings.config.rounds} rounds")
     known = known_client(node_config, run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
 
@@ -163,8 +167,19 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
 
 
 def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
-    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not."""
-    return bool(node_config.get("metrics", not settings.config.privacy))
+    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
+
+    The policy has the last word.
+    """
+    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}
+    return may_leave[node_policy(node_config).reports] and bool(
+        node_config.get("metrics", not settings.config.privacy)
+    )
+
+
+def node_policy(node_config: NodeConfig) -> Policy:
+    """The policy of the node's owner."""
+    return policy_of(node_config, state_dir(node_config))
 
 
 def local_update(
@@ -223,12 +238,16 @@ def personalise(
     """A new client's primary metric before and after its local updates. It sends no weights."""
     if (client := known_client(node_config, "")) >= 0:
         raise WireError(f"this node is client {client}; only a new client, without a number, can join")
-    (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
+    head, down, about = decode(settings, node_config, packet)
+    policy, updates = node_policy(node_config), int(about.get(Field.UPDATES, 0))
+    if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
+        raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
+    data = load_data(settings, node_config)
     algorithm, task = settings.algorithm, data.trained(settings)
     record = algorithm.client_init(task)
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)
-        for n in range(int(about.get(Field.UPDATES, 0))):
+        for n in range(updates):
             batches = _plan(settings, head._replace(round=head.round + n), data)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
@@ -241,4 +260,7 @@ def personalise(
         write_packet(records.folder / "personal.copfl", packet)
     name = task.metrics[0].name
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
+    if policy.reports != "all":  # they are of this node alone
+        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [reports]", metrics)
+        metrics = {}
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import re
+import stat
 import sys
 import tomllib
 import types
@@ -121,7 +122,7 @@ class Bounds:
     """The most that one run config may ask for."""
 
     rounds: int = 10_000
-    clients: int = 100_000
+    clients: int = 10_000
     epochs: int = 100  # of one local update, in every option that counts epochs
     steps: int = 1000  # in every option that counts steps
     batch: int = 100_000
@@ -130,6 +131,8 @@ class Bounds:
     classes: int = 100_000
     option: float = 1e6  # the absolute value of any other number
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
+    seconds: float = 3600.0  # of one request: then the worker that answers it is ended
+    memory: float = 64.0  # GiB of the worker while it answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,8 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
+        if not (self.bounds.seconds > 0 and self.bounds.memory > 0):
+            raise UsageError("bounds.seconds and bounds.memory in a policy must be above 0")
         for table in (self.secure_aggregation, self.privacy, self.bounds):
             for name, number in vars(table).items():
                 if not 0 <= number < math.inf:
@@ -209,10 +214,15 @@ class Policy:
         ).items():
             if not DIGEST.fullmatch(digest):
                 raise UsageError(f'"{name}" in a policy needs its SHA-256, 64 digits in lower case')
-        folders = [code.folder for code in self.code]
-        for path in [*folders, *(base.path for base in self.bases), *(file.path for file in self.files)]:
-            if path is not None and not path.is_absolute():
+        for path in self.paths:
+            if not path.is_absolute():
                 raise UsageError(f"{path} in a policy must be an absolute path")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders and files of this machine that are entered."""
+        paths = [*(code.folder for code in self.code), *(file.path for file in self.files)]
+        return [*paths, *(base.path for base in self.bases if base.path is not None)]
 
 
 class Refusal(NamedTuple):
@@ -226,12 +236,12 @@ class Refusal(NamedTuple):
 
 
 class PolicyError(UsageError):
-    """A run config that this machine's policy refuses."""
+    """A run config, or another request, that this machine's policy refuses."""
 
-    def __init__(self, refusals: tuple[Refusal, ...]) -> None:
+    def __init__(self, refusals: tuple[Refusal, ...], what: str = "run config") -> None:
         shown = "; ".join(map(str, refusals[:5]))
         more = f"; and {len(refusals) - 5} more" if len(refusals) > 5 else ""
-        super().__init__(f"the policy of this machine's owner refuses the run config: {shown}{more}")
+        super().__init__(f"the policy of this machine's owner refuses the {what}: {shown}{more}")
         self.refusals = refusals
 
 
@@ -548,6 +558,14 @@ def base_of(policy: Policy, model: Any, options: Mapping[str, Any]) -> Base | No
     return next((base for base in same if source == "hf" or base.name == model), None)
 
 
+def require_cohort(policy: Policy, members: int) -> None:
+    """PolicyError if a sum is of fewer clients than the owner wants."""
+    least = policy.secure_aggregation.cohort
+    if members < least:
+        why = f"a sum of {members} clients, and {least} are the least"
+        raise PolicyError((Refusal("secure_aggregation.cohort", why),), "request")
+
+
 # -- a run config on this machine ----------------------------------------------------------------------------
 
 
@@ -597,6 +615,8 @@ def read_policy(path: Path) -> Policy:
     """The policy in a TOML file; UsageError names a line that is none, or of another type."""
     with raised_as(UsageError, f"the policy {path} cannot be read: {{}}", OSError):
         content = path.read_bytes()
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise UsageError(f"everybody on this machine can write the policy {path}; chmod o-w it")
     with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
         table = tomllib.loads(content.decode())
     with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):

@@ -1,6 +1,7 @@
 """Policies as files, and what an app needs of one."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 from copfl.errors import UsageError
 from copfl.files import write_bytes
 from copfl.flower import own_code
-from copfl.flower.policy import Base, File, Policy
+from copfl.flower.policy import Base, File, Policy, refusals
 from copfl.flower.run_config import tables_of
 from copfl.models import pretrained
 from copfl.settings.schema import Run
 from copfl.settings.toml import written
 from copfl.settings.user_code import is_reference
+
+STRICT = Path(__file__).parent / "template" / "policy.txt"
 
 
 def allowing(policy: Policy, run_config: Mapping[str, Any], run: Run) -> Policy:
@@ -67,3 +70,36 @@ def write_policy(path: Path, policy: Policy) -> Path:
 
 def _texts(entry: Any) -> dict[str, str]:
     return {name: str(value) for name, value in entry._asdict().items() if value not in (None, "")}
+
+
+def strict() -> str:
+    """The text of a policy that allows little, with a comment on every line."""
+    usual = dataclasses.asdict(Policy())
+    names = {line: json.dumps(value) for line, value in usual.items() if isinstance(value, tuple)}
+    return STRICT.read_text().format(**names)
+
+
+def write_strict(path: Path) -> None:
+    """Writes the strict policy as a new file of its owner."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, strict().encode(), private=True)
+
+
+def explained(policy: Policy, run_config: Mapping[str, Any]) -> list[str]:
+    """What a node with this policy does with the requests of an app: a line each, refusals first."""
+    refused = refusals(policy, run_config)
+    lines = [f"refused     {refusal.why}  [{refusal.line}]" for refusal in refused]
+    if refused:
+        return lines
+    flat, _ = tables_of(run_config)
+    is_secure = flat.get("secure_aggregation", False)
+    metrics = {"all": "are sent", "none": "stay here  [reports]"}
+    metrics["sums"] = "are sent in secure sums" if is_secure else metrics["none"]
+    may_return = "is answered" if policy.rollback else "is refused  [rollback]"
+    bounds, algorithm = policy.bounds, flat.get("algorithm", "copfl")
+    return [
+        f"allowed     {algorithm} with {flat.get('model', 'cnn')}, {flat.get('rounds', 20)} rounds",
+        f"metrics     {metrics[policy.reports]}",
+        f"rollback    {may_return}",
+        f"a request   may take {bounds.seconds:g} s and {bounds.memory:g} GiB  [bounds]",
+    ]

@@ -14,7 +14,7 @@ import torch
 from copfl.errors import CopflError
 from copfl.flower import node, own_code, secure_node
 from copfl.flower.node import NodeConfig, NodeData
-from copfl.flower.policy import admitted, policy_of
+from copfl.flower.policy import Code, admitted, policy_of
 from copfl.flower.registry import state_dir
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.transport import JOIN, TRAIN, Content, refusal
@@ -36,21 +36,23 @@ class Resident:
         """The answer to a message: that of a new process, bit for bit. An error becomes a refusal."""
         torch.set_num_threads(int(request.node_config.get("threads", 1)))
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
+        places = [str(value) for value in request.node_config.values()]
         try:
             policy = policy_of(request.node_config, state_dir(request.node_config))
+            places += map(str, policy.paths)
             run_config, code = admitted(policy, request.run_config)  # before anything that it names is loaded
             own_code.load(code)
-            settings = self.settings(run_config)
+            settings = self.settings(run_config, code)
             packet = Packet(*request.content)
             return ANSWERS[request.kind](settings, request.node_config, packet, self.data)
         except CopflError as error:
-            return refusal(error)
+            return refusal(error, places)
         except Exception as error:  # it may describe samples: its text stays on the node
             logging.getLogger("flwr").exception("copfl: the local update failed")
             return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
 
-    def settings(self, run_config: Mapping[str, Any]) -> Settings:
-        key = json.dumps(dict(run_config), sort_keys=True)
+    def settings(self, run_config: Mapping[str, Any], code: tuple[Code, ...] = ()) -> Settings:
+        key = json.dumps([dict(run_config), [entry.sha256 for entry in code]], sort_keys=True)
         if self._settings is None or self._settings[0] != key:
             self._settings = key, settings_of(run_config)
         return self._settings[1]

@@ -83,8 +83,8 @@ def context_of(settings: Settings, subject: Subject, cohort: Mapping[int, str], 
     The masks of two members cancel out only if both have the same one.
     """
     config = {key: value for key, value in asdict(settings.config).items() if key not in NOT_SHARED}
-    tables = {kind: settings.run.tables().get(kind) for kind in TRAINING}
-    shown = settings.layout, config, tables, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
+    training = {name: table for name, table in settings.run.tables().items() if name in TRAINING}
+    shown = settings.layout, config, training, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
     return hashlib.sha256(_statement("context", subject, *shown)).digest()
 
 

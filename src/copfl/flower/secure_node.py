@@ -19,6 +19,7 @@ from copfl.core import tree
 from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower import node, secure_sum, secure_total
 from copfl.flower.node import LoadData, NodeConfig, node_data
+from copfl.flower.policy import require_cohort
 from copfl.flower.registry import state_dir
 from copfl.flower.secure_members import (
     FOLDER,
@@ -173,6 +174,7 @@ def _shares(asked: Asked) -> Answer:
         raise WireError("it does not name this node as a member of the sum")
     if len(set(cohort.values())) < len(cohort):
         raise WireError("it names the same member for two clients")
+    require_cohort(node.node_policy(asked.node_config), len(cohort))
     known = _known_members(asked.node_config)
     if known and (unknown := [client for client, member in cohort.items() if member not in known]):
         raise WireError(f"client {unknown[0]} is not in this node's list of members")
@@ -225,6 +227,7 @@ def _consistent(asked: Asked) -> Answer:
         raise WireError("it names clients in the sum that did not take part in it")
     if len(survivors) < SMALLEST_COHORT:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
+    require_cohort(node.node_policy(asked.node_config), len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
     members = frozenset(session.cohort[client] for client in survivors)
     allowed = changes_allowed(asked.node_config)

@@ -8,7 +8,7 @@ a mask is sent again only when it changes.
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import blank_samples, example_output, message_to_new_client, received
 from copfl.core.batches import choose
+from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
 from copfl.flower.private_node import epsilons
 from copfl.flower.registry import ANSWER_TIMEOUT, Event, Log, Registry, silent
@@ -28,6 +29,10 @@ from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printab
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
+SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: of which model it is
+ROUNDING = 1e-6  # of a metric that was computed in single precision
+LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
+MOST_SAMPLES = 1e9  # of one client
 MAX_METRICS = 100  # metrics of a node that the server records
 LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
@@ -207,6 +212,8 @@ class Server:
             raise WireError("its upload was counted in this round already")
         masks = self.folder.masks(client, self.upload)
         opened = wire.decode(packet, self.upload, self._head("upload", now.number, client), masks=masks)
+        check_values(opened.record)
+        check_metrics(opened.about.get(Field.METRICS), self.task.metrics)
         with torch.no_grad():
             summand = self.algorithm.summand(self.task, self.state, torch.tensor(client), opened.record)
         if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
@@ -246,6 +253,7 @@ class Server:
         """The metrics that a new client reports, or why there are none."""
         try:
             metrics = numbers(wire.decode(Packet(*reply.checked()), (), head).about)
+            check_metrics(metrics, self.task.metrics)
             name = self.task.metrics[0].name
             if None in (metrics.get(f"{name}_before"), metrics.get(f"{name}_after")):
                 raise WireError(f"it does not report its {self.task.metrics[0].title} before and after")
@@ -278,6 +286,35 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
         "seconds": round(seconds, 3),
         **now.further,
     }
+
+
+def check_values(upload: object) -> None:
+    """WireError if an upload has a value that no training gives: one alone would decide the average."""
+    for path, tensor in tree.named(upload):
+        largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+        if not largest <= LARGEST_VALUE:
+            raise WireError(f"its {path} has a value of {largest:g}; at most {LARGEST_VALUE:g} is accepted")
+        if (
+            path.rpartition(".")[2] == "size"
+            and not 0 <= float(tensor.min()) <= float(tensor.max()) <= MOST_SAMPLES
+        ):
+            raise WireError(f"it reports {float(tensor.max()):g} samples; 0 to {MOST_SAMPLES:g} are accepted")
+
+
+def check_metrics(reported: object, metrics: Sequence[Metric]) -> None:
+    """WireError if a metric has a value that it cannot have, such as an accuracy of 99."""
+    for name, value in (reported if isinstance(reported, dict) else {}).items():
+        if not isinstance(value, int | float) or value != value:  # it is not defined for these samples
+            continue
+        low, high = -LARGEST_VALUE, LARGEST_VALUE
+        for metric in metrics:
+            if any(name == f"{metric.name}{suffix}" for suffix in SUFFIXES):
+                # Of those of copfl that are no fractions, errors are positive, and r2 is at most 1.
+                low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
+                high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
+        if not low - ROUNDING <= value <= high + ROUNDING:
+            shown = f"{printable(name, 40)}={printable(value, 40)}"
+            raise WireError(f"it reports {shown}, which must be {low:g} to {high:g}")
 
 
 def numbers(metrics: object) -> dict[str, float | None]:

@@ -7,6 +7,7 @@ server's folder, and the policy of the server's owner allows its run config.
 
 import io
 import os
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,22 @@ def check_app(content: bytes, folder: Path) -> None:
 
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = archive.namelist()
-            if len(names) != len(set(names)):
+            files = archive.namelist()
+            if len(files) != len(set(files)):
                 raise UsageError("a file is in it twice")
-            for name in names:
+            for name in files:
                 if name not in (MANIFEST, PROJECT) and not _is_own(folder, name, archive):
                     raise UsageError(f"its file {printable(name, 60)!r} is not that of the server's folder")
-        components = get_fab_config(content)["tool"]["flwr"]["app"]["components"]
+        project, own = get_fab_config(content), tomllib.loads((folder / PROJECT).read_text())
+        names = [
+            (found["project"]["name"], found["project"]["version"], found["tool"]["flwr"]["app"]["publisher"])
+            for found in (project, own)
+        ]
+        components = project["tool"]["flwr"]["app"]["components"]
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError) as error:
         raise UsageError("it is no app of Flower") from error
+    if names[0] != names[1]:  # Flower makes the path of a folder of them
+        raise UsageError("its name, version or publisher is not that of the server's app")
     if components != COMPONENTS:
         raise UsageError(f"its components must be {COMPONENTS['serverapp']} and {COMPONENTS['clientapp']}")
 

@@ -8,6 +8,7 @@ it had. Without torch.
 
 import contextlib
 import datetime
+import email.utils
 import io
 import json
 import logging
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.common.config import get_fused_config_from_fab
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, RegisterNodeFleetRequest
 from flwr.proto.message_pb2 import Message as MessageProto
@@ -130,8 +132,13 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                 except httpx.HTTPStatusError as error:
                     if not is_awaited:  # it is registered, not connected, or unknown to this server
                         return
-                    text = "copfl: waiting until %s.pub is registered at the server: %s"
-                    logger.warning(text, address.key, printable(error.response.text))
+                    if ahead := clock_ahead(error.response):
+                        sides = "ahead of" if ahead > 0 else "behind"
+                        text = "copfl: this machine's clock is %.0f s %s the server's, which refuses it; set the clock"
+                        logger.warning(text, abs(ahead), sides)
+                    else:
+                        text = "copfl: waiting until %s.pub is registered at the server: %s"
+                        logger.warning(text, address.key, printable(error.response.text))
                     time.sleep(5)
 
         if address.key is None:
@@ -141,6 +148,17 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
             request(lambda: leave(int(earlier)))
         if address.key is not None:
             request(activate, is_awaited=True)  # Flower's connection ends the process without the key
+
+
+def clock_ahead(response: httpx.Response) -> float:
+    """How many seconds this machine's clock is ahead of the server's; 0 if Flower tolerates the difference."""
+    try:
+        server = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
+    ahead = time.time() - server
+    is_tolerated = -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE
+    return 0.0 if is_tolerated or response.status_code != httpx.codes.UNAUTHORIZED else ahead
 
 
 class Node:

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import logging
-from collections.abc import Collection
+import os
+import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +17,8 @@ MAX_HEAD = 2**20  # characters of the head of a message from a node
 # Bytes of a body that travels with its head: Flower sends every object in a request of its own.
 ONE_OBJECT = 2**20
 STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
+
+PATH = re.compile(r"""(?<![\w/.])~?/[^\s"'`,;:()]*""")  # of a file or folder, in a sentence
 
 Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
 
@@ -96,13 +100,19 @@ def printable(text: object, most: int = MAX_TEXT) -> str:
     return escaped[:most] + ("..." if len(cut) > most or len(escaped) > most else "")
 
 
-def refusal(error: CopflError) -> Content:
-    """The answer of a node that cannot do what it is asked; the whole error is in the node's log."""
+def refusal(error: CopflError, places: Iterable[str] = ()) -> Content:
+    """The answer of a node that cannot do what it is asked; the whole error is in the node's log.
+
+    It has no path of the machine: neither one of `places`, nor what looks like one.
+    """
     logging.getLogger("flwr").error("copfl: %s", printable(error, 10 * MAX_TEXT))
     # Such errors may describe samples or contain paths: the server receives only that there is one.
     is_file = isinstance(error.__cause__, OSError)
     private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
     reason = f"its {private} cannot be used; see the node's log" if private else str(error)
+    for place in sorted((place for place in places if os.sep in place), key=len, reverse=True):
+        reason = reason.replace(place, "[path]")
+    reason = PATH.sub("[path]", reason)
     return json.dumps({Field.REFUSED: reason}), b""
 
 

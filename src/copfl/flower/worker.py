@@ -9,6 +9,7 @@ process per message left: the client's records are files that appear by rename.
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -24,11 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from copfl.errors import CopflError, RunError, UsageError, raised_as
-from copfl.flower.policy import admitted, policy_of
+from copfl.flower.policy import PolicyError, Refusal, admitted, policy_of
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
 FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
+TOO_LARGE = "too-large"  # a file beside the socket: the last worker ended above its memory
+MEMORY_INTERVAL = 0.1  # seconds between two looks at the worker's memory
 IDLE_TIMEOUT = 3600.0  # seconds without a request after which the worker ends
 MEMORY_LIMIT = 4.0  # GiB: a worker that has more after an answer ends
 ATTEMPTS = 3  # a worker may be killed
@@ -68,21 +71,28 @@ def respond(message: Any, request: Request, node: int) -> Content:
             raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
         return answer(request._replace(kind=kind, content=content), node)
     except CopflError as error:
-        return refusal(error)
+        return refusal(error, [str(value) for value in request.node_config.values()])
 
 
 def call(request: Request, node: int) -> Content:
     """The worker's answer. `node` is the process with which the worker ends."""
     folder = private_folder(state_dir(request.node_config) / FOLDER)
-    fields = request._asdict() | {"content": None}
+    bounds = policy_of(request.node_config, folder.parent).bounds
+    fields = request._asdict() | {"content": None, "seconds": bounds.seconds, "memory": bounds.memory}
     head, body = request.content
     for _ in range(ATTEMPTS):
+        started = time.monotonic()
         try:
             with _connection(folder, node) as worker:
                 for part in (json.dumps(fields).encode(), head.encode(), body):
                     worker.send_bytes(part)
                 return worker.recv_bytes().decode(), worker.recv_bytes()
         except (OSError, EOFError):  # it ended before it answered
+            if time.monotonic() - started >= bounds.seconds:
+                raise PolicyError((Refusal("bounds.seconds", "it took too long"),), "request") from None
+            if (folder / TOO_LARGE).exists():
+                (folder / TOO_LARGE).unlink()
+                raise PolicyError((Refusal("bounds.memory", "it took too much memory"),), "request") from None
             time.sleep(0.05)
     raise RunError(f"its worker process ended {ATTEMPTS} times before it answered; see the node's log")
 
@@ -140,6 +150,7 @@ class Worker:
     def __init__(self, folder: Path, listener: socket.socket) -> None:
         self.folder, self.listener = folder, listener
         self.inode = (folder / SOCKET).lstat().st_ino
+        self.most_memory = math.inf  # bytes, of the present request
 
     def end(self) -> NoReturn:
         """Removes the socket, unless another worker has replaced it, and ends this process at once."""
@@ -160,6 +171,16 @@ class Worker:
                     time.sleep(1)
         self.end()
 
+    def end_above_memory(self) -> None:
+        """Ends this process when it has more memory than a request may take."""
+        from copfl.flower.resident import resident_memory
+
+        while True:
+            if resident_memory() > self.most_memory:
+                (self.folder / TOO_LARGE).touch()
+                self.end()
+            time.sleep(MEMORY_INTERVAL)
+
     def serve(self) -> NoReturn:
         """Answers until there is a reason to end."""
         from copfl.flower.resident import Resident, resident_memory
@@ -177,9 +198,14 @@ class Worker:
                 contextlib.suppress(OSError, EOFError),  # the caller may have been killed
             ):
                 given, head, body = json.loads(caller.recv_bytes()), caller.recv_bytes(), caller.recv_bytes()
+                # The kernel ends the process at this time, whatever it computes.
+                signal.setitimer(signal.ITIMER_REAL, given.pop("seconds"))
+                self.most_memory = given.pop("memory") * 2**30
                 memory = float(given["node_config"].get("memory", MEMORY_LIMIT))
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                self.most_memory = math.inf
                 caller.send_bytes(answer_head.encode())
                 caller.send_bytes(answer_body)
             if resident_memory() > memory * 2**30:
@@ -195,6 +221,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: worker.end())
     threading.Thread(target=worker.end_with, args=[int(node)], daemon=True).start()
+    threading.Thread(target=worker.end_above_memory, daemon=True).start()
     worker.serve()
 
 

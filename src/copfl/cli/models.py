@@ -80,7 +80,7 @@ def predict(
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     loaded = _chosen(bundle, client, of_server)
     if data is None:
-        outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence)), None, 0
+        outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
         notes = list[str]()
     else:
         x, y, has_target, notes, *_ = loaded.read(data, missing=missing)

@@ -1,8 +1,7 @@
 """The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
 
 import dataclasses
-import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,68 +11,11 @@ from torch import nn
 from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import models
+from copfl.experiment.bundle.base import FROZEN, TOKENIZER
 from copfl.experiment.bundle.description import Description, Tokenizer
 from copfl.experiment.tasks import build_task
-from copfl.files import write_bytes
 from copfl.models import pretrained, text
 from copfl.settings.schema import record_of
-
-FROZEN = "frozen.safetensors"
-PRETRAINED = "pretrained.safetensors"  # the initial values of adapted layers that were trained too
-TOKENIZER = "tokenizer"
-CONFIGS = ("config.json", "preprocessor_config.json", "README.md")
-
-
-def write_base(folder: Path, task: Task, model: Mapping[str, Any], takes_text: bool) -> bool:
-    """Writes what was not trained: frozen tensors, the configuration of a base, the tokenizer.
-
-    False, if there is nothing of that.
-    """
-    from safetensors.torch import save
-
-    tensors = {
-        name: t.cpu().clone().contiguous()
-        for name, t in task.module.state_dict().items()
-        if name not in task.layout.names and not name.endswith("num_batches_tracked")
-    }
-    if tensors:
-        write_bytes(folder / FROZEN, save(tensors), durable=False)
-    initial = task.layout.split(task.initial[: task.d])
-    if layers := {
-        name: t.cpu().clone() for name, t in initial.items() if name.endswith(".base_layer.weight")
-    }:
-        write_bytes(folder / PRETRAINED, save(layers), durable=False)
-    copied: list[tuple[Path, Path]] = []  # from, to
-    name = str(model.get("name", ""))
-    place = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
-    if place is not None:
-        copied += [(place / file, folder / file) for file in CONFIGS if (place / file).is_file()]
-    tokens = Path(model["tokenizer"]) if "tokenizer" in model else place
-    if takes_text and tokens is not None:
-        patterns = (*text.TOKENIZER_FILES, "config.json")
-        found = sorted({path for pattern in patterns for path in tokens.glob(pattern) if path.is_file()})
-        copied += [(path, folder / TOKENIZER / path.name) for path in found]
-    for source, target in copied:
-        write_bytes(target, source.read_bytes(), durable=False)
-    return bool(tensors or copied)
-
-
-def copy_base(source: Path, target: Path) -> None:
-    """A copy of the base for a bundle that leaves its run folder."""
-    shutil.copytree(source, target)
-
-
-def portable(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The table [model] without paths of this machine: the base and its tokenizer are in the bundle."""
-    table = dict(model)
-    source, _, place = str(table.get("name", "")).partition(":")
-    if source == "hf" and Path(place).is_absolute():
-        table["name"] = f"hf:{Path(place).name}"
-    if "tokenizer" in table:
-        table["tokenizer"] = TOKENIZER
-    if table.get("weights") not in (None, "default", "none"):
-        table["weights"] = Path(table["weights"]).name
-    return table
 
 
 def build(description: Description, base: Path | None, trained: Collection[str], model: Any = None) -> Task:

@@ -21,6 +21,7 @@ from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.bundle import building, description
+from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
@@ -162,7 +163,7 @@ class Bundle:
         base = None if self.path is None else base_of(self.path, self.description)
         write_weights(target / WEIGHTS, self.task.layout, self.model, self.description.origin.stage)
         if base is not None:
-            building.copy_base(base, target / OWN_BASE)
+            copy_base(base, target / OWN_BASE)
         own = dataclasses.replace(self.description, base="" if base is None else OWN_BASE)
         write_facts(target, own)
         return target

@@ -18,7 +18,7 @@ from copfl.data import tables
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, by_name, each
 from copfl.data.tables import Encoder
 from copfl.errors import EXTRAS, UsageError, library
-from copfl.experiment.bundle.building import TOKENIZER
+from copfl.experiment.bundle.base import TOKENIZER
 from copfl.experiment.bundle.bundle import Bundle, base_of
 from copfl.experiment.bundle.exporting import (
     CHECKED,

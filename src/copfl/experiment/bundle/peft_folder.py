@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from copfl.core.task import Experts
 from copfl.errors import UsageError, library
-from copfl.experiment.bundle.building import PRETRAINED
+from copfl.experiment.bundle.base import PRETRAINED
 from copfl.experiment.bundle.bundle import Bundle, base_of
 from copfl.experiment.client_models import with_entries
 from copfl.models import adapters, pretrained

@@ -9,7 +9,7 @@ from typing import Any
 from copfl import __version__
 from copfl.core.task import Personal, Task
 from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
-from copfl.experiment.bundle import building
+from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
 from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, write_weights
@@ -30,7 +30,7 @@ def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Or
         text = "text"  # texts without a column: an array, or the lines of a file
     mean, std = (() if t is None else tuple(t.flatten().tolist()) for t in (task.mean, task.std))
     return Description(
-        model=building.portable(tables["model"]),
+        model=base.portable(tables["model"]),
         adapter=dict(tables.get("adapter", {})),
         task=dict(tables.get("task", {})),
         seed=seed,
@@ -76,7 +76,7 @@ def write_bundles(
     `scores` are the clients' last values of each metric, on so many `samples` of the split.
     """
     takes_text = general.input.text is not None
-    has_base = building.write_base(models.path / BASE, task, tables["model"], takes_text)
+    has_base = base.write_base(models.path / BASE, task, tables["model"], takes_text)
     general = dataclasses.replace(general, base=f"../{BASE}" if has_base else "")
     for n, name in enumerate(names):
         stage = models.stage(n)

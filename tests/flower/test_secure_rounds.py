@@ -309,7 +309,7 @@ def test_exactly_the_algorithms_whose_totals_are_sums_are_allowed(name: str, tmp
         ({"robust": "clip"}, "compares single uploads"),
         ({"options.max_weight": 0.5}, "its own record"),
         ({"options.merge": "sharers"}, "more than the weighted sum.*set options.merge=common"),
-        ({"options.criterion": "benefit"}, 'merge="common" chooses the mask from the mean'),
+        ({"options.criterion": "benefit"}, "merge='common' chooses the mask from the mean"),
         ({"secure-threshold": 1}, "must be 2 to 3"),
         ({"secure-bits": 60}, "2 to 48"),
         ({"secure-neighbours": -2}, "must be 0"),

@@ -27,8 +27,11 @@ from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
+from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete, usual_rate
+from copfl.settings.components import OPTIMIZERS, algorithms
 from copfl.settings.identity import digest, essential
+from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables
 from copfl.stats import Difference
 
@@ -238,7 +241,10 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
     for title in [*base, *(table for table, _ in space)]:
         if not any(reading.concerns(entry, base, title) for entry in rows):
-            names = ", ".join(sorted({name for entry in rows for name in reading.applies(entry, base)}))
+            used = {name for entry in rows for name in reading.applies(entry, base)}
+            if title not in (*algorithms(), *OPTIMIZERS):
+                raise unknown_key(title, None, [*KINDS, *used])
+            names = ", ".join(sorted(used))
             raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
 
 

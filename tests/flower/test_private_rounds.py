@@ -107,7 +107,7 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     assert ask(down, round=1).body != once.body
     with pytest.raises(RunError, match="already taken part"):
         ask(down)
-    assert json.loads(once.head)["about"]["figures"] == {}
+    assert json.loads(once.head)["about"]["metrics"] == {}
     secret = Path(config["state-dir"]) / SECRET
     assert len(secret.read_bytes()) == 32
     assert secret.stat().st_mode & 0o077 == 0

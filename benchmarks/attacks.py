@@ -37,7 +37,9 @@ def rules_of(algorithm: str) -> list[str]:
     """The rules that apply: none to local training, a bound on weights only to CO-PFL."""
     if algorithm == "local":
         return ["none"]
-    return [name for name, options in ROBUST.items() if algorithm == "copfl" or "algorithm_options" not in options]
+    return [
+        name for name, options in ROBUST.items() if algorithm == "copfl" or "algorithm_options" not in options
+    ]
 
 
 def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -> dict[str, float]:

@@ -37,7 +37,7 @@ from copfl.data.schemes import SCHEMES
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import records
-from copfl.experiment.inference import RunModels, load
+from copfl.experiment.bundle.bundle import load
 from copfl.flower import node
 from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Round, Server, _record
@@ -450,22 +450,16 @@ def checkpoint_files() -> list[bytes]:
     return [path.read_bytes()]
 
 
-@functools.cache
-def run_models() -> RunModels:
-    return load(finished_run())
-
-
 def model_file(data: bytes) -> None:
-    models = run_models()
-    (models.path / "models" / "client-0001.safetensors").write_bytes(data)
-    models.predict(models.client(1), np.zeros((1, 1, 8, 8), np.uint8))
+    (finished_run() / "models" / "client-0001" / "weights.safetensors").write_bytes(data)
+    load(finished_run(), 1).predict(np.zeros((1, 1, 8, 8), np.uint8))
 
 
 @functools.cache
 def model_files() -> list[bytes]:
     """A model, and a mixture of models."""
     runs = finished_run(), finished_run("apfl", 1)
-    return [(run / "models" / "client-0000.safetensors").read_bytes() for run in runs]
+    return [(run / "models" / "client-0000" / "weights.safetensors").read_bytes() for run in runs]
 
 
 def rounds_file(data: bytes) -> None:

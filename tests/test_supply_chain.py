@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from copfl.experiment.inference import load
 
 import copfl
 from copfl import wire
@@ -29,6 +28,7 @@ from copfl.data import datasets, reading
 from copfl.data.download import fetch
 from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
+from copfl.experiment.bundle.bundle import load
 from copfl.files import write_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -144,8 +144,8 @@ def test_the_payload_is_refused_in_every_file(kind: str, tmp_path: Path) -> None
             checkpoint.load(path, {"server": torch.zeros(2)})
         elif kind == "model":
             tiny_run(tmp_path / "run", "local", clients=1)
-            (tmp_path / "run" / "models" / "client-0000.safetensors").write_bytes(malicious)
-            load(tmp_path / "run").client(0)
+            (tmp_path / "run" / "models" / "client-0000" / "weights.safetensors").write_bytes(malicious)
+            load(tmp_path / "run", 0)
         else:
             good = wire.encode({"w": torch.zeros(2)}, head := wire.Head("upload", "run", "", 0, 0))
             fields = {k: v for k, v in json.loads(good.head).items() if k != "sha256"}

@@ -71,8 +71,10 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     """Every client's accuracy after local training: the mean of the last third of the evaluations, at most five."""
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
-    from copfl.experiment.run import execute, prepare
+    from copfl.experiment.preparation import prepare
+    from copfl.experiment.run import execute
     from copfl.parts.server_steps import SERVER_STEPS
+    from copfl.settings.complete import complete
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
@@ -81,7 +83,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())
     scheme, options = setting.partition
     model, model_options = setting.model
-    run = {
+    of_run = {
         "rounds": setting.rounds,
         "seed": job.seed,
         "device": device,
@@ -90,14 +92,13 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "eval_models": "final",
     }
     layers = {
-        "run": run | ({"clients": setting.clients} if setting.clients else {}),
+        "run": of_run | ({"clients": setting.clients} if setting.clients else {}),
         "partition": {"name": scheme, **options},
         "model": {"name": model, **model_options},
         **setting.extra,
     }
-    experiment = prepare(
-        [layers], algorithm=algorithm, data=arrays(setting.data, folder), validation=VALIDATION
-    )
+    run = complete(layers, values={"algorithm": algorithm, "data": arrays(setting.data, folder)})
+    experiment = prepare(run, validation=VALIDATION)
     result = execute(experiment, None)
     accuracy = np.asarray(result.accuracy)
     last = accuracy[-max(1, min(5, len(accuracy) // 3)) :].mean(0)

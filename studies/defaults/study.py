@@ -75,6 +75,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.experiment.run import execute
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.settings.complete import complete
+    from copfl.settings.user_code import as_dataset
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
@@ -97,7 +98,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "model": {"name": model, **model_options},
         **setting.extra,
     }
-    run = complete(layers, values={"algorithm": algorithm, "data": arrays(setting.data, folder)})
+    run = complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
     experiment = prepare(run, validation=VALIDATION)
     result = execute(experiment, None)
     accuracy = np.asarray(result.accuracy)

@@ -113,6 +113,33 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     assert secret.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("keys", [{"privacy": 8.0}, {"privacy-clip": 0.1}, {"seed": 1}, {"optimizer.lr": 1e-9}])
+def test_the_noise_of_a_round_is_on_one_upload(keys: dict[str, Any], tmp_path: Path) -> None:
+    """The same message under another run config: 2 u - v of noises 4 and 8 would be the update without noise."""
+    (config, *_) = write_nodes(digits(), tmp_path)
+
+    def ask(run_config: dict[str, Any]) -> Packet:
+        settings = settings_of(run_config)
+        server = settings.algorithm.server_init(settings_of(NOISED).task, 3)
+        down = received(settings.algorithm, server, torch.tensor(0))
+        head = Head("down", "test", settings.layout, 0, 0)
+        return node.local_update(settings, config, wire.encode(down, head, about={"counted": -1}))
+
+    once = ask(NOISED)
+    with pytest.raises(WireError, match="would have none"):
+        ask(NOISED | keys)
+    assert ask(NOISED).body == once.body
+
+
+def test_the_noise_of_a_round_is_not_used_again_for_changed_data(tmp_path: Path) -> None:
+    settings, (config, other, *_) = settings_of(NOISED), write_nodes(digits(), tmp_path)
+    down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
+    packet = wire.encode(down, Head("down", "test", settings.layout, 0, 0), about={"counted": -1})
+    node.local_update(settings, config, packet)
+    with pytest.raises(WireError, match="would have none"):
+        node.local_update(settings, config | {"data": other["data"]}, packet)
+
+
 @pytest.mark.parametrize(
     "keys", [{"algorithm": "fedpac"}, {"algorithm": "fedcalm"}, {"robust": "median"}, {"privacy-delta": 2.0}]
 )

@@ -25,7 +25,7 @@ from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, sha
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment.models import tokenized
 from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
-from copfl.flower.private_node import SecretNoise, with_key
+from copfl.flower.private_node import SecretNoise, enter_upload, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
 from copfl.flower.secure_memory import Hashes, hashes_of
@@ -158,6 +158,8 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
+        if isinstance(algorithm, SecretNoise):
+            enter_upload(records.folder, output.upload)
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)

@@ -1,7 +1,9 @@
 """Clipped and noised uploads in a deployment: noise is a node's secret, epsilon counts who answered.
 
 A node answers one message per round. Asked again for the same, it adds the same noise; asked for a round with
-another model, it refuses: two noised uploads of a round reveal more than the epsilon states.
+another model, it refuses: two noised uploads of a round reveal more than the epsilon states. So does the same
+noise on another upload, as the settings of another run config or changed data would give: the difference of both
+has no noise. A node that would send one refuses too.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,22 +55,50 @@ class SecretNoise(Private):
 
 def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object) -> SecretNoise:
     """The algorithm with this node's noise of the round; WireError if another message used it."""
-    digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(received)).encode()).hexdigest()
+    message, answered = _digest(received), _answered(folder)
+    if round < answered.round or (round == answered.round and message != answered.message):
+        raise WireError(
+            f"this node has sent a noised upload of round {answered.round + 1}, and is asked for another one of "
+            f"round {round + 1}: epsilon counts one upload per round"
+        )
+    if round > answered.round:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_json(folder / ANSWERED, Answered(round, message)._asdict())
+    text = f"{folder.name} {round} {message}".encode()
+    return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
+
+
+def enter_upload(folder: Path, upload: object) -> None:
+    """Writes down the noised upload of the round, before it is sent; WireError if another one was."""
+    digest, answered = _digest(upload), _answered(folder)
+    if answered.upload not in ("", digest):
+        raise WireError(
+            f"this node has sent a noised upload of round {answered.round + 1}, and its settings or its data have "
+            "changed since: the difference of two uploads with the same noise would have none"
+        )
+    write_json(folder / ANSWERED, answered._replace(upload=digest)._asdict())
+
+
+class Answered(NamedTuple):
+    """The last round in which this node noised an upload."""
+
+    round: int = -1
+    message: str = ""  # digest of what the server sent
+    upload: str = ""  # digest of what the node sent; empty: nothing yet
+
+
+def _answered(folder: Path) -> Answered:
     path = folder / ANSWERED
     damaged = f"{path.name} cannot be used; restore the node's state-dir"
     with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        stored = path.read_text() if path.exists() else '{"round": -1, "message": ""}'
-        answered = json.loads(stored)
-        last, message = int(answered["round"]), str(answered["message"])
-    if round < last or (round == last and digest != message):
-        raise WireError(
-            f"this node has sent a noised upload of round {last + 1}, and is asked for another one of round "
-            f"{round + 1}: epsilon counts one upload per round"
-        )
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_json(path, {"round": round, "message": digest})
-    text = f"{folder.name} {round} {digest}".encode()
-    return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
+        if not path.exists():
+            return Answered()
+        stored = json.loads(path.read_text())
+        return Answered(int(stored["round"]), str(stored["message"]), str(stored["upload"]))
+
+
+def _digest(record: object) -> str:
+    return hashlib.sha256(" ".join(map(wire.fingerprint, tree.leaves(record))).encode()).hexdigest()
 
 
 def _secret(path: Path) -> bytes:

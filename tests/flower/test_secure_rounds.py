@@ -257,6 +257,64 @@ def test_all_clients_are_waited_for_unless_fewer_are_enough() -> None:
     assert settings_of(SECURE | {"min-replies": 2}).config.minimum == 2
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optimizer.lr": 1e-30},
+        {"seed": 1},
+        {"secure-range": 1024.0},
+        {"secure-bits": 44},
+        {"clients": 4},
+    ],
+)
+def test_all_phases_of_a_sum_have_the_same_settings(
+    keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same request under another run config: the masks of two vectors would cancel out.
+
+    And with the smaller threshold of another run config, a few clients at a time would agree on the members: of
+    twelve clients, each of four groups of three on itself and the victim, so that all secrets are revealed.
+    """
+    run = f"vector-{min(keys)}".replace(".", "-")
+    config = SECURE | {"run": run, "rounds": 1, "algorithm": "fedavg", "batch": 16}
+    other, answers, local_update = settings_of(config | keys), list[str](), secure_node.local_update
+
+    def twice(settings: Any, node_config: dict[str, Any], packet: Packet) -> Packet:
+        is_first = kind(packet) == "keys"
+        if node_config["client"] == 0 and not is_first:
+            with pytest.raises(WireError, match="settings have changed"):
+                local_update(other, node_config, packet)
+        reply = local_update(settings, node_config, packet)
+        if node_config["client"] == 0:
+            with pytest.raises(WireError, match="settings have changed"):
+                local_update(other, node_config, packet)
+            assert local_update(settings, node_config, packet) == reply
+            answers.append(kind(packet))
+        return reply
+
+    monkeypatch.setattr(secure_node, "local_update", twice)
+    assert play(config, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
+    assert answers == ["keys", "shares", "down", "consistent", "revealed"]
+
+
+def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same request after the data have changed: the masks of two vectors would cancel out."""
+    nodes, local_update = write_nodes(digits(), tmp_path / "nodes"), secure_node.local_update
+    answers: list[Packet] = []
+
+    def twice(settings: Any, node_config: dict[str, Any], packet: Packet) -> Packet:
+        reply = local_update(settings, node_config, packet)
+        if kind(packet) == "down" and node_config["client"] == 0:
+            with pytest.raises(WireError, match="the same masks"):
+                local_update(settings, node_config | {"data": nodes[1]["data"]}, packet)
+            answers.append(reply)
+        return reply
+
+    monkeypatch.setattr(secure_node, "local_update", twice)
+    assert play(SECURE | {"rounds": 1}, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
+    assert len(answers) == 1
+
+
 def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     play(SECURE | {"run": "ended", "rounds": 1}, nodes, tmp_path)
     path = Path(nodes[0]["state-dir"]) / "ended" / secure_node.FILE

@@ -1,14 +1,16 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
-answers together would reveal more than one sum. A repeated request gets the same answer. What was added up with
-whom is remembered for the data, not for the run: see `secure_memory`.
+answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data have
+changed since: two vectors with the same masks differ by the uploads alone. All phases have the same settings: with
+the threshold of another run config, too few clients would have to agree. What was added up with whom is remembered
+for the data, not for the run: see `secure_memory`.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +55,9 @@ class Session:
     )  # of all phases but MASKED, which is computed again
     secrets: Secrets | None = None
     cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
+    settings: str = ""  # digest of the settings with which it began
     context: str = ""  # of the masks
+    vector: str = ""  # digest of the masked vector that was sent
     samples: str = ""  # the data that are in the vector, as `Memory` names them
     upload: str = ""  # digest of the upload that is in the vector
     survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
@@ -105,6 +109,9 @@ def local_update(
     phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
     path = ClientRecords(state_dir(node_config), head.run).folder / FILE
     session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
+    if session.settings not in ("", shown := _digest_of(settings)):
+        raise WireError("the settings have changed since this sum began; begin another one")
+    session = replace(session, settings=shown)
     if is_repeated and phase in session.replies:
         return session.replies[phase]
     if phase == MASKED:
@@ -147,6 +154,12 @@ def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str
     if name != before.name or not (is_repeated or phase == following):
         raise WireError(f"it asks for the phase {phase!r} of a sum out of turn, or a second time")
     return replace(before, requests={**before.requests, phase: request}), is_repeated
+
+
+def _digest_of(settings: Settings) -> str:
+    """Of all settings, the rules of the sum among them."""
+    shown = settings.layout, asdict(settings.config), settings.run.tables()
+    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
 # -- the phases ----------------------------------------------------------------------------------------------
@@ -210,11 +223,18 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
     texts = {int(n): str(text).encode() for n, text in sealed.items()}
     context = context_of(settings, asked.subject, session.cohort, packet.body)
     secrets, content = secure_sum.mask(secrets, texts, words, rules, context)
+    vector = hashlib.sha256(content).hexdigest()
+    if session.vector not in ("", vector):
+        raise WireError(
+            "this node has sent its vector of this sum, and its data have changed since: the difference of two "
+            "vectors with the same masks would reveal its upload"
+        )
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     reply = wire.encode(record, trained.head._replace(kind=MASKED), about={Field.NOTE: trained.note})
     trained.save()
     digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(total)).encode()).hexdigest()
     after = replace(session, secrets=secrets, context=context.hex(), samples=samples, upload=digest)
+    after = replace(after, vector=vector)
     return after, reply
 
 

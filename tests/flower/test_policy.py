@@ -23,7 +23,7 @@ from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
 from copfl.flower import own_code, policy, worker
 from copfl.flower.app import init
-from copfl.flower.policy import Base, Bounds, Code, File, Policy, admitted, read_policy, refusals
+from copfl.flower.policy import Base, Bounds, Code, File, Policy, Privacy, admitted, read_policy, refusals
 from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.registry import greeting
 from copfl.flower.resident import Resident
@@ -401,6 +401,59 @@ def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
 def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:
     assert refusals(Policy(), config) == ()
     assert [refusal.line for refusal in refusals(Policy(**lines), config)] == [line]
+
+
+@pytest.mark.parametrize(
+    ("lines", "config", "line"),
+    [
+        ({"algorithms": ("fedavg",)}, {}, "algorithms"),
+        ({"tasks": ("regression",)}, {}, "tasks"),
+        ({"metrics": ("auc",)}, {}, "metrics"),
+        ({"metrics": ("auc",)}, {"task.metrics": "[]"}, "metrics"),
+        ({"metrics": ("auc",)}, {"task.metrics": " , "}, "metrics"),
+        ({"losses": ("huber",)}, {}, "losses"),
+        ({"bounds": Bounds(rounds=5)}, {}, "bounds.rounds"),
+        ({"bounds": Bounds(batch=8)}, {}, "bounds.batch"),
+        ({"bounds": Bounds(clients=2)}, {}, "bounds.clients"),
+        ({"bounds": Bounds(classes=2)}, {}, "bounds.classes"),
+        ({"bounds": Bounds(numbers=10)}, {}, "bounds.numbers"),
+        ({"bounds": Bounds(deadline=10)}, {}, "bounds.deadline"),
+        ({"privacy": Privacy(noise=0.1, clip=0.1)}, {"privacy": 1.0}, "privacy.clip"),
+    ],
+)
+def test_a_key_that_is_left_out_is_what_it_means(
+    lines: dict[str, Any], config: dict[str, Any], line: str
+) -> None:
+    assert [refusal.line for refusal in refusals(Policy(**lines), config)] == [line]
+
+
+@pytest.mark.parametrize(
+    ("lines", "config", "line"),
+    [
+        ("[bounds]\nepochs = 5", {"algorithm": "fedrep"}, "bounds.epochs"),  # ten of its head
+        ('optimizers = ["sgd"]', {"algorithm": "copfl"}, "optimizers"),
+        ("[bounds]\noption = 10", {"algorithm": "fedavg", "model": "cnn"}, "bounds.option"),  # its hidden units
+    ],
+)
+def test_the_default_of_an_algorithm_is_what_it_means(
+    lines: str, config: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    (node_config, *_) = write_nodes(digits(), tmp_path)
+    Path(node_config["state-dir"]).mkdir(parents=True)
+    (Path(node_config["state-dir"]) / policy.FILE).write_text(lines)
+    plain = {key: value for key, value in CONFIG.items() if "." not in key}
+    head, body = Resident().answer(Request(plain | config, node_config))
+    assert f"[{line}]" in json.loads(head)["refused"]
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    assert {key: DEFAULTS[key] for key in policy.DEFAULTS} == policy.DEFAULTS
+    assert DEFAULTS["privacy-clip"] == 1.0
+    for kind in KINDS:
+        criterion, metrics = task_tables.build_task({}, kind)
+        assert [metric.name for metric in metrics] == [policy.USUAL_METRIC[kind]]
+        assert policy.USUAL_LOSS[kind] in task_tables.LOSSES[kind]
+    assert REGRESSION_LOSSES[0] == policy.USUAL_LOSS["regression"]
 
 
 # -- what an owner allows ------------------------------------------------------------------------------------

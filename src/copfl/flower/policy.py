@@ -77,6 +77,29 @@ METRICS = (
     "r2",
     "rmse",
 )
+# What a run config means that leaves these keys out: the policy holds for that too.
+DEFAULTS: dict[str, Any] = {
+    "rounds": 20,
+    "clients": 3,
+    "deadline": 600,
+    "batch": 32,
+    "algorithm": "copfl",
+    "shape": "1,8,8",
+    "classes": "10",
+    "kind": "classification",
+}
+USUAL_LOSS = {
+    "classification": "cross_entropy",
+    "multilabel": "binary_cross_entropy",
+    "next_token": "cross_entropy",
+    "regression": "squared",
+}
+USUAL_METRIC = {
+    "classification": "accuracy",
+    "multilabel": "macro_f1",
+    "next_token": "perplexity",
+    "regression": "rmse",
+}
 FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
 REPORTS = ("all", "sums", "none")
 
@@ -263,7 +286,21 @@ def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ..
         leaves != len(flat) + sum(len(table) for table in tables.values()) - 1
     ):  # the algorithm's name is in both
         return (Refusal(KEYS, "a key is given twice, under two spellings, or is one of an older version"),)
+    flat, tables = _completed(flat, tables)
     return (*_flat_refusals(policy, flat, tables), *_table_refusals(policy, flat, tables))
+
+
+def _completed(flat: Mapping[str, Any], tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run config with the defaults of the keys that it leaves out. Those of algorithms are in `check_tables`."""
+    clip = {"privacy_clip": 1.0} if flat.get("privacy") else {}
+    completed = {**DEFAULTS, **clip, **flat}
+    kind, task = str(completed["kind"]), dict(tables["task"])
+    metrics = task.get("metrics", ())
+    texts = metrics if isinstance(metrics, list | tuple) else [metrics]
+    if not any(str(text).replace(",", "").strip() for text in texts):  # as in `task_tables`
+        task["metrics"] = USUAL_METRIC.get(kind, "")
+    task.setdefault("loss", USUAL_LOSS.get(kind, ""))
+    return completed, {**tables, "task": task}
 
 
 def _malformed(run_config: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -567,6 +604,24 @@ def require_cohort(policy: Policy, members: int) -> None:
     if members < least:
         why = f"a sum of {members} clients, and {least} are the least"
         raise PolicyError((Refusal("secure_aggregation.cohort", why),), "request")
+
+
+def check_tables(policy: Policy, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """PolicyError if a default of an algorithm, an optimizer or a model is not allowed.
+
+    Args:
+        policy: that of this machine's owner.
+        tables: those of the settings, which have every default.
+    """
+    refused = []
+    for prefix, title in TABLES.items():
+        for option, value in tables.get(title, {}).items():
+            is_number = type(value) in (int, float)  # others are checked where a run config has them
+            if is_number or (title, option) == ("optimizer", "name"):
+                line, wrong = _option(policy, title, option, value, None)
+                refused += [Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")] if wrong else []
+    if refused:
+        raise PolicyError(tuple(refused))
 
 
 # -- a run config on this machine ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from copfl.errors import CopflError
 from copfl.flower import node, own_code, secure_node
 from copfl.flower.node import NodeConfig, NodeData
-from copfl.flower.policy import Code, admitted, policy_of
+from copfl.flower.policy import Code, admitted, check_tables, policy_of
 from copfl.flower.registry import state_dir
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.transport import JOIN, TRAIN, Content, refusal
@@ -43,6 +43,7 @@ class Resident:
             run_config, code = admitted(policy, request.run_config)  # before anything that it names is loaded
             own_code.load(code)
             settings = self.settings(run_config, code)
+            check_tables(policy, settings.run.tables())
             packet = Packet(*request.content)
             return ANSWERS[request.kind](settings, request.node_config, packet, self.data)
         except CopflError as error:

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from copfl.errors import CopflError
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
-from copfl.flower.policy import admitted, server_policy
+from copfl.flower.policy import admitted, check_tables, server_policy
 from copfl.flower.processes import end_with_parent
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
@@ -33,11 +33,11 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _main(grid: Grid, context: Context) -> None:
-    run_config, code = admitted(
-        server_policy(), context.run_config
-    )  # before anything that it names is loaded
+    policy = server_policy()
+    run_config, code = admitted(policy, context.run_config)  # before anything that it names is loaded
     own_code.load(code)
     settings = settings_of(run_config)
+    check_tables(policy, settings.tables)
     config, runs = settings.config, str(Path("runs").absolute())  # in the folder of the SuperLink
     run = config.run or f"run-{context.run_id}"
     resume = config.resume or started_before(runs, run, context.run_id)

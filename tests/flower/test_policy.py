@@ -18,7 +18,7 @@ import pytest
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core.criteria import LOSSES, REGRESSION_LOSSES
-from copfl.core.metrics import METRICS
+from copfl.core.metrics import METRICS, usual_metrics
 from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
 from copfl.flower import own_code, policy, worker
@@ -450,9 +450,8 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert {key: DEFAULTS[key] for key in policy.DEFAULTS} == policy.DEFAULTS
     assert DEFAULTS["privacy-clip"] == 1.0
     for kind in KINDS:
-        criterion, metrics = task_tables.build_task({}, kind)
-        assert [metric.name for metric in metrics] == [policy.USUAL_METRIC[kind]]
-        assert policy.USUAL_LOSS[kind] in task_tables.LOSSES[kind]
+        assert [metric.name for metric in usual_metrics(kind)] == [policy.USUAL_METRIC[kind]]
+        assert policy.USUAL_LOSS[kind] in LOSSES[kind]
     assert REGRESSION_LOSSES[0] == policy.USUAL_LOSS["regression"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
 from copfl.flower import secure_node
+from copfl.flower.secure_members import Subject, context_of
 from copfl.flower.secure_server import REVEALING, SecureServer
 from copfl.flower.secure_sum import PHASES
 from copfl.flower.settings import settings_of
@@ -313,6 +315,30 @@ def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(secure_node, "local_update", twice)
     assert play(SECURE | {"rounds": 1}, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    "keys", [{"model-options.max_length": 3}, {"adapter-options.alpha": 1e-6}, {"options.weights": "equal"}]
+)
+def test_members_that_were_shown_other_options_have_no_sum(keys: dict[str, Any]) -> None:
+    """The layout has none of them. Adapters of a tiny scale do not train, so all others' uploads would be known."""
+    if "adapter-options.alpha" in keys:
+        pytest.importorskip("peft", reason='peft is not installed: pip install "copfl[pretrained]"')
+    small = {"algorithm": "fedavg", "model": "resnet18", "model-options.width": 8, "adapter": "lora:r=2"}
+    settings, other = (settings_of(SECURE | small | changed) for changed in ({}, keys))
+    assert settings.layout == other.layout
+    first, second = (context_of(one, Subject("r", 0, "s"), {}, b"") for one in (settings, other))
+    assert first != second
+
+
+def test_paths_of_a_machine_are_not_in_the_context() -> None:
+    settings = settings_of(SECURE | {"algorithm": "fedavg"})
+    contexts = set()
+    for place in ("hf:/a", "hf:/b"):  # a base in other folders
+        config = dataclasses.replace(settings.config, model=place)
+        shown = dataclasses.replace(settings, config=config)
+        contexts.add(context_of(shown, Subject("r", 0, "s"), {}, b""))
+    assert len(contexts) == 1
 
 
 def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:

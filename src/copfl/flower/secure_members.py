@@ -23,7 +23,9 @@ FOLDER, KEY, PUBLIC = (
     "member.pub",
 )  # in the state-dir, beside the folders of the runs
 NOT_SHARED = {"run", "resume", "rollback", "join", "public"}  # keys that may differ between machines
-TRAINING = ("algorithm", "optimizer", "task")  # tables of the settings; the model is in the layout
+TRAINING = ("algorithm", "optimizer", "model", "adapter", "task")  # tables of the settings
+# Options whose values may be paths of a machine. The layout has the hash of a base.
+PLACES = {("model", key) for key in ("name", "code", "tokenizer", "weights")} | {("task", "code")}
 
 
 class Subject(NamedTuple):
@@ -83,8 +85,15 @@ def context_of(settings: Settings, subject: Subject, cohort: Mapping[int, str], 
     The masks of two members cancel out only if both have the same one.
     """
     config = {key: value for key, value in asdict(settings.config).items() if key not in NOT_SHARED}
-    training = {name: table for name, table in settings.run.tables().items() if name in TRAINING}
-    shown = settings.layout, config, training, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
+    if settings.config.model.startswith("hf:"):  # the base's folder
+        del config["model"]
+    # The layout does not have all options of a model or an adapter, such as the scale of an adapter.
+    tables = {
+        kind: {key: value for key, value in table.items() if (kind, key) not in PLACES}
+        for kind, table in settings.run.tables().items()
+        if kind in TRAINING
+    }
+    shown = settings.layout, config, tables, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
     return hashlib.sha256(_statement("context", subject, *shown)).digest()
 
 

@@ -37,7 +37,7 @@ def _main(grid: Grid, context: Context) -> None:
     run_config, code = admitted(policy, context.run_config)  # before anything that it names is loaded
     own_code.load(code)
     settings = settings_of(run_config)
-    check_tables(policy, settings.tables)
+    check_tables(policy, settings.run.tables())
     config, runs = settings.config, str(Path("runs").absolute())  # in the folder of the SuperLink
     run = config.run or f"run-{context.run_id}"
     resume = config.resume or started_before(runs, run, context.run_id)

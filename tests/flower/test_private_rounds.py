@@ -113,7 +113,9 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     assert secret.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("keys", [{"privacy": 8.0}, {"privacy-clip": 0.1}, {"seed": 1}, {"optimizer.lr": 1e-9}])
+@pytest.mark.parametrize(
+    "keys", [{"privacy": 8.0}, {"privacy-clip": 0.1}, {"seed": 1}, {"optimizer.lr": 1e-9}]
+)
 def test_the_noise_of_a_round_is_on_one_upload(keys: dict[str, Any], tmp_path: Path) -> None:
     """The same message under another run config: 2 u - v of noises 4 and 8 would be the update without noise."""
     (config, *_) = write_nodes(digits(), tmp_path)

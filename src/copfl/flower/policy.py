@@ -172,7 +172,9 @@ class SecureAggregation:
 class Privacy:
     """The noise that uploads must have."""
 
-    noise: float = 0.0  # least, in multiples of the clip
+    noise: float = (
+        0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
+    )
     clip: float = 1e6  # most
 
 
@@ -493,8 +495,16 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
             f"secure-neighbours={neighbours} must be 0 or at least {secure.neighbours}",
         )
     noise = flat.get("privacy", 0.0)
-    if privacy.noise and not (_all_numbers(noise) and noise >= privacy.noise):
-        yield Refusal("privacy.noise", f"privacy must be at least {privacy.noise:g}")
+    # The noise of a sum is divided among the clients of a round, however many there really are.
+    shared = 1.0 if is_secure else max(selected, 1.0) ** 0.5
+    if privacy.noise and not (_all_numbers(noise) and noise >= privacy.noise * shared):
+        least = f"privacy must be at least {privacy.noise * shared:g}"
+        each = (
+            ""
+            if is_secure
+            else f": {privacy.noise:g} for each of {selected:g} uploads, which the server receives"
+        )
+        yield Refusal("privacy.noise", least + each)
 
 
 def _all_numbers(*values: Any) -> bool:
@@ -619,7 +629,9 @@ def check_tables(policy: Policy, tables: Mapping[str, Mapping[str, Any]]) -> Non
             is_number = type(value) in (int, float)  # others are checked where a run config has them
             if is_number or (title, option) == ("optimizer", "name"):
                 line, wrong = _option(policy, title, option, value, None)
-                refused += [Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")] if wrong else []
+                refused += (
+                    [Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")] if wrong else []
+                )
     if refused:
         raise PolicyError(tuple(refused))
 

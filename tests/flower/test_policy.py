@@ -450,65 +450,10 @@ def test_the_default_of_an_algorithm_is_what_it_means(
     assert f"[{line}]" in json.loads(head)["refused"]
 
 
-<<<<<<< HEAD
-=======
-# -- messages ------------------------------------------------------------------------------------------------
-
-
-def asked(
-    node_config: dict[str, Any], config: dict[str, Any], request: str, round: int, about: dict[str, Any]
-) -> dict[str, Any]:
-    """The head of a node's answer to a message of a server that is the attacker's."""
-    settings = settings_of(config)
-    server = settings.algorithm.server_init(settings.task, settings.config.clients)
-    down = received(settings.algorithm, server, torch.tensor(0))
-    packet = wire.encode(down, Head("down", "test", settings.layout, round, 0), about=about)
-    answer: dict[str, Any] = json.loads(Resident().answer(Request(config, node_config, request, packet))[0])
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("request_kind", "config", "round", "about", "reason"),
-    [
-        ("train", {"rounds": 2}, 2, {}, "round 3, and its run config has rounds=2"),
-        ("train", {"rounds": 2}, 2**62, {}, "and its run config has rounds=2"),
-        (
-            "evaluate",
-            {"join": 3},
-            0,
-            {"turns": 4},
-            "4 updates of a new client, and its run config has join=3",
-        ),
-        ("evaluate", {"join": 3}, 0, {"turns": 10**15}, "updates of a new client"),
-        ("evaluate", {"join": 3}, 0, {"turns": -1}, "updates of a new client"),
-        ("evaluate", {}, 0, {"turns": 1}, "1 updates of a new client, and its run config has join=0"),
-    ],
-)
-def test_a_message_asks_for_no_more_than_its_run_config(
-    request_kind: str, config: dict[str, Any], round: int, about: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    """The policy bounds the run config, so a message must not exceed it."""
-    (node_config, *_) = write_nodes(digits(), tmp_path, named=request_kind == "train")
-    answer = asked(node_config, CONFIG | config, request_kind, round, about)
-    assert reason in answer.get("refused", "")
-
-
-@pytest.mark.parametrize(("reports", "is_reported"), [("all", True), ("sums", False), ("none", False)])
-def test_metrics_leave_as_the_policy_says(reports: str, is_reported: bool, tmp_path: Path) -> None:
-    (node_config, *_) = write_nodes(digits(), tmp_path, named=False)
-    Path(node_config["state-dir"]).mkdir(parents=True)
-    (Path(node_config["state-dir"]) / policy.FILE).write_text(f'reports = "{reports}"')
-    config = CONFIG | {"join": 1}
-    assert bool(asked(node_config, config, "evaluate", 0, {"turns": 1})["about"]) == is_reported
-    assert bool(asked(node_config, config, "train", 0, {"look": True})["about"]["figures"]) == is_reported
-    settings = settings_of(config)
-    assert node.reports_metrics(settings, node_config, in_sum=True) == (reports != "none")
-
-
 @pytest.mark.parametrize(
     ("config", "is_allowed"),
     [
-        ({"privacy": 1.0, "clients": 100_000}, False),  # a node alone adds 1 / 316 of it
+        ({"privacy": 1.0, "clients": 10_000}, False),  # a node alone adds a hundredth of it
         ({"privacy": 1.0, "clients": 4}, False),
         ({"privacy": 2.0, "clients": 4}, True),
         ({"privacy": 1.5, "clients": 4}, False),
@@ -524,7 +469,6 @@ def test_the_least_noise_is_that_of_what_the_server_receives(
     assert [refusal.line for refusal in found] == ([] if is_allowed else ["privacy.noise"])
 
 
->>>>>>> 24a46d8 (policy: the least noise is that of what the server receives; the cohort is that of the sum)
 def test_the_defaults_are_those_of_the_settings() -> None:
     assert {key: DEFAULTS[key] for key in policy.DEFAULTS} == policy.DEFAULTS
     assert DEFAULTS["privacy-clip"] == 1.0
@@ -840,11 +784,7 @@ def test_an_app_with_other_code_is_refused_when_it_is_submitted(tmp_path: Path) 
         {".info/CONTENT": 2**20 * " " + "\n"},
         {".info/CONTENT": "/dev/zero,0,0"},  # Flower would read it to compare its hash
     ]
-<<<<<<< HEAD
     assert all(changed.get("pyproject.toml") != project for changed in attacks)
-=======
-    assert 'version = "' in project
->>>>>>> 24a46d8 (policy: the least noise is that of what the server receives; the cohort is that of the sum)
     for changed in attacks:
         with pytest.raises(UsageError):
             check_app(bundled(app, **changed), app)

@@ -341,25 +341,6 @@ def test_paths_of_a_machine_are_not_in_the_context() -> None:
     assert len(contexts) == 1
 
 
-def test_a_sum_is_of_as_many_clients_as_the_policy_says(tmp_path: Path) -> None:
-    """Also after clients are lost, not only where the round selects them."""
-    nodes = write_nodes(digits(4), tmp_path / "nodes")
-    Path(nodes[0]["state-dir"]).mkdir(parents=True)
-    (Path(nodes[0]["state-dir"]) / "policy.toml").write_text("[secure_aggregation]\ncohort = 4")
-    config = SECURE | {"clients": 4, "algorithm": "fedavg", "rounds": 1, "min-replies": 3}
-
-    def fault(client: int, round: int, packet: Packet) -> Packet | str:
-        if "would be in the sum" in packet.head:
-            reasons.append(packet.head)
-            raise KeyboardInterrupt
-        return "Node Unavailable" if client == 3 and kind(packet) == "masked" else packet
-
-    reasons: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        play(config, nodes, tmp_path, fault)
-    assert "3 clients would be in the sum; at least 4 must be" in reasons[0]
-
-
 def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     play(SECURE | {"run": "ended", "rounds": 1}, nodes, tmp_path)
     path = Path(nodes[0]["state-dir"]) / "ended" / secure_node.FILE

@@ -18,6 +18,7 @@ from copfl.flower.run_config import COMPONENTS
 from copfl.flower.transport import printable
 
 MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
+MOST_BYTES = 2**20  # of these two
 
 
 def check_app(content: bytes, folder: Path) -> None:
@@ -32,6 +33,11 @@ def check_app(content: bytes, folder: Path) -> None:
             for name in files:
                 if name not in (MANIFEST, PROJECT) and not _is_own(folder, name, archive):
                     raise UsageError(f"its file {printable(name, 60)!r} is not that of the server's folder")
+                if name in (MANIFEST, PROJECT) and archive.getinfo(name).file_size > MOST_BYTES:
+                    raise UsageError(f"its file {name} has more than {MOST_BYTES:,} bytes")
+            listed = [line.partition(",")[0] for line in archive.read(MANIFEST).decode().splitlines()]
+        if other := [name for name in listed if name not in files]:  # Flower opens each of them
+            raise UsageError(f"it lists {printable(other[0], 60)!r}, which is not in it")
         project, own = get_fab_config(content), tomllib.loads((folder / PROJECT).read_text())
         names = [
             (found["project"]["name"], found["project"]["version"], found["tool"]["flwr"]["app"]["publisher"])

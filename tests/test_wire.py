@@ -227,8 +227,8 @@ def test_what_is_not_expected_is_named(field: str, value: Any, says: str) -> Non
 
 def test_another_format_is_named() -> None:
     packet = encode(record(), HEAD)
-    newer = json.dumps({**json.loads(packet.head), "format": 1})
-    with pytest.raises(WireError, match=r"has format 1; this copfl reads 2"):
+    newer = json.dumps({**json.loads(packet.head), "format": 2})
+    with pytest.raises(WireError, match=r"has format 2; this copfl reads 1"):
         decode(Packet(newer, packet.body), record(), HEAD)
 
 

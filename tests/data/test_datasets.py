@@ -517,9 +517,11 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
 def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='did you mean "cifar10"'):
         load("cifar_10")
-    with pytest.raises(UsageError, match='no mini_imagenet option "sizee"; did you mean "size"'):
+    with pytest.raises(
+        UsageError, match=r'data.sizee=32 is no setting; allowed are size; did you mean "size"'
+    ):
         data_of(data({"name": "mini_imagenet", "sizee": 32}))
-    with pytest.raises(UsageError, match="Known: none"):
+    with pytest.raises(UsageError, match=r"data.size=3 is no setting; allowed are none"):
         data_of(data({"name": "digits", "size": 3}))
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "no" / "such")

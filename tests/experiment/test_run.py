@@ -277,9 +277,9 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": "resnet18", "dataset": (np.zeros((30, 5), np.float32), np.arange(30) % 3)},
             r"resnet18 needs images .*try mlp",
         ),
-        ({"device": "tpu"}, 'device "tpu" is unknown; use cpu, cuda'),
-        ({"device": "meta"}, 'device "meta" is not supported; use cpu, cuda'),
-        ({"device": "cuda:99"}, "device .cuda:99. needs a CUDA GPU .*device='cpu'"),
+        ({"device": "tpu"}, "device='tpu' is unknown; use cpu, cuda"),
+        ({"device": "meta"}, "device='meta' is not supported; use cpu, cuda"),
+        ({"device": "cuda:99"}, "device=.cuda:99. needs a CUDA GPU .*device='cpu'"),
         ({"clients": 10_000}, "clients"),
     ],
 )

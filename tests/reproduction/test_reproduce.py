@@ -354,7 +354,7 @@ def test_a_device_that_is_not_there_is_an_error_and_only_where_something_is_left
 ) -> None:
     answer = reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99")
     assert answer.code == 2
-    assert 'device "cuda:99" needs a CUDA GPU' in answer.err
+    assert "device='cuda:99' needs a CUDA GPU" in answer.err
     assert "runs failed" not in answer.err
     assert reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99", "--plan").code == 0
     shutil.copytree(whole / "results", tmp_path / "results")

@@ -118,7 +118,7 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
     words = " ".join(done.out.split())
     assert f"epsilon {spent[0]:.1f} towards those who see the global models" in words
     assert f"{spent[1]:.1f} towards a server that sees each upload" in words
-    assert "[privacy]\nclip = 0.5\nnoise = 4.0\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()
+    assert "[privacy]\nnoise = 4.0\nclip = 0.5\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,8 @@ def table_of(record: Any) -> dict[str, Any]:
     known = {f.name: getattr(record, f.name) for f in declared(type(record))}
     table = {k: v for k, v in known.items() if v is not None and v not in ("", ())} if record else {}
     if isinstance(record, Component):
-        table |= {k: v for k, v in record.options.items() if v is not None}
+        code = {"code": table.pop("code")} if "code" in table else {}  # last: a path is of little interest
+        table |= {k: v for k, v in record.options.items() if v is not None} | code
         table |= {"value": record.description} if record.description else {}
     return table if not isinstance(record, RunSettings) else known
 

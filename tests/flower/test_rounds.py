@@ -24,6 +24,7 @@ from copfl.flower.server import Server
 from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import TRAIN
+from copfl.parts.server_steps import SERVER_STEPS
 from copfl.wire import Head, Packet
 from tests.flower.network import (
     CONFIG,
@@ -79,6 +80,17 @@ def test_every_algorithm_ends_where_the_simulation_does(
     rows = state.clients.rows(torch.arange(3))
     for client, node_config in enumerate(nodes):
         assert farthest(client_of(settings, node_config, client, 1), tree.row(rows, client)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(SERVER_STEPS))
+def test_every_server_step_ends_where_the_simulation_does(
+    name: str, federation: Federation, tmp_path: Path
+) -> None:
+    config = for_algorithm("fedper") | {"server": name, "rounds": 3}
+    _, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    settings = settings_of(config)
+    assert settings.run.server.name == name
+    assert farthest(server, simulated(settings, federation).server) <= 1e-5
 
 
 def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:

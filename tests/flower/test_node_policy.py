@@ -105,7 +105,7 @@ def test_a_run_config_below_the_owners_terms_is_refused(
             Policy(secure_aggregation=SecureAggregation(neighbours=10)),
             {"secure-aggregation": True, "clients": 6, "secure-neighbours": 5},  # all others
         ),
-        (Policy(privacy=Privacy(noise=2.0)), {"privacy": 2}),
+        (Policy(privacy=Privacy(noise=2.0)), {"privacy": 2, "secure-aggregation": True}),
         (Policy(rollback=True), {"rollback": True}),
     ],
 )

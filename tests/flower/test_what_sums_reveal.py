@@ -309,13 +309,17 @@ def test_the_documented_tables() -> None:
     assert words & ALGORITHMS.keys() == set(ALLOWED)
     for name in ALLOWED:
         _, rounds = allowed_rounds(name, 3)
-        fields = {"copfl": ("w", "weight", "personal", "score", "clients"), "fedce": ("w", "weight")}
+        fields = {
+            "copfl": ("w", "weight", "personal", "score", "clients", "reports"),
+            "fedce": ("w", "weight"),
+        }
         total, uploads = rounds[-1].total, rounds[-1].uploads.values()
         fields["feddbe"] = ("w", "size", "mean")
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)
             assert float(total.weight) == float(total.score)
+            assert total.reports is None  # they are for max_weight, which is refused
         weights = [weight for upload in uploads if (weight := weight_of(upload)) is not None]
         assert float(total[1]) == pytest.approx(float(torch.stack(weights).sum()), abs=1e-6)
         weighted = [w * vector_of(upload) for w, upload in zip(weights, uploads, strict=True)]

@@ -57,7 +57,7 @@ def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
         (["{run}", "--seeds", "0,x"], "write whole numbers such as 0,1,2"),
         (["{run}", "--orders", "0"], "orders=0 must be at least 1"),
         (["{run}", "--baselines", "fedcee"], 'did you mean "fedce"?'),
-        (["nowhere"], "nowhere is not a run folder"),
+        (["nowhere"], "there is no folder nowhere; a run folder was expected"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_audited(run: Path, capsys: Capture, words: list[str], said: str) -> None:

@@ -80,7 +80,7 @@ def test_a_folder_that_went_away_is_said(port: int, run: Path) -> None:
     shutil.rmtree(run)
     code, _, content = asked(port, "/")
     assert code == 503
-    assert b"is not a run folder" in content
+    assert b"there is no folder" in content
 
 
 def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def evaluate(
                 return global_model
             statistics = global_statistics(algorithm, task, after)
             if statistics is None:  # of an algorithm that does not say
-                statistics = vectors_of(trained)[..., task.d :].reshape(-1, len(task.initial) - task.d)[0]
+                first = trained.w[0] if isinstance(trained, Experts) else trained
+                statistics = first[task.d :]
             return with_statistics(task, global_model, statistics)
         return trained
 

@@ -308,7 +308,7 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
 def test_image_files_are_classified(tmp_path: Path) -> None:
     from PIL import Image
 
-    copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
+    copfl.run("fedavg", model="mlp", clients=2, rounds=1, model_options={"width": 2}, out=tmp_path / "run")
     bundle = copfl.load(tmp_path / "run", 0)
     x = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     (tmp_path / "images").mkdir()
@@ -376,7 +376,7 @@ def test_bad_input_is_one_paragraph(
 
 def test_sentences_need_a_model_with_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"has sentences, and the model has no tokenizer.*model.tokenizer=FOLDER"
+        UsageError, match=r"has sentences, and the model has no tokenizer.*'tokenizer': 'FOLDER'"
     ):
         copfl.run("fedavg", tiny.sentences(), model="mlp", **SMALL)
     net = tiny.bert("BertForSequenceClassification", num_labels=3)

@@ -88,7 +88,7 @@ class Algorithm(Component):
         "--algorithm -a",
         shown="copfl",
     )
-    epochs: int | None = setting(None, "Local epochs per round.", "Training", shown="1", minimum=1)
+    epochs: int | None = setting(None, "Local epochs per round.", "Training", shown="1", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,7 @@ REPEATS: dict[str, dict[str, Any]] = {
     "after a rollback": {"rollback": True},
     "a run of another name": {"run": "second"},
     "another seed": {"run": "second", "seed": 7},
-    "another round": {"round": 5},
+    "another round": {"round": 2},
     "other settings": {"run": "second", "secure_bits": 40, "optimizer.lr": 0.09},
     "another algorithm": {"run": "second", "algorithm": "fedprox"},
 }

@@ -172,13 +172,17 @@ class Worker:
         self.end()
 
     def end_above_memory(self) -> None:
-        """Ends this process when it has more memory than a request may take."""
+        """Ends this process if it has more memory than the present request may take."""
         from copfl.flower.resident import resident_memory
 
+        if resident_memory() > self.most_memory:
+            (self.folder / TOO_LARGE).touch()
+            self.end()
+
+    def watch_memory(self) -> NoReturn:
+        """Ends this process as soon as a request takes too much memory."""
         while True:
-            if resident_memory() > self.most_memory:
-                (self.folder / TOO_LARGE).touch()
-                self.end()
+            self.end_above_memory()
             time.sleep(MEMORY_INTERVAL)
 
     def serve(self) -> NoReturn:
@@ -204,6 +208,7 @@ class Worker:
                 memory = float(given["node_config"].get("memory", MEMORY_LIMIT))
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)
+                self.end_above_memory()  # also of a request that was shorter than the interval
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 self.most_memory = math.inf
                 caller.send_bytes(answer_head.encode())
@@ -221,7 +226,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: worker.end())
     threading.Thread(target=worker.end_with, args=[int(node)], daemon=True).start()
-    threading.Thread(target=worker.end_above_memory, daemon=True).start()
+    threading.Thread(target=worker.watch_memory, daemon=True).start()
     worker.serve()
 
 

@@ -146,7 +146,10 @@ class Trained(NamedTuple):
 
 def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
     """The client's local update for one round."""
-    (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
+    head, down, about = decode(settings, node_config, packet)
+    if head.round == settings.config.rounds:  # after the last one new clients are fitted, and nobody trains
+        raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
+    data = load_data(settings, node_config)
     algorithm, task = settings.algorithm, data.trained(settings)
     records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)

@@ -23,6 +23,9 @@ class Machine(NamedTuple):
     as_json: bool
 
 
+# Options of several commands.
+
+
 @options.training("algorithm.name", "run.seed", "run.local_baseline")
 def compare(
     line: Tables,

@@ -21,10 +21,49 @@ app = typer.Typer(
 command = app.command(cls=options.Command)
 
 
+# Options of several commands.
+AppFolder = Annotated[Path, argument("The app's folder.")]
+Secure = Annotated[
+    bool | None,
+    option(
+        "Federation",
+        "With or without TLS and node keys; default: without on 127.0.0.1.",
+        "--secure/--insecure",
+    ),
+]
+Wire = Annotated[str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")]
+Rounds = Annotated[int | None, option("Federation", "Number of rounds; default: the app's, or 20.")]
+Settings = Annotated[
+    list[str] | None,
+    option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
+]
+Nodes = Annotated[int | None, option("Federation", "Number of nodes; default: the app's number of clients.")]
+Data = Annotated[
+    str | None,
+    option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
+]
+Scheme = Annotated[
+    str | None,
+    option(
+        "Data",
+        "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
+        "--partition",
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
+]
+LogFormat = Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")]
+LogLevel = Annotated[str | None, option("Output", "debug, info, warning or error; default: info.")]
+RunName = Annotated[str | None, option("Output", "The run's name; default: the last one.")]
+AppOrStateFolder = Annotated[Path, argument("The app's folder, or the state-dir of a node.")]
+
+
 @command
 def init(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
+    folder: AppFolder,
     algorithm: Annotated[
         str | None,
         option("Training", "An algorithm (`copfl list algorithms`); default: copfl.", "--algorithm -a"),
@@ -47,30 +86,16 @@ def init(
     clients: Annotated[int | None, option("Federation", "Number of clients; default: 3.")] = None,
     host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
-    secure: Annotated[
-        bool | None,
-        option(
-            "Federation",
-            "With or without TLS and node keys; default: without on 127.0.0.1.",
-            "--secure/--insecure",
-        ),
-    ] = None,
+    secure: Secure = None,
     secure_aggregation: Annotated[
         bool,
         option(
             "Federation", "The server receives only the sum of the uploads (SecAgg+).", "--secure-aggregation"
         ),
     ] = False,
-    wire: Annotated[
-        str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")
-    ] = None,
-    rounds: Annotated[
-        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
-    ] = None,
+    wire: Wire = None,
+    rounds: Rounds = None,
+    settings: Settings = None,
 ) -> None:
     """Write a Flower app for an algorithm, a model and data."""
     from copfl.flower import app as flower_app
@@ -88,48 +113,17 @@ def init(
 @command
 def up(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
-    nodes: Annotated[
-        int | None, option("Federation", "Number of nodes; default: the app's number of clients.")
-    ] = None,
-    data: Annotated[
-        str | None,
-        option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        option(
-            "Data",
-            "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
-            "--partition",
-        ),
-    ] = None,
-    secure: Annotated[
-        bool | None,
-        option(
-            "Federation",
-            "With or without TLS and node keys; default: without on 127.0.0.1.",
-            "--secure/--insecure",
-        ),
-    ] = None,
-    wire: Annotated[
-        str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")
-    ] = None,
-    rounds: Annotated[
-        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
-    ] = None,
-    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
-    log_level: Annotated[
-        str | None, option("Output", "debug, info, warning or error; default: info.")
-    ] = None,
+    folder: AppFolder,
+    nodes: Nodes = None,
+    data: Data = None,
+    scheme: Scheme = None,
+    secure: Secure = None,
+    wire: Wire = None,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     _set_environment(metrics, log_format, log_level)
@@ -143,40 +137,21 @@ def up(
 @command
 def resume(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
-    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
-    nodes: Annotated[
-        int | None, option("Federation", "Number of nodes; default: the app's number of clients.")
-    ] = None,
-    data: Annotated[
-        str | None,
-        option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        option(
-            "Data",
-            "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
-            "--partition",
-        ),
-    ] = None,
-    rounds: Annotated[
-        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
-    ] = None,
+    folder: AppFolder,
+    run: RunName = None,
+    nodes: Nodes = None,
+    data: Data = None,
+    scheme: Scheme = None,
+    rounds: Rounds = None,
     rollback: Annotated[
         bool,
         option(
             "Federation", "Set the nodes back to the server's round, if it lost checkpoints.", "--rollback"
         ),
     ] = False,
-    metrics: Annotated[
-        str | None,
-        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
-    ] = None,
-    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
-    log_level: Annotated[
-        str | None, option("Output", "debug, info, warning or error; default: info.")
-    ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
     _set_environment(metrics, log_format, log_level)
@@ -192,9 +167,9 @@ def resume(
 @command
 def join(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
+    folder: AppFolder,
     data: Annotated[str, option("Data", "The new client's data: a file or a folder.", "--data -d")],
-    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+    run: RunName = None,
     updates: Annotated[int, option("Training", "Number of local updates, at least 1; default: 3.")] = 3,
     state: Annotated[str | None, option("Output", "Folder of its model; default: nodes/new-client.")] = None,
 ) -> None:
@@ -210,15 +185,10 @@ def join(
 @command
 def server(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
-    metrics: Annotated[
-        str | None,
-        option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
-    ] = None,
-    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
-    log_level: Annotated[
-        str | None, option("Output", "debug, info, warning or error; default: info.")
-    ] = None,
+    folder: AppFolder,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
     _require_flower()
@@ -231,20 +201,15 @@ def server(
 @command
 def run(
     *,
-    folder: Annotated[Path, argument("The app's folder.")],
+    folder: AppFolder,
     run: Annotated[
         str | None, option("Output", "The run's name; default: a new one, or with --resume the last one.")
     ] = None,
     resume: Annotated[
         bool, option("Federation", "Continue a run from its last checkpoint.", "--resume")
     ] = False,
-    rounds: Annotated[
-        int | None, option("Federation", "Number of rounds; default: the app's, or 20.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
-    ] = None,
+    rounds: Rounds = None,
+    settings: Settings = None,
 ) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
     _require_flower()
@@ -259,8 +224,8 @@ def run(
 @command
 def status(
     *,
-    folder: Annotated[Path, argument("The app's folder, or the state-dir of a node.")],
-    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+    folder: AppOrStateFolder,
+    run: RunName = None,
     check: Annotated[bool, option("Output", "Exit code 1 if there is a problem.", "--check")] = False,
     as_json: Annotated[bool, option("Output", "Print JSON.", "--json")] = False,
 ) -> None:
@@ -305,7 +270,7 @@ def policy(
 @command
 def backup(
     *,
-    folder: Annotated[Path, argument("The app's folder, or the state-dir of a node.")],
+    folder: AppOrStateFolder,
     file: Annotated[Path, argument("The archive to write.")],
 ) -> None:
     """Write a server's or a node's files into one archive, which contains its private keys."""
@@ -350,10 +315,8 @@ def node(
         list[str] | None,
         option("Training", "Another key of the node, such as threads=4; repeatable.", "--set -s"),
     ] = None,
-    log_format: Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")] = None,
-    log_level: Annotated[
-        str | None, option("Output", "debug, info, warning or error; default: info.")
-    ] = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Connect this machine to a federation as a node, until the command is ended."""
     _require_flower()

@@ -1,4 +1,4 @@
-"""FedDBE (Zhang et al., NeurIPS 2023): a personal bias on the features, whose mean is drawn to a common one."""
+"""FedDBE (Zhang et al., NeurIPS 2023): a personal bias on features whose mean is drawn to a common one."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

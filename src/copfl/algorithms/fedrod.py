@@ -1,4 +1,4 @@
-"""FedRoD (Chen and Chao, ICLR 2022): a shared head for all classes, and a personal head added to its outputs."""
+"""FedRoD (Chen and Chao, ICLR 2022): a shared head for all classes, plus a personal head."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

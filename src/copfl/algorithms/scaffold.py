@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020): FedAvg with control variates against the drift of local training."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020): FedAvg with control variates against local drift."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -300,7 +300,7 @@ def test_the_owner_allows_a_number_of_other_cohorts(nodes: Nodes) -> None:
         later.total(WITHOUT_4)
     for cohort in (ALL, (0, 1, 2, 4)):  # back is a change, too
         with pytest.raises(WireError, match=f"{secure_memory.CHANGES}=2"):
-            Malicious(allowed, round=3).total(cohort)
+            Malicious(allowed, round=3, rounds=4).total(cohort)
 
 
 @pytest.mark.parametrize("changes", [-1, True, "many"])

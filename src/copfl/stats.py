@@ -9,6 +9,7 @@ difference in these runs, or few?", and is too narrow for the first question.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,13 +128,18 @@ def unknown_reason(gains: Sequence[Numbers]) -> str:
 
 def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     """mean ± t(n - 1) · s / √n over the seeds' differences; unbounded for one seed."""
-    from scipy import stats
-
     count, mean = len(means), float(means.mean())
     if count < 2:
         return Interval(-math.inf, math.inf)
-    half = float(stats.t.ppf((1 + level) / 2, count - 1)) * float(means.std(ddof=1)) / math.sqrt(count)
+    half = _t_quantile((1 + level) / 2, count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
     return Interval(mean - half, mean + half)
+
+
+@cache  # a page has thousands of intervals, with a few numbers of seeds
+def _t_quantile(probability: float, freedom: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf(probability, freedom))
 
 
 def t_test(values: Numbers, centre: float = 0.0) -> float:

@@ -207,11 +207,11 @@ def checked(
 ) -> dict[str, Any]:
     """The keywords with the types of the factory's parameters; SettingError names one that does not fit."""
     parameters = parameters_of(factory, skip)
-    result = dict(options) if takes_any(factory) else {}
+    result = dict(options)
     for name, value in options.items():
         if name in parameters:
             result[name] = converted(f"{kind}.{name}", value, parameters[name].hint)
-        elif name not in result:
+        elif not takes_any(factory):
             raise unknown_key(f"{kind}.{name}", value, parameters, elsewhere)
     return result
 

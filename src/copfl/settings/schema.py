@@ -9,8 +9,9 @@ Nothing here imports torch, so that `copfl --help` is fast.
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from copfl.errors import UsageError
@@ -448,9 +449,10 @@ class Run:
 KINDS: dict[str, type[Any]] = {f.name: f.default_factory for f in dataclasses.fields(Run)}  # type: ignore[misc]
 
 
-def declared(record: type[Any]) -> Iterator[dataclasses.Field[Any]]:
+@cache
+def declared(record: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a record that are settings."""
-    return (f for f in dataclasses.fields(record) if "help" in f.metadata)
+    return tuple(f for f in dataclasses.fields(record) if "help" in f.metadata)
 
 
 def _types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
@@ -487,6 +489,7 @@ def table_of(record: Any) -> dict[str, Any]:
     return table if not isinstance(record, RunSettings) else known
 
 
-def paths() -> list[str]:
+@cache
+def paths() -> tuple[str, ...]:
     """Every declared setting, such as "run.rounds"."""
-    return [f"{title}.{f.name}" for title, record in KINDS.items() for f in declared(record)]
+    return tuple(f"{title}.{f.name}" for title, record in KINDS.items() for f in declared(record))

@@ -1,6 +1,6 @@
 """The regret of the rules of `copfl choose` on stored records, without training.
 
-    python benchmarks/choose_records.py results/reproduction
+    python benchmarks/choose_records.py studies/paper/results
 
 The records have the curves of many methods on the test samples of five seeds. Here a race sees those of the
 seeds 0, 1 and 2, and its regret is measured with the seeds 3 and 4, which have other clients, samples and

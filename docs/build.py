@@ -1,7 +1,7 @@
 """Builds the documentation site: `python docs/build.py`, into site/; `serve` shows it.
 
-The pages are docs/, with some that are generated: the references of Python and of the commands, and a page for
-each source file that a page links to. Links out of docs/, as a reader of the repository needs them, are rewritten to
+The pages are docs/ and those of studies/, with some that are generated: the references of Python and of the commands,
+and a page for each source file that a page links to. Links, as a reader of the repository needs them, are rewritten to
 these. Zensical builds the site from the result, strictly: a link without a target ends it.
 """
 
@@ -31,6 +31,7 @@ FENCED = re.compile(r"(^```.*?^```$|^~~~.*?^~~~$)", re.MULTILINE | re.DOTALL)
 API = re.compile(r"^<!-- api: copfl\.(\w+) -->$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
 CODE = (".py", ".pyc")  # in docs/, what is no page
+OF_STUDIES = (".md", ".svg")  # in studies/, what is a page or a picture
 
 
 def main() -> None:
@@ -92,6 +93,10 @@ def list_version(folder: Path, version: str) -> None:
 def write_pages(folder: Path) -> None:
     """All pages and pictures of the site, generated ones included."""
     shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns(*(f"*{end}" for end in CODE), "__pycache__"))
+    for path in (path for path in (ROOT / "studies").rglob("*") if path.suffix in OF_STUDIES):
+        copy = folder / page_of(path.relative_to(ROOT).as_posix())
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     pages = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.md")}
     pages["api.md"] = API.sub(lambda found: reference(found[1]), pages["api.md"])
     pages["commands.md"] = commands()
@@ -149,7 +154,19 @@ def as_source(path: str) -> str:
 def folder_of(page: str) -> PurePosixPath:
     """The folder of the page's source in the repository."""
     sources = {page: source for source, page in ROOT_PAGES.items() if page != "index.md"}
-    return PurePosixPath(sources.get(page, f"docs/{page}")).parent
+    usual = page if page.startswith("studies/") else f"docs/{page}"
+    return PurePosixPath(sources.get(page, usual)).parent
+
+
+def page_of(path: str) -> str:
+    """The page or picture of the site that a file of the repository is; otherwise the page that shows it."""
+    if path in ROOT_PAGES:
+        return ROOT_PAGES[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if path.startswith("studies/") and path.endswith(OF_STUDIES):
+        return path.replace("README.md", "index.md")
+    return source_page(path)
 
 
 def target_of(folder: PurePosixPath, link: str) -> str:
@@ -158,10 +175,10 @@ def target_of(folder: PurePosixPath, link: str) -> str:
 
 
 def linked_sources(folder: PurePosixPath, text: str) -> Iterator[str]:
-    """The files outside docs/ that a page links to, without those that are pages themselves."""
+    """The files that a page links to, without those that are pages themselves."""
     for link, _ in LINK.findall(text):
         target = target_of(folder, link)
-        if not target.startswith("docs/") and target not in ROOT_PAGES and (ROOT / target).is_file():
+        if page_of(target) == source_page(target) and (ROOT / target).is_file():
             yield target
 
 
@@ -182,16 +199,12 @@ def relinked_page(page: str, text: str) -> str:
 def relinked(page: str, link: str) -> str:
     """The link as used in the site."""
     target = target_of(folder_of(page), link)
-    if target in ROOT_PAGES:
-        place = ROOT_PAGES[target]
-    elif target == "docs" or target.startswith("docs/"):
-        place = target.removeprefix("docs").removeprefix("/")
-        place = f"{place}/index.md".lstrip("/") if (ROOT / target).is_dir() else place
-    elif (ROOT / target).is_file():
-        place = source_page(target)
-    else:
+    if (ROOT / target).is_dir():
+        target = f"{target}/index.md"
+    is_page = target in ROOT_PAGES or target.startswith("docs/")  # or will be: the references are generated
+    if not is_page and not (ROOT / target).is_file():
         return link  # Zensical reports it
-    return os.path.relpath(place, PurePosixPath(page).parent)
+    return os.path.relpath(page_of(target), PurePosixPath(page).parent)
 
 
 # -- references --------------------------------------------------------------------------------------------------------

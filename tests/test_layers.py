@@ -22,7 +22,7 @@ LEVELS: list[set[str]] = [
     {"settings"},
     {"experiment", "testing"},
     {"comparison", "flower", "report"},
-    {"reproduction", "audit"},
+    {"audit"},
     {"cli"},
     {"__init__", "__main__"},
 ]
@@ -64,6 +64,7 @@ def imported(nodes: list[ast.AST]) -> set[str]:
     return {name.removeprefix("copfl.") for name in names if name.startswith("copfl.")} & MODULES.keys()
 
 
+@cache
 def parsed(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
@@ -126,6 +127,15 @@ def test_packages_that_never_import_each_other(inside: str, outside: str) -> Non
         if package(name) == inside:
             reached = [other for other in all_imports(name) if package(other) == outside]
             assert not reached, f"{name} imports {', '.join(reached)}"
+
+
+def test_no_module_imports_a_study() -> None:
+    """Studies are beside the library, which is installed without them; `cli.reproduce` looks for one by its path."""
+    for name in MODULES:
+        for node in ast.walk(parsed(name)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert not [one for one in names if one.split(".")[0] == "studies"], f"{name} imports {names}"
 
 
 def test_no_part_imports_another() -> None:

@@ -79,11 +79,12 @@ def test_the_architecture_has_the_levels_of_the_layer_test() -> None:
 
 
 def test_the_reproduction_lists_the_verdicts_of_its_pages() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8").split("## Which other claims hold")[1]
+    study = ROOT / "studies" / "paper"
+    text = (study / "README.md").read_text("utf-8").split("## Which other claims hold")[1]
     rows = re.findall(r"^\| \[[^]]+\]\((\S+)\) \| (.+?) \| (.+) \|$", text, re.MULTILINE)
     assert len(rows) == 20
     for page, claim, verdicts in rows:
-        generated = (ROOT / "docs" / page).read_text("utf-8")
+        generated = (study / page).read_text("utf-8")
         (line,) = [
             line for line in generated.splitlines() if line.startswith(f"| {claim} | ") and "**" in line
         ]

@@ -15,6 +15,7 @@ from copfl.comparison.runner import TimeIsUp, all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
+from copfl.settings.identity import essential
 from tests.comparison.small import base, clouds
 from tests.slow import slow
 
@@ -129,7 +130,7 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
     def check() -> None:
         starts = Starts("delete the older run")
         for one in jobs:
-            starts.check(one.title, one.run, 0.0, environment_of(one)["start"])
+            starts.check(one.title, essential(one.run), 0.0, environment_of(one)["start"])
 
     jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
     all_done(jobs, 1, print)

@@ -130,10 +130,11 @@ def list_(
 
 
 # After the commands that every user needs.
-RUNNING = (compare.compare, compare.sweep, compare.choose, reproduce.reproduce)
+RUNNING = (compare.compare, compare.sweep, compare.choose)
 READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
 for command in (*RUNNING, *READING, audit.audit, doctor.doctor, run.schema):
     add(command)
+app.command(cls=options.Command, context_settings=reproduce.PASSED_ON)(reproduce.reproduce)
 
 
 @app.callback(invoke_without_command=True)

@@ -277,7 +277,7 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
     run(by_seed)
     starts, found = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
     for path, record in found.items():
-        starts.check(str(path), record.run, record.validation, record.start)
+        starts.check(str(path), record.tables, record.validation, record.start)
     return [[found[job.path] for job in row] for row in plan]
 
 

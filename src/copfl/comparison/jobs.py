@@ -82,11 +82,18 @@ class Starts:
     advice: str  # what to do about a run that began with something else
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
 
-    def check(self, title: str, run: Run, validation: float, start: Mapping[str, str]) -> None:
-        """Nothing, if the run began with the same as those on the same data, partition and seed."""
-        kept = essential(run)
-        clients = [kept["data"], kept["partition"], run.run.clients, run.run.seed, validation]
-        weights = [*clients, kept["model"], kept.get("adapter"), kept["run"].get("precision")]
+    def check(self, title: str, settings: Tables, validation: float, start: Mapping[str, str]) -> None:
+        """Nothing, if the run began with the same as those on the same data, partition and seed.
+
+        Args:
+            title: The run in words, for the error.
+            settings: Its essential settings.
+            validation: The fraction of the training samples that it is tested on.
+            start: The fingerprints of what it began with.
+        """
+        run = settings["run"]
+        clients = [settings["data"], settings["partition"], run["clients"], run["seed"], validation]
+        weights = [*clients, settings["model"], settings.get("adapter"), run.get("precision")]
         for what, group in (("partition", clients), ("samples", clients), ("weights", weights)):
             group_key = json.dumps([what, group], sort_keys=True)
             known, other = self.seen.setdefault(group_key, (start[what], title))

@@ -40,10 +40,15 @@ def essential(run: Run) -> Tables:
 
 def identity(run: Run, *more: Any) -> str:
     """Twelve hexadecimal digits of a complete record, and of what else counts."""
-    kept = essential(run)
-    if run.partition.name.endswith(".json"):  # its content counts, not its place
-        kept["partition"] = {"sha256": Partition.load(run.partition.name).fingerprint}
-    return digest([kept, *more])
+    return identity_of(essential(run), *more)
+
+
+def identity_of(settings: Tables, *more: Any) -> str:
+    """The identity of a run with these essential settings."""
+    name = str(settings.get("partition", {}).get("name", ""))
+    if name.endswith(".json"):  # its content counts, not its place
+        settings = {**settings, "partition": {"sha256": Partition.load(name).fingerprint}}
+    return digest([settings, *more])
 
 
 def settings_digest(run: Run, contents: Tables) -> str:

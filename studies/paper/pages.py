@@ -12,8 +12,9 @@ from statistics import mean, median
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
 from copfl.files import write_bytes
-from copfl.reproduction.experiments import PROTOCOLS, Budget, Claim
-from copfl.reproduction.findings import (
+from copfl.tables import Table, as_markdown, percent, with_spread
+from studies.paper.experiments import PROTOCOLS, Budget, Claim
+from studies.paper.findings import (
     NOT_YET,
     Cell,
     Findings,
@@ -27,8 +28,9 @@ from copfl.reproduction.findings import (
     overall,
     verdicts,
 )
-from copfl.tables import Table, as_markdown, percent, with_spread
 
+FRONT = "README.md"  # the page with the main tables
+TABLES = "tables"  # the folder of the others, one page per experiment
 BASELINES_NOTE = (
     "The last lines are paired differences in points to the baseline with the highest mean on the same "
     "seeds, with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
@@ -59,8 +61,8 @@ def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
     for protocol in findings.protocols:
         parts.append(f"**{experiment.protocols[protocol]}.** {_complete_cells(findings, protocol)}")
         parts += _maps(findings, protocol) if experiment.map else [_table(findings, protocol)]
-        one = len(findings.protocols) == 1
-        parts += [f"![{experiment.title}]({name})" for name in pictures if one or f"-{protocol}." in name]
+        shown = [name for name in pictures if len(findings.protocols) == 1 or f"-{protocol}." in name]
+        parts += [f"![{experiment.title}]({name})" for name in shown]
     if experiment.baselines and any(row.ours for row in experiment.rows):
         parts.append(BASELINES_NOTE)
     if experiment.differences:
@@ -82,8 +84,7 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
     if not experiment.columns:
         return "\n\n".join(parts) + "\n"
     notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
-    papers = experiment.page == "reproduction"
-    about_data = "How the data differ from the paper's:" if papers else "The clients' data:"
+    about_data = "How the data differ from the paper's:" if experiment.of_paper else "The clients' data:"
     parts += [about_data, "\n".join(notes)] if notes else []
     if experiment.claims:
         parts.append("## The verdicts by column")
@@ -98,8 +99,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
         ]
         head = ["claim", "column", "verdict", "Holm", "difference"]
         parts.append(as_markdown(Table(experiment.protocols[protocol], head, rows, numeric=False)))
-    own = [cell for cell in findings.cells.values() if cell.plan.column.tuned is None]
-    tried = [cell for cell in own if not all(math.isnan(trial.accuracy) for trial in cell.trials)]
+    tuned_here = [cell for cell in findings.cells.values() if cell.plan.column.tuned is None]
+    tried = [cell for cell in tuned_here if not all(math.isnan(trial.accuracy) for trial in cell.trials)]
     if tried:
         head = ["column", "protocol", "row", "chosen", "tried"]
         table = as_markdown(Table("", head, [_trials(cell) for cell in tried], numeric=False))
@@ -124,8 +125,8 @@ def _method(findings: Findings, budget: Budget) -> str:
 
 
 def _complete_cells(findings: Findings, protocol: str) -> str:
-    cells = [cell for (own, _, _), cell in findings.cells.items() if own == protocol]
-    done = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
+    cells = [cell for (its_protocol, _, _), cell in findings.cells.items() if its_protocol == protocol]
+    done = sum(len(cell.per_seed) == len(cell.plan.seeds) for cell in cells)
     counts = sorted({len(cell.plan.seeds) for cell in cells})
     return f"{done} of {len(cells)} cells have all {' or '.join(map(str, counts))} seeds."
 
@@ -143,15 +144,17 @@ def _table(findings: Findings, protocol: str) -> str:
 
 
 def _differences(findings: Findings, protocol: str) -> str:
-    found = differences(findings, protocol)
-    words = {key: f"**{gain}**" if significant else str(gain) for key, (gain, significant) in found.items()}
+    gains = differences(findings, protocol)
+    words = {
+        key: f"**{points}**" if significant else str(points) for key, (points, significant) in gains.items()
+    }
     columns = findings.experiment.columns
     rows = [
-        [f"{own} − {other}", *(words.get((own, other, column.name), NOT_YET) for column in columns)]
-        for own, other in findings.experiment.differences
+        [f"{row} − {other}", *(words.get((row, other, column.name), NOT_YET) for column in columns)]
+        for row, other in findings.experiment.differences
     ]
     table = as_markdown(Table("", ["", *(column.title for column in columns)], rows))
-    return f"{DIFFERENCES_NOTE.format(len(found))}\n\n{table}"
+    return f"{DIFFERENCES_NOTE.format(len(gains))}\n\n{table}"
 
 
 def _leaders(findings: Findings, protocol: str) -> str:
@@ -186,17 +189,18 @@ def shown(cell: Cell, findings: Findings) -> str:
     numbers = findings.experiment.numbers.get(cell.plan.column.name, {})
     number = numbers.get(cell.row.paper_row or cell.row.label)
     paper = "" if number is None else f" ({number:.2f})"
-    have = len(cell.per_seed())
+    have = len(cell.per_seed)
     few = "" if have in (0, wanted) else f", {have} of {wanted} seeds"
     return f"{with_spread(*metric) if metric else NOT_YET}{few}{paper}"
 
 
-def _gain(own: Cell, column: Sequence[Cell]) -> str:
-    baselines = [cell for cell in column if not cell.row.ours]
-    found = best_of([gain(own, cell) for cell in baselines])
-    if found is None:
+def _gain(cell: Cell, column: Sequence[Cell]) -> str:
+    """Such as "-0.2 [-1.2, +0.8], FedSelect": the cell minus the best baseline of its column."""
+    baselines = [other for other in column if not other.row.ours]
+    least = best_of([gain(cell, baseline) for baseline in baselines])
+    if least is None:
         return NOT_YET
-    return f"{found}, {found.other}{'' if all(cell.runs for cell in baselines) else ' (of those run)'}"
+    return f"{least}, {least.other}{'' if all(other.runs for other in baselines) else ' (of those run)'}"
 
 
 def _maps(findings: Findings, protocol: str) -> list[str]:
@@ -241,7 +245,7 @@ def _holm_note(findings: Findings) -> str:
 
 
 def _tuning(findings: Findings, budget: Budget) -> str:
-    samples = "images" if findings.experiment.page == "reproduction" else "samples"
+    samples = "images" if findings.experiment.of_paper else "samples"
     text = (
         f"Accuracy in % on {budget.validation:.0%} of the training {samples}, which these runs did not train "
         f"on. Seed {budget.tune_seed}, {budget.tune_rounds} rounds."
@@ -267,7 +271,7 @@ def _seeds(findings: Findings) -> str:
     rows = []
     seeds = sorted({seed for cell in findings.cells.values() for seed in cell.plan.seeds})
     for cell in findings.cells.values():
-        values = cell.per_seed()
+        values = cell.per_seed
         numbers = [f"{values[seed]:.2f}" if seed in values else "–" for seed in seeds]
         if values:
             rows.append([cell.plan.column.title, cell.plan.protocol, cell.row.label, *numbers])
@@ -277,19 +281,19 @@ def _seeds(findings: Findings) -> str:
 
 def _machines(findings: Findings) -> str:
     form = "copfl {copfl} with torch {torch} on {device} ({engine}, {precision})"
-    where = [record.where for cell in findings.cells.values() for record in cell.runs.values()]
-    machines = sorted({form.format_map(defaultdict(lambda: "?", place)) for place in where})
+    known = [record.where for cell in findings.cells.values() for record in cell.runs.values()]
+    machines = sorted({form.format_map(defaultdict(lambda: "?", where)) for where in known})
     return f"Run with {'; '.join(machines)}." if machines else ""
 
 
-def write_claims(all_findings: Sequence[Findings], docs: Path) -> list[Path]:
-    """Writes one table of the paper's claims in these experiments into reproduction.md."""
-    front, rows = docs / "reproduction.md", []
+def write_claims(all_findings: Sequence[Findings], folder: Path) -> None:
+    """Writes one table of the paper's claims in these experiments into the front page of the folder."""
+    front, rows = folder / FRONT, []
     if not front.exists() or "<!-- claims -->" not in (text := front.read_text("utf-8")):
-        return []
+        return
     for findings in all_findings:
         experiment = findings.experiment
-        link = f"[{experiment.title.partition(':')[0]}](reproduction/{experiment.name}.md)"
+        link = f"[{experiment.title.partition(':')[0]}]({TABLES}/{experiment.name}.md)"
         elsewhere = experiment.aims or f"<!-- {experiment.name} -->" in text
         for claim in () if elsewhere else experiment.claims:
             words = [
@@ -299,7 +303,6 @@ def write_claims(all_findings: Sequence[Findings], docs: Path) -> list[Path]:
             rows.append([link, claim.text, *words])
     head = ["experiment", "claim of the paper", *(f"{protocol} protocol" for protocol in PROTOCOLS)]
     write_bytes(front, put(text, "claims", as_markdown(Table("", head, rows, numeric=False))).encode())
-    return [front]
 
 
 def put(text: str, name: str, made: str) -> str:
@@ -314,33 +317,42 @@ def put(text: str, name: str, made: str) -> str:
 def begun(findings: Findings) -> Findings:
     """The findings without the columns in which half of the methods lack seeds; the text names these."""
     experiment = findings.experiment
-    run = {
+    mostly_run = {
         column.name
         for protocol, column in product(findings.protocols, experiment.columns)
         if mean([complete(cell) for cell in findings.column(protocol, column.name)]) > 1 / 2
     }
-    missing = [column.title for column in experiment.columns if column.name not in run]
+    missing = [column.title for column in experiment.columns if column.name not in mostly_run]
     about = f"{experiment.about} Not yet run: {'; '.join(missing)}." if missing else experiment.about
-    shown_columns = [column for column in experiment.columns if column.name in run]
-    known = {key: cell for key, cell in findings.cells.items() if key[1] in run}
+    shown_columns = [column for column in experiment.columns if column.name in mostly_run]
+    known = {key: cell for key, cell in findings.cells.items() if key[1] in mostly_run}
     return replace(findings, experiment=replace(experiment, columns=shown_columns, about=about), cells=known)
 
 
-def write(findings: Findings, budget: str, docs: Path) -> list[Path]:
-    """Writes the page and pictures of an experiment, and its part of reproduction.md; the files."""
-    from copfl.reproduction import figures
+def write(findings: Findings, budget: str, folder: Path) -> list[Path]:
+    """Writes the page and pictures of an experiment, and its part of the front page.
+
+    Args:
+        findings: The cells of the experiment.
+        budget: The budget of its runs; the page of any but the full one has its name, too.
+        folder: Has the front page, README.md, and below it the folder of the other pages.
+
+    Returns:
+        The files that were written.
+    """
+    from studies.paper import figures
 
     findings = begun(findings) if findings.experiment.cost else findings
     experiment = findings.experiment
     stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
-    folder, size = docs / experiment.page, experiment.budget(budget)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn, names = figures.write(findings, stem, folder), figures.names(findings, stem)
-    path, front = folder / f"{stem}.md", docs / f"{experiment.page}.md"
-    write_bytes(path, page(findings, size, names).encode())
+    tables = folder / TABLES
+    tables.mkdir(parents=True, exist_ok=True)
+    drawn, names = figures.write(findings, stem, tables), figures.names(findings, stem)
+    path, front = tables / f"{stem}.md", folder / FRONT
+    write_bytes(path, page(findings, experiment.budget(budget), names).encode())
     if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
         return [path, *drawn]
-    made = summary(findings, [f"{experiment.page}/{name}" for name in names])
-    made += f"\nEvery column, seed and tuning run: [{experiment.title}]({experiment.page}/{path.name})."
+    made = summary(findings, [f"{TABLES}/{name}" for name in names])
+    made += f"\nEvery column, seed and tuning run: [{experiment.title}]({TABLES}/{path.name})."
     write_bytes(front, put(text, stem, made).encode())
     return [path, *drawn, front]

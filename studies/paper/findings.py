@@ -3,18 +3,18 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from copfl.comparison.results import Record, Trial, Tuned
 from copfl.errors import one_of, unknown
-from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
-from copfl.reproduction.records import Store
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test
 from copfl.tables import interval
+from studies.paper.experiments import Claim, Column, Experiment, Plan, Row, plans
+from studies.paper.records import Store
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "not distinguishable", "not measured"
 NOT_YET = "not yet run"
@@ -35,19 +35,25 @@ class Cell:
     def row(self) -> Row:
         return self.plan.row
 
-    def per_seed(self, rounds: tuple[int, int] | None = None) -> PerSeed:
-        """In %, by the evaluations of these rounds, or of those that count; without seeds that have none."""
+    @cached_property
+    def per_seed(self) -> PerSeed:
+        """In %, by the evaluations that count; without seeds that have none."""
         name, statistic = self.row.value, self.plan.column.statistic
-        values = {
-            seed: run.mean(name, statistic) if rounds is None else run.mean_within(rounds, name)
-            for seed, run in self.runs.items()
-        }
-        return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
+        return _percent({seed: record.mean(name, statistic) for seed, record in self.runs.items()})
+
+    def within(self, rounds: tuple[int, int]) -> PerSeed:
+        """In %, by the evaluations from the first of these rounds to the last."""
+        name = self.row.value
+        return _percent({seed: record.mean_within(rounds, name) for seed, record in self.runs.items()})
 
     def metric(self) -> Spread | None:
         """The mean and spread over seeds, in %."""
-        values = self.per_seed()
-        return spread_of(list(values.values())) if values else None
+        return spread_of(list(self.per_seed.values())) if self.per_seed else None
+
+
+def _percent(fractions: PerSeed) -> PerSeed:
+    """In %, without those that are not known."""
+    return {seed: 100 * value for seed, value in fractions.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,23 +111,23 @@ class Gain(NamedTuple):
         return f"{self.mean:+.1f} {bounds}"
 
 
-def paired(own: PerSeed, other: PerSeed) -> Numbers:
-    """The differences on the seeds that both have."""
-    return np.array([own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())])
+def paired(ours: PerSeed, theirs: PerSeed) -> Numbers:
+    """Ours minus theirs on the seeds that both have."""
+    return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
-def gain(own: Cell, other: Cell) -> Gain:
+def gain(cell: Cell, other: Cell) -> Gain:
     """In points of accuracy. The rows of a seed have the same clients, so their means are paired too."""
-    found = Gain(other.row.label, paired(own.per_seed(), other.per_seed()), NOT_YET)
-    seeds = len(found.changes)
-    return found._replace(why=f"{found} to {found.other}, {seeds} seeds") if seeds else found
+    points = Gain(other.row.label, paired(cell.per_seed, other.per_seed), NOT_YET)
+    seeds = len(points.changes)
+    return points._replace(why=f"{points} to {points.other}, {seeds} seeds") if seeds else points
 
 
-def loss_gain(own: Cell, other: Cell) -> Gain:
+def loss_gain(cell: Cell, other: Cell) -> Gain:
     """In training loss, over all evaluations; only for rows with the same loss."""
-    common = sorted(own.runs.keys() & other.runs.keys())
+    common = sorted(cell.runs.keys() & other.runs.keys())
     ours, theirs = (
-        np.array([np.mean(cell.runs[seed].curves["loss"]) for seed in common]) for cell in (own, other)
+        np.array([np.mean(side.runs[seed].curves["loss"]) for seed in common]) for side in (cell, other)
     )
     numbers = common and f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
     return Gain(other.row.label, theirs - ours, numbers or NOT_YET)
@@ -135,7 +141,7 @@ def best_of(gains: Sequence[Gain]) -> Gain | None:
 
 def complete(cell: Cell) -> bool:
     """Whether the cell has all its seeds, and enough to be judged by."""
-    return len(cell.per_seed()) == len(cell.plan.seeds) >= FEWEST
+    return len(cell.per_seed) == len(cell.plan.seeds) >= FEWEST
 
 
 def leaders(cells: Sequence[Cell]) -> list[Cell]:
@@ -143,24 +149,24 @@ def leaders(cells: Sequence[Cell]) -> list[Cell]:
 
     Only cells with all seeds count; none, if there are fewer than two.
     """
-    ranked = sorted(filter(complete, cells), key=lambda cell: -float(np.mean(list(cell.per_seed().values()))))
+    ranked = sorted(filter(complete, cells), key=lambda cell: -float(np.mean(list(cell.per_seed.values()))))
     if len(ranked) < 2:
         return []
     best, *others = ranked
-    p = holm([t_test(gain(best, other).changes) for other in others])
-    return [best, *(other for other, own in zip(others, p, strict=True) if own >= 1 - LEVEL)]
+    p_values = holm([t_test(gain(best, other).changes) for other in others])
+    return [best, *(other for other, p in zip(others, p_values, strict=True) if p >= 1 - LEVEL)]
 
 
 def differences(findings: Findings, protocol: str) -> dict[tuple[str, str, str], tuple[Gain, bool]]:
     """By row, other row and column, and whether significant by Holm; only of cells with all seeds."""
     gains = {}
-    for own, other in findings.experiment.differences:
+    for row, other in findings.experiment.differences:
         for column in findings.experiment.columns:
-            cells = [findings.cells[protocol, column.name, label] for label in (own, other)]
+            cells = [findings.cells[protocol, column.name, label] for label in (row, other)]
             if all(map(complete, cells)):
-                gains[own, other, column.name] = gain(*cells)
-    p = holm([t_test(found.changes) for found in gains.values()])
-    return {key: (gains[key], own < 1 - LEVEL) for key, own in zip(gains, p, strict=True)}
+                gains[row, other, column.name] = gain(*cells)
+    p_values = holm([t_test(points.changes) for points in gains.values()])
+    return {key: (gains[key], p < 1 - LEVEL) for key, p in zip(gains, p_values, strict=True)}
 
 
 # Claims
@@ -195,6 +201,14 @@ def judged(values: Numbers, above: float = 0.0) -> str:
 
 
 def verdicts(claim: Claim, findings: Findings, protocol: str, judge: Judge = judged) -> list[Verdict]:
+    """Whether the claim holds under the protocol, column by column.
+
+    Args:
+        claim: The statement, and the cells that it compares.
+        findings: The cells of its experiment.
+        protocol: The protocol of the cells.
+        judge: How differences are judged; `Corrected` counts all comparisons of the experiment.
+    """
     if claim.kind not in JUDGES:
         raise unknown("kind of claim:", claim.kind, JUDGES)
     return list(JUDGES[claim.kind](Case(claim.options, findings, protocol, judge)))
@@ -231,8 +245,8 @@ def overall(words: Sequence[str]) -> str:
 def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
     """In each of the claim's columns, each cell of `row` with those of `other`, or else of all baselines."""
     experiment, options = case.findings.experiment, case.options
-    given = (options.get(key, []) for key in ("row", "other"))
-    rows, others = ([value] if isinstance(value, str) else value for value in given)
+    labels = (options.get(key, []) for key in ("row", "other"))
+    rows, others = ([label] if isinstance(label, str) else label for label in labels)
     for name in (*rows, *others):
         one_of([row.label for row in experiment.rows], row=name)
     for column in experiment.columns:
@@ -240,17 +254,17 @@ def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
             continue
         cells = {cell.row.label: cell for cell in case.findings.column(case.protocol, column.name)}
         baselines = [label for label, c in cells.items() if not (experiment.baselines and c.row.ours)]
-        for own in rows:
+        for row in rows:
             wanted = others or baselines
-            yield column, cells[own], [c for label, c in cells.items() if label in wanted and label != own]
+            yield column, cells[row], [c for label, c in cells.items() if label in wanted and label != row]
 
 
 def _above(case: Case, measure: Callable[[Cell, Cell], Gain] = gain) -> Iterator[Verdict]:
     """Every row of `row` is above every row of `other`."""
-    for column, own, others in _compared(case):
-        for found in (measure(own, other) for other in others):
-            where = f"{column.title}: {own.row.label} over {found.other}"
-            yield Verdict(where, case.judge(found.changes, 0.0), found.why)
+    for column, cell, others in _compared(case):
+        for points in (measure(cell, other) for other in others):
+            where = f"{column.title}: {cell.row.label} over {points.other}"
+            yield Verdict(where, case.judge(points.changes, 0.0), points.why)
 
 
 def _best(case: Case, ties: bool = False) -> Iterator[Verdict]:
@@ -259,13 +273,13 @@ def _best(case: Case, ties: bool = False) -> Iterator[Verdict]:
     With `ties`, it is only not distinguishably below any of them.
     """
     margin = case.options.get("margin", 0.0)
-    for column, own, others in _compared(case):
-        gains = [gain(own, other) for other in others]
+    for column, cell, others in _compared(case):
+        gains = [gain(cell, other) for other in others]
         by_word: dict[str, list[Gain]] = {word: [] for word in (FAILS, UNKNOWN, OPEN, HOLDS)}
-        for found in gains:
-            enough = len(found.changes) > 0 and found.mean >= margin
-            by_word[case.judge(found.changes, 0.0 if enough else margin)].append(found)
-        word = overall([word for word, own_gains in by_word.items() if own_gains])
+        for points in gains:
+            enough = len(points.changes) > 0 and points.mean >= margin
+            by_word[case.judge(points.changes, 0.0 if enough else margin)].append(points)
+        word = overall([word for word, judged_so in by_word.items() if judged_so])
         parts = [
             f"{text} {', '.join(f'{g.other} ({g})' if len(g.changes) else g.other for g in by_word[kind])}"
             for kind, text in ((FAILS, "below"), (OPEN, "not distinguishable from"), (UNKNOWN, NOT_YET + ":"))
@@ -292,7 +306,7 @@ def _steps(case: Case, sign: int, fraction: float) -> Iterator[Verdict]:
             records = [record for cell in cells for record in cell.runs.values()]
             counted = min((r.counted for r in records), key=lambda rounds: rounds[1], default=(0, 0))
             lengths |= {record.length for record in records}
-            change = paired(*(cell.per_seed(counted) for cell in cells))
+            change = paired(*(cell.within(counted) for cell in cells))
             words.append(case.judge(sign * change, 0.0))
             changes += [f"{row.label} {change.mean():+.1f}"] if len(change) else []
         word = overall(words)
@@ -309,10 +323,10 @@ def _settled(case: Case) -> Iterator[Verdict]:
     Runs that are not twice as long cannot tell: the first would be among the last.
     """
     round, within = case.options["round"], case.options["within"]
-    for column, own, _ in _compared(case):
-        runs = [record for record in own.runs.values() if record.length >= 2 * round]
+    for column, cell, _ in _compared(case):
+        runs = [record for record in cell.runs.values() if record.length >= 2 * round]
         if not runs:
-            short = f"runs of {next(iter(own.runs.values())).length} rounds" if own.runs else NOT_YET
+            short = f"runs of {next(iter(cell.runs.values())).length} rounds" if cell.runs else NOT_YET
             yield Verdict(column.title, UNKNOWN, short)
             continue
         gains = []
@@ -327,8 +341,8 @@ def _settled(case: Case) -> Iterator[Verdict]:
 def _loss_near_zero(case: Case) -> Iterator[Verdict]:
     """The mean training loss from a round on is below a bound."""
     round = case.options["round"]
-    for column, own, _ in _compared(case):
-        curves = [zip(record.rounds, record.curves["loss"], strict=True) for record in own.runs.values()]
+    for column, cell, _ in _compared(case):
+        curves = [zip(record.rounds, record.curves["loss"], strict=True) for record in cell.runs.values()]
         values = np.array([np.mean([loss for r, loss in curve if r >= round]) for curve in curves])
         why = (
             f"mean loss {values.mean():.3f} from round {round} on, {len(values)} seeds" if curves else NOT_YET

@@ -7,8 +7,8 @@ from copfl.charts import Heat, Line, Lines, Panels
 from copfl.comparison.plots import axis, heat
 from copfl.core.metrics import ACCURACY
 from copfl.files import write_bytes
-from copfl.reproduction.findings import NOT_YET, Cell, Findings
 from copfl.tables import with_spread
+from studies.paper.findings import NOT_YET, Cell, Findings
 
 CURVES = (("accuracy", axis(ACCURACY), 100), ("loss", "training loss", 1))
 
@@ -41,10 +41,10 @@ def curves(findings: Findings, protocol: str) -> list[list[Lines]]:
         for column in findings.experiment.columns:
             cells = findings.column(protocol, column.name)
             lines = [
-                _line(cell, cell.row.value if name == "accuracy" else name, scale, place)
-                for place, cell in enumerate(cells)
+                _line(cell, cell.row.value if name == "accuracy" else name, scale, number)
+                for number, cell in enumerate(cells)
                 # rows of one run have one loss
-                if cell.runs and not (name == "loss" and any(c.runs == cell.runs for c in cells[:place]))
+                if cell.runs and not (name == "loss" and any(c.runs == cell.runs for c in cells[:number]))
             ]
             row.append(Lines(column.name, _with_seeds(column.title, cells), "", [], label, lines))
         grid.append(row)
@@ -57,11 +57,11 @@ def _with_seeds(title: str, cells: list[Cell]) -> str:
     return f"{title} ({numbers} seeds)" if counts else title
 
 
-def _line(cell: Cell, name: str, scale: float, place: int) -> Line:
+def _line(cell: Cell, name: str, scale: float, number: int) -> Line:
     records = list(cell.runs.values())
     alike = [record for record in records if record.rounds == records[0].rounds]
     curves = [dict(zip(record.rounds, record.curves[name], strict=True)) for record in alike]
-    return charts.mean_curve(cell.row.label, curves, place, scale)
+    return charts.mean_curve(cell.row.label, curves, number, scale)
 
 
 def maps(findings: Findings, protocol: str) -> list[list[Heat]]:

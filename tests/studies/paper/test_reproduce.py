@@ -27,8 +27,8 @@ from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
 from copfl.experiment.run import execute
-from copfl.reproduction import batch, experiments, findings, pages, records
 from copfl.settings.identity import identity
+from studies.paper import batch, experiments, findings, pages, records
 from tests.commands import Answer, called
 from tests.slow import slow
 
@@ -42,20 +42,20 @@ def is_copfl(record: Record) -> bool:
 
 
 def reproduce(capsys: Capture, here: Path, *words: object) -> Answer:
-    where = ("--results", here / "results", "--runs", here / "runs", "--docs", here / "docs")
+    where = ("--results", here / "results", "--runs", here / "runs", "--pages", here / "pages")
     return called(capsys, "reproduce", SMALL, "--device", "cpu", *where, *words)
 
 
 def contents(folder: Path) -> dict[str, Record]:
     """The records by identity, without what the clock said."""
-    found = records.opened(folder).found
+    found = records.opened(folder).known
     return {id: r._replace(cost={**r.cost, "seconds": 0.0}) for id, r in found.items()}
 
 
 def without(folder: Path, *wanted: Callable[[Record], bool]) -> None:
     """Removes the records that all conditions are true of."""
     store = records.opened(folder)
-    left = {id: r for id, r in store.found.items() if not all(condition(r) for condition in wanted)}
+    left = {id: r for id, r in store.known.items() if not all(condition(r) for condition in wanted)}
     records.write(folder / "small.jsonl.gz", left)
 
 
@@ -65,13 +65,13 @@ def cells(column: str = "digits-3") -> list[experiments.Plan]:
 
 
 def new_batch(here: Path, **options: Any) -> batch.Batch:
-    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
+    machine = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
     silent = Runner(lambda text: None, **options)
-    return batch.Batch("small", records.opened(here / "results"), here / "runs", place, silent)
+    return batch.Batch("small", records.opened(here / "results"), here / "runs", machine, silent)
 
 
 def ready(jobs: Sequence[Job], made: batch.Batch) -> list[Job]:
-    return [placed(job._replace(run=job.run.replaced(made.place)), made.folder) for job in jobs]
+    return [placed(job._replace(run=job.run.replaced(made.machine)), made.folder) for job in jobs]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_column_may_show_the_best_round_of_a_run_or_of_each_client(whole: Path
     for statistic in records.STATISTICS:
         columns = [column._replace(statistic=statistic) for column in small.columns]
         seen = findings.found(dataclasses.replace(small, columns=columns), "full", ["paper"], [], store)
-        values[statistic] = seen.cells["paper", "digits-3", "CO-PFL"].per_seed()
+        values[statistic] = seen.cells["paper", "digits-3", "CO-PFL"].per_seed
     for seed, record in seen.cells["paper", "digits-3", "CO-PFL"].runs.items():
         assert values["best_round"][seed] == pytest.approx(100 * max(record.curves["accuracy"]))
         assert values["last"][seed] <= values["best_round"][seed] <= values["best_per_client"][seed] + 1e-4
@@ -129,7 +129,7 @@ def test_a_row_is_tuned_by_the_number_that_it_shows(whole: Path) -> None:
     store = records.opened(whole / "results")
     for plan in cells()[:2]:
         trials, _ = findings.tuned(plan, store)
-        found = [store.found[trial.job.id] for trial in plan.trials()]
+        found = [store.known[trial.job.id] for trial in plan.trials()]
         assert [t.accuracy for t in trials] == [record.mean(plan.row.value) for record in found]
     assert {plan.row.value for plan in cells()[:2]} == {"accuracy_before", "accuracy"}
 
@@ -315,11 +315,11 @@ def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(
 
 def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(whole / "results", tmp_path / "results")
-    (tmp_path / "docs").mkdir()
-    front = tmp_path / "docs" / "reproduction.md"
+    (tmp_path / "pages").mkdir()
+    front = tmp_path / "pages" / "README.md"
     front.write_text("Mine.\n\n<!-- small -->\nWhat was here\n<!-- end of small -->\n\nMine too.\n")
     assert reproduce(capsys, tmp_path, "--from-records", "--data-dir", tmp_path / "nowhere").code == 0
-    page = (tmp_path / "docs/reproduction/small.md").read_text()
+    page = (tmp_path / "pages/tables/small.md").read_text()
     text = front.read_text()
     assert text.startswith("Mine.\n\n<!-- small -->\n")
     assert text.endswith("<!-- end of small -->\n\nMine too.\n")
@@ -332,13 +332,13 @@ def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Pat
         )
         assert "| CO-PFL is best | yes | **not measured** (1 not distinguishable, 1 not measured) |" in shown
     assert "Digits stand in for something else." in page
-    assert (tmp_path / "docs/reproduction/small-paper.svg").exists() == available()
+    assert (tmp_path / "pages/tables/small-paper.svg").exists() == available()
     assert not (tmp_path / "runs").exists()
 
 
 def test_other_data_under_the_same_name_is_refused(whole: Path, tmp_path: Path) -> None:
     store = records.opened(whole / "results")
-    record = next(r for r in store.found.values() if r.seed == 1)
+    record = next(r for r in store.known.values() if r.seed == 1)
     other = record._replace(start={**record.start, "samples": "0" * 16})
     with pytest.raises(RunError, match="began with different samples"):
         store.add(other, "small")
@@ -380,7 +380,7 @@ def test_a_machine_that_draws_other_initial_weights_is_refused_before_it_trains(
 
 def test_the_identity_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
     store = records.opened(whole / "results")
-    id, record = next((id, r) for id, r in store.found.items() if is_copfl(r))
+    id, record = next((id, r) for id, r in store.known.items() if is_copfl(r))
     machine = {
         "run": {"device": "cuda", "engine": "cuda_graph", "precision": "tf32"},
         "data": {"dir": "/there"},
@@ -404,7 +404,7 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     assert record is not None
     nothing = [float("nan")] * 3
     partial = {**record.clients, "accuracy_before": nothing, "accuracy_global": nothing}
-    store.found[job.id] = record._replace(clients=partial)
+    store.known[job.id] = record._replace(clients=partial)
     assert store.get(job) is None
     assert store.get(less) is not None
     assert store.get(less._replace(last=1)) is None
@@ -417,7 +417,8 @@ def test_a_row_cannot_show_what_its_runs_do_not_evaluate(tmp_path: Path, capsys:
     item = tmp_path / "own.toml"
     item.write_text(SMALL.read_text().replace("batch = 8\n", 'batch = 8\neval_models = "final"\n'))
     message = 'row "FedAvg" shows accuracy_before, but its runs evaluate accuracy only'
-    assert message in called(capsys, "reproduce", item, "--device", "cpu", "--plan").err
+    words = ("--device", "cpu", "--plan", "--results", tmp_path)
+    assert message in called(capsys, "reproduce", item, *words).err
 
 
 def test_a_damaged_record_is_named_and_not_used(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -438,14 +439,14 @@ def test_finished_runs_of_any_folder_are_used_again(whole: Path, tmp_path: Path,
 
 
 def test_several_processes_add_records_at_once(whole: Path, tmp_path: Path) -> None:
-    found = list(records.opened(whole / "results").found.values())
+    found = list(records.opened(whole / "results").known.values())
     stores = [records.opened(tmp_path) for _ in found]
     threads = [threading.Thread(target=s.add, args=(r, "small")) for s, r in zip(stores, found, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(records.opened(tmp_path).found) == len(found)
+    assert len(records.opened(tmp_path).known) == len(found)
 
 
 def test_a_failing_run_does_not_stop_the_others(
@@ -485,7 +486,10 @@ def test_mistakes_are_errors(words: tuple[str, ...], message: str, tmp_path: Pat
     assert message in answer.err
 
 
-def test_unknown_and_broken_experiments_are_errors(tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_and_broken_experiments_are_errors_before_a_record_is_read(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "opened", None)
     answer = called(capsys, "reproduce", "table2")
     assert answer.code == 2
     assert "table1" in answer.err
@@ -640,9 +644,10 @@ def test_a_column_that_half_of_the_methods_lack_is_named_and_not_shown() -> None
     assert shown.experiment.about == "About. Not yet run: A column."
 
 
-def test_a_group_of_experiments_has_its_own_page() -> None:
+def test_a_group_of_experiments_is_not_among_all() -> None:
     assert set(experiments.named("finetuning")).isdisjoint(experiments.named("all"))
-    assert {experiments.read(name).page for name in experiments.named("finetuning")} == {"finetuning"}
+    for name in experiments.names():
+        assert experiments.read(name).of_paper == (name in experiments.named("all"))
 
 
 def test_a_claim_names_rows_that_there_are() -> None:
@@ -674,9 +679,9 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
     long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])
     assert short.runs[0].counted == (60, 60)
-    assert long.per_seed((60, 60)) == pytest.approx({0: 60.0, 1: 60.0, 2: 60.0})
-    assert long.per_seed((40, 60)) == pytest.approx({0: 50.0, 1: 50.0, 2: 50.0})
-    assert long.per_seed((1, 10)) == {}
+    assert long.within((60, 60)) == pytest.approx({0: 60.0, 1: 60.0, 2: 60.0})
+    assert long.within((40, 60)) == pytest.approx({0: 50.0, 1: 50.0, 2: 50.0})
+    assert long.within((1, 10)) == {}
     assert word(long, short) == ("p → q, both after 60 rounds", findings.HOLDS, "a +10.0")
     assert word(long, cell("q", 100, [0.7, 0.7])) == ("p → q", findings.FAILS, "a -20.0")
 

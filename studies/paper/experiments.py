@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +12,11 @@ from copfl.comparison import entries
 from copfl.comparison.entries import Entry, Grid, cells, concerns, described, grid_of
 from copfl.comparison.jobs import Job, accuracies
 from copfl.errors import UsageError, one_of, raised_as, unknown
-from copfl.reproduction.records import STATISTICS
 from copfl.settings.complete import complete
 from copfl.settings.presets import content, counted
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
+from studies.paper.records import STATISTICS
 
 PROTOCOLS = {
     "paper": "Paper protocol: CO-PFL with MAMO at the paper's rates, baselines with SGD tuned over its grid",
@@ -25,8 +24,8 @@ PROTOCOLS = {
 }
 CHARTS = ("none", "curves", "heatmap")
 GROUPS = {"finetuning": ("finetuning-text", "finetuning-images")}  # past the paper: not among "all"
-HERE = resources.files("copfl.reproduction")
-FILES = HERE / "experiment_files"
+STUDY = Path(__file__).parent
+FILES = STUDY / "experiment_files"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Experiment:
     chart: str = "none"
     baselines: bool = True  # whether rows that are not ours are other methods
     aims: bool = False  # whether the claims are ours and not the paper's
-    page: str = "reproduction"  # in docs: the page that the tables are put into, and the folder of details
+    of_paper: bool = True  # whether the paper has it, too
     cost: bool = False  # whether bytes and seconds are shown
     differences: list[list[str]] = field(default_factory=list)  # pairs of rows, the first minus the second
     map: Grid = field(default_factory=dict)  # the two keys of a heat map, each with its values
@@ -160,18 +159,22 @@ class Plan(NamedTuple):
         if self.column.rounds:
             rounds = min(rounds, self.column.rounds)
             every = min(every, max(1, rounds // 8))  # eight evaluations at least
-        return [self._job(rounds, every, chosen, seed) for seed in self.seeds]
+        if not self.seeds:
+            return []
+        job = self._job(rounds, every, chosen, self.seeds[0])
+        return [job._replace(run=with_seed(job.run, seed)) for seed in self.seeds]
 
     def _job(self, rounds: int, eval_every: int, chosen: Tables, seed: int) -> Job:
         row = self.row
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
-        own = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
-        entry = entry._replace(settings=own)  # a recipe may have options of several algorithms
+        # A recipe may have options of several algorithms.
+        concerned = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
+        entry = entry._replace(settings=concerned)
         base = joined(self.base, self.column.settings)
         *below, settings = entries.layers(entry, base)
-        named = [content(row.preset)] if row.preset else []
-        run = {"run": {"rounds": rounds, "eval_every": eval_every}}
-        layers = [*below, *named, settings, run, entries.by_kind(entry, base, chosen)]
+        preset = [content(row.preset)] if row.preset else []
+        length = {"run": {"rounds": rounds, "eval_every": eval_every}}
+        layers = [*below, *preset, settings, length, entries.by_kind(entry, base, chosen)]
         complete_run = _complete(json.dumps([counted(layer, rounds) for layer in layers]))
         evaluated = accuracies(complete_run.run.eval_models)
         if row.value not in evaluated:
@@ -181,11 +184,12 @@ class Plan(NamedTuple):
             )
         words = [f"{self.column.title}: {row.label}", f"{self.protocol} protocol"]
         words += [described(chosen, "optimizer", "algorithm", row.algorithm)] if chosen else []
-        return Job(
-            ", ".join(words),
-            replace(complete_run, run=replace(complete_run.run, seed=seed)),
-            last=self.budget.last,
-        )
+        return Job(", ".join(words), with_seed(complete_run, seed), last=self.budget.last)
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """The run with another seed."""
+    return replace(run, run=replace(run.run, seed=seed))
 
 
 @cache
@@ -203,10 +207,10 @@ def plans(
     """
     for column in experiment.columns:
         count = column.seeds or budget.seeds
-        own = list(seeds or range(budget.first_seed, budget.first_seed + count))
+        column_seeds = list(seeds or range(budget.first_seed, budget.first_seed + count))
         for protocol in protocols:
             for row in experiment.rows_of(protocol):
-                yield Plan(column, protocol, row, experiment.base, budget, own)
+                yield Plan(column, protocol, row, experiment.base, budget, column_seeds)
 
 
 def joined(*parts: Mapping[str, Mapping[str, Any]]) -> Tables:
@@ -237,14 +241,15 @@ def only(experiment: Experiment, columns: Sequence[str], rows: Sequence[str]) ->
 
 
 def names() -> list[str]:
-    """The experiments that come with copfl."""
-    return sorted(Path(file.name).stem for file in FILES.iterdir() if file.name.endswith(".toml"))
+    """The experiments of the study."""
+    return sorted(path.stem for path in FILES.glob("*.toml"))
 
 
 def named(word: str) -> list[str]:
     """The experiments that a word stands for: one, those of a group, or all of the paper's."""
-    past = {name for group in GROUPS.values() for name in group}
-    return [name for name in names() if name not in past] if word == "all" else list(GROUPS.get(word, [word]))
+    grouped = {name for group in GROUPS.values() for name in group}
+    papers = [name for name in names() if name not in grouped]
+    return papers if word == "all" else list(GROUPS.get(word, [word]))
 
 
 def read(name: str) -> Experiment:
@@ -256,14 +261,14 @@ def read(name: str) -> Experiment:
     invalid = f"the experiment {name} is not valid TOML: {{}}; correct it there"
     with raised_as(UsageError, invalid, tomllib.TOMLDecodeError):
         content = tomllib.loads(text)
-    wrong = f"the experiment {name} is incomplete or wrong: {{}}; see copfl/reproduction/experiment_files"
+    wrong = f"the experiment {name} is incomplete or wrong: {{}}; see studies/paper/experiment_files"
     with raised_as(UsageError, wrong, KeyError, TypeError, AttributeError, ValueError):
         return _experiment(Path(name).stem, content)
 
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:
-    setup = tomllib.loads((HERE / "setup.toml").read_text("utf-8"))
-    numbers = json.loads((HERE / "paper.json").read_text("utf-8"))
+    setup = tomllib.loads((STUDY / "setup.toml").read_text("utf-8"))
+    numbers = json.loads((STUDY / "paper.json").read_text("utf-8"))
     columns, budgets = (joined(setup[key], content.get(key, {})) for key in ("columns", "budget"))
     recipes = {**setup["recipes"], **content.get("recipes", {})}
     grid, protocols = content.get("grid", {}), content.get("only_protocols", PROTOCOLS)
@@ -272,9 +277,9 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         one_of(PROTOCOLS, protocol=protocol)
     common = [row for group in content.get("rows", []) for row in setup[group]]
     map = grid_of({grid[k]["key"]: grid[k]["values"] for k in ("down", "across") if grid}, "grid")
-    given = [*common, *content.get("row", []), *(_grid_rows(grid, map) if grid else [])]
+    described_rows = [*common, *content.get("row", []), *(_grid_rows(grid, map) if grid else [])]
     left_out = content.get("leave_out", [])
-    rows = [_row(row, recipes, protocols) for row in given if row["label"] not in left_out]
+    rows = [_row(row, recipes, protocols) for row in described_rows if row["label"] not in left_out]
     for label in (label for pair in content.get("differences", []) for label in pair):
         one_of([row.label for row in rows], row=label)
     return Experiment(
@@ -289,7 +294,11 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         numbers=numbers.get(content.get("paper", ""), {}),
         baselines=not content.get("no_baselines", False),
         map=map,
-        **{key: content[key] for key in ("chart", "aims", "page", "cost", "differences") if key in content},
+        **{
+            key: content[key]
+            for key in ("chart", "aims", "of_paper", "cost", "differences")
+            if key in content
+        },
         protocols={
             name: content.get("protocols", {}).get(name, text)
             for name, text in PROTOCOLS.items()
@@ -300,28 +309,29 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
 
 def _column(name: str, known: Mapping[str, Any]) -> Column:
     one_of(known, column=name)
-    own = dict(known[name])
-    parent = _column(own.pop("extends"), known) if "extends" in own else Column(name)
-    tuned = _column(own.pop("tuned_on"), known) if "tuned_on" in own else None
-    settings = joined(parent.settings, own.pop("settings", {}))
-    one_of(STATISTICS, statistic=own.get("statistic", "last"))
-    return parent._replace(name=name, settings=settings, tuned=tuned, **own)
+    fields = dict(known[name])
+    parent = _column(fields.pop("extends"), known) if "extends" in fields else Column(name)
+    tuned = _column(fields.pop("tuned_on"), known) if "tuned_on" in fields else None
+    settings = joined(parent.settings, fields.pop("settings", {}))
+    one_of(STATISTICS, statistic=fields.get("statistic", "last"))
+    return parent._replace(name=name, settings=settings, tuned=tuned, **fields)
 
 
-def _row(own: Mapping[str, Any], known: Mapping[str, Any], protocols: Collection[str]) -> Row:
-    recipes = {protocol: own[protocol] for protocol in PROTOCOLS if protocol in own}
+def _row(fields: Mapping[str, Any], known: Mapping[str, Any], protocols: Collection[str]) -> Row:
+    """The row of these fields, with `known` recipes by name, for the protocols that are run."""
+    recipes = {protocol: fields[protocol] for protocol in PROTOCOLS if protocol in fields}
     for name in recipes.values():
         one_of(known, recipe=name)
     chosen = {protocol: Recipe(**known[name]) for protocol, name in recipes.items() if protocol in protocols}
-    return Row(recipes=chosen, **{key: value for key, value in own.items() if key not in PROTOCOLS})
+    return Row(recipes=chosen, **{key: value for key, value in fields.items() if key not in PROTOCOLS})
 
 
-def _grid_rows(own: Mapping[str, Any], grid: Grid) -> Iterator[dict[str, Any]]:
+def _grid_rows(fields: Mapping[str, Any], grid: Grid) -> Iterator[dict[str, Any]]:
     """A row per cell of a map; with `at_most = [A, B]`, a value of A above B counts as B."""
-    same = {key: value for key, value in own.items() if key not in ("down", "across", "at_most")}
+    common = {key: value for key, value in fields.items() if key not in ("down", "across", "at_most")}
     for settings in cells(grid):
-        label = described(settings, own["algorithm"])
-        if "at_most" in own:
-            (title, name), (other, limit) = (key.split(".") for key in own["at_most"])
+        label = described(settings, fields["algorithm"])
+        if "at_most" in fields:
+            (title, name), (other, limit) = (key.split(".") for key in fields["at_most"])
             settings[title][name] = min(settings[title][name], settings[other][limit])
-        yield {**same, "label": label, "settings": settings}
+        yield {**common, "label": label, "settings": settings}

@@ -1,4 +1,4 @@
-"""The experiments that come with copfl, and the pages in docs/, which are made of the committed records."""
+"""The experiments of the study, and its pages, which are made of the committed records."""
 
 from __future__ import annotations
 
@@ -9,47 +9,102 @@ from pathlib import Path
 
 import pytest
 
-from copfl.reproduction import experiments, findings, records
+from copfl import charts
 from copfl.settings.components import algorithm_of
 from copfl.settings.toml import Tables
+from studies.paper import experiments, figures, findings, pages, records
 from tests.commands import called
 
-ROOT = Path(__file__).parents[2]
-RECORDS, DOCS = ROOT / "results/reproduction", ROOT / "docs"
+STUDY = Path(records.__file__).parent
+RECORDS = STUDY / "results"
 
 
-def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def store() -> records.Store:
+    """The committed records; nobody adds to them."""
+    return records.opened(RECORDS)
+
+
+def findings_of(name: str, store: records.Store) -> findings.Findings:
+    experiment = experiments.read(name)
+    return findings.found(experiment, "full", list(experiment.protocols), [], store)
+
+
+@pytest.mark.long
+def test_the_pages_are_what_the_records_say(
+    store: records.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If this fails: `copfl reproduce all --from-records`, and the same of finetuning, write them again."""
-    for group, page in (("all", "reproduction"), ("finetuning", "finetuning")):
-        shutil.copy(DOCS / f"{page}.md", tmp_path)
-        words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
-        assert called(capsys, "reproduce", group, *words).code == 0
-        made = sorted(path.name for path in (tmp_path / page).glob("*.md"))
-        assert made == sorted(f"{name}.md" for name in experiments.named(group))
-        for name in (f"{page}.md", *(f"{page}/{own}" for own in made)):
-            assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
-    drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
-    assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
+    monkeypatch.setattr(records, "opened", {RECORDS: store}.__getitem__)
+    monkeypatch.setattr(charts, "available", lambda: False)  # pictures are tested below
+    shutil.copy(STUDY / pages.FRONT, tmp_path)
+    for group in ("all", "finetuning"):
+        assert called(capsys, "reproduce", group, "--from-records", "--pages", tmp_path).code == 0
+    written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")}
+    tables = {Path(pages.TABLES, f"{name}.md") for name in experiments.names()}
+    assert written == {Path(pages.FRONT)} | tables
+    for path in sorted(written):
+        assert (tmp_path / path).read_text("utf-8") == (STUDY / path).read_text("utf-8"), path
 
 
-def test_every_committed_record_is_read_and_stored_once() -> None:
-    store = records.opened(RECORDS)
+def test_the_committed_pictures_are_those_of_the_experiments(store: records.Store, tmp_path: Path) -> None:
+    pictures = {
+        name
+        for experiment in map(experiments.read, experiments.names())
+        for name in figures.names(
+            findings.Findings(experiment, list(experiment.protocols), {}), experiment.name
+        )
+    }
+    assert pictures == {path.name for path in (STUDY / pages.TABLES).glob("*.svg")}
+    drawn = figures.write(findings_of("fig-heatmap", store), "fig-heatmap", tmp_path)
+    assert [path.name for path in drawn if path.exists()] == ["fig-heatmap-paper.svg"] * charts.available()
+
+
+def test_the_summary_quotes_the_records(store: records.Store) -> None:
+    """The numbers of docs/reproduction.md about table 1, in all columns under both protocols."""
+    table1 = findings_of("table1", store)
+    text = " ".join((STUDY.parents[1] / "docs" / "reproduction.md").read_text("utf-8").split())
+    gains: dict[str, list[float]] = {}
+    for protocol in table1.protocols:
+        for column in table1.experiment.columns:
+            cells = {cell.row.label: cell for cell in table1.column(protocol, column.name)}
+            ours = cells["CO-PFL (as published)"]
+            baselines = [cell for cell in cells.values() if not cell.row.ours]
+            least = findings.best_of([findings.gain(ours, baseline) for baseline in baselines])
+            assert least is not None
+            gains.setdefault(protocol, []).append(least.mean)
+            assert findings.judged(least.changes) == (
+                findings.OPEN if protocol == "paper" else findings.FAILS
+            )
+    assert len(gains["paper"]) == 8
+    assert f"{min(gains['paper']):+.1f} to {max(gains['paper']):+.1f} points" in text
+    assert f"by {-max(gains['equal']):.1f} to {-min(gains['equal']):.1f} points" in text
+
+
+def test_every_committed_record_is_read_and_stored_once(store: records.Store) -> None:
     assert store.unusable == []
-    assert len(store.defaults) < len(store.found) / 10  # options are resolved once for records of a kind
+    assert len(store.defaults) < len(store.known) / 10  # options are resolved once for records of a kind
     lines = [line for path in RECORDS.iterdir() for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert len(store.found) == len(lines) > 1000
-    for record in store.found.values():
+    assert len(store.known) == len(lines) > 1000
+    for record in store.known.values():
         assert len(record.clients["accuracy"]) == record.tables["run"]["clients"]
         assert record.rounds[-1] == record.tables["run"]["rounds"]
-        fractions = [v for n, own in record.curves.items() if n != "loss" for v in own]
-        fractions += [v for own in record.clients.values() for v in own]
+        assert all(len(curve) == len(record.rounds) for curve in record.curves.values()), record.title
+        assert record.mean() == pytest.approx(
+            sum(record.curves["accuracy"][-record.last :]) / record.last, abs=1e-4
+        ), record.title
+        fractions = [v for name, curve in record.curves.items() if name != "loss" for v in curve]
+        fractions += [v for values in record.clients.values() for v in values]
         assert all(math.isnan(v) or 0 <= v <= 1 for v in fractions), record.title
+        assert record.start.keys() == {"partition", "samples", "weights"}
+        assert all(record.start.values())
+        assert all(value >= 0 for value in record.cost.values())
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    found = dict(records.Store(RECORDS).lines(RECORDS / "fig-mamo.jsonl.gz"))
-    for name, order in (("a", found), ("b", dict(reversed(found.items())))):
+    by_id = dict(records.Store(RECORDS).lines(RECORDS / "fig-mamo.jsonl.gz"))
+    for name, order in (("a", by_id), ("b", dict(reversed(by_id.items())))):
         records.write(tmp_path / name, order)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -61,12 +116,8 @@ def test_every_run_of_an_experiment_can_be_run_and_every_claim_be_judged(name: s
     for plan in experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols)):
         job = plan.jobs(plan.choices[0])[0]  # what it is made of is checked as it is put together
         assert job.run.tables()["run"]["clients"] == plan.column.settings["run"]["clients"]
-        paper = experiment.page == "reproduction"
-        assert (
-            job.run.tables()["model"]["name"] == "resnet18"
-            if paper
-            else "sha256" in job.run.tables()["model"]
-        )
+        model = job.run.tables()["model"]
+        assert model["name"] == "resnet18" if experiment.of_paper else "sha256" in model
         assert job.validation == 0
     seen = findings.found(experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere")))
     for claim in experiment.claims:

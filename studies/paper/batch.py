@@ -18,10 +18,11 @@ from copfl.errors import CopflError, RunError
 from copfl.experiment import records as rounds_file
 from copfl.experiment.progress import span
 from copfl.files import Busy
-from copfl.reproduction.experiments import Plan
-from copfl.reproduction.findings import tuned
-from copfl.reproduction.records import Store
+from copfl.settings.identity import essential
 from copfl.settings.toml import Tables
+from studies.paper.experiments import Plan
+from studies.paper.findings import tuned
+from studies.paper.records import Store
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Batch:
     experiment: str
     store: Store
     folder: Path  # of the run folders
-    place: Tables  # [run] and [data] of this machine: the device, the folder of the data sets
+    machine: Tables  # [run] and [data] of this machine: the device, the folder of the data sets
     runner: Runner
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class Batch:
 
     def _check(self, job: Job, start: Start, note: str) -> None:
         title = f"{job.title} ({note})" if note else job.title
-        self.store.starts.check(title, job.run, job.validation, start)
+        self.store.starts.check(title, essential(job.run), job.validation, start)
 
     def run(self, plans: Sequence[Plan]) -> tuple[int, list[str]]:
         """How many jobs are left when all are done or time is up, and the errors.
@@ -69,9 +70,9 @@ class Batch:
         complete = True
         for _ in range(2):  # the tuning jobs, then those with the settings that they chose
             self.store.refresh()
-            found = {job.id: job for plan in cells for job in missing(plan, self.store)}
-            jobs = [job for id, job in found.items() if id not in problems]
-            ready = [placed(job._replace(run=job.run.replaced(self.place)), self.folder) for job in jobs]
+            by_id = {job.id: job for plan in cells for job in missing(plan, self.store)}
+            jobs = [job for id, job in by_id.items() if id not in problems]
+            ready = [placed(job._replace(run=job.run.replaced(self.machine)), self.folder) for job in jobs]
             for job, error, seconds in self.runner.run(ready):
                 if isinstance(error, Busy):
                     complete = False

@@ -1,0 +1,1 @@
+"""Studies that use the library: each has its records, its pages and the code between them."""

@@ -15,6 +15,7 @@ from copfl.core import AnyAlgorithm, Task, tree
 from copfl.core.algorithm import example_output
 from copfl.core.sums import total_is_one_sum
 from copfl.parts.averaging import Total
+from copfl.parts.server_steps import Momentum
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.server_optimizer import ServerOptimizer
@@ -56,7 +57,7 @@ def is_one_sum(algorithm: AnyAlgorithm, *, private: bool) -> bool:
         (ServerOptimizer(FedAvg()), False, True),  # FedExP: the sum of squared norms is no sum of uploads
         (ALGORITHMS["feddbe"](), True, True),
         (ALGORITHMS["scaffold"](), False, False),
-        (with_addons(FedAvg(), server_momentum=0.9, ema=0.5, bn_stats="local"), True, True),
+        (with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.5, bn_stats="local"), True, True),
     ],
 )
 def test_a_total_is_one_sum(algorithm: AnyAlgorithm, private: bool, secure: bool) -> None:

@@ -17,8 +17,10 @@ from copfl.engine.rounds import Round, State
 from copfl.engine.seed_batching import can_batch, run_batched
 from copfl.engine.simulate import Executor, Simulation, begin, simulate
 from copfl.errors import UsageError
+from copfl.parts.server_steps import Momentum
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
+from copfl.wrappers.server_optimizer import ServerOptimizer
 
 SIZES = (5, 9, 3)
 HOW: dict[str, Any] = {"rounds": 2, "batch": 4}
@@ -44,16 +46,15 @@ def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
 def test_batched_seeds_equal_separate_ones(name: str) -> None:
-    around = with_addons(FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local")
+    around = with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.9, bn_stats="local")
     simulations = simulations_of(around if name == "addons" else ALGORITHMS[name]())
     equal_to_separate_ones(simulations)
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedpac", "apfl", "fedselect", "addons"])
 def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
-    around = with_addons(
-        FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local", lr_schedule="linear", lr_rounds=9
-    )
+    inner = ServerOptimizer(FedAvg(), Momentum())
+    around = with_addons(inner, ema=0.9, bn_stats="local", lr_schedule="linear", lr_rounds=9)
     one, other = simulations_of(around if name == "addons" else ALGORITHMS[name](), (4, 11, 6))
     faster = with_rate(other.algorithm, 2 * float(rate_of(other.algorithm) or 0))
     equal_to_separate_ones([one, other._replace(algorithm=faster)])

@@ -93,7 +93,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"optimizer": {"name": "mamo", "keep": False}, "algorithm_options": {"state_per_phase": True}},
     {"optimizer": {"name": "adam", "keep": True}},
     {"optimizer": {"name": "sgd", "keep": True}},
-    {"addons": {"server_momentum": 0.9, "ema": 0.9}},
+    {"server": {"name": "momentum"}, "addons": {"ema": 0.9}},
     *({"addons": {"lr_schedule": schedule}} for schedule in ("cosine", "linear")),
     *({"robust": {"name": rule}} for rule in ROBUST_RULES),
     *({"attack": {"name": attack, "fraction": 0.34}} for attack in ATTACKS),

@@ -133,7 +133,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an adapter": {"adapter": "os:system"},
     "an adapter's option": {"adapter": "lora:r=8,targets=os:system"},
     "a wrapper of version 0.1": {"guard": "os:system"},
-    "add-ons": {"addons.server_momentum": 0.9},
+    "add-ons": {"addons.ema": 0.9},
     "add-ons of version 0.1": {"levers.momentum": 0.9},
     # Files.
     "a public file": {"algorithm": "ktpfl", "public": "/etc/passwd"},

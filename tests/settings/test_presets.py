@@ -37,7 +37,7 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
     for rounds in (60, 200):
         tables = prepare(complete({"run": {"rounds": rounds}}, preset="plus")).run.tables()
         assert tables["algorithm"]["warmup"] == rounds * 3 // 4
-        assert (tables["addons"]["server_momentum"], tables["addons"]["ema"]) == (0.9, 0.95)
+        assert (tables["server"]["momentum"], tables["addons"]["ema"]) == (0.9, 0.95)
         assert (tables["algorithm"]["criterion"], tables["algorithm"]["candidates"]) == (
             "benefit",
             "reselect",

@@ -14,31 +14,19 @@ from copfl.core.batches import plan
 from copfl.core.evaluation import vectors_of
 from copfl.engine.mapping import sequential, vmap
 from copfl.kernels.modules import BatchNorm
-from copfl.parts.averaging import Server, Total
+from copfl.parts.server_steps import Momentum
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.bn_stats import LocalBnStats
 from copfl.wrappers.ema import Ema
 from copfl.wrappers.lr_schedule import LrSchedule
-from copfl.wrappers.server_momentum import MomentumServer, ServerMomentum
+from copfl.wrappers.server_optimizer import ServerOptimizer
 from tests.toys import rounds_of, slopes
 
 
 def test_at_its_defaults_nothing_is_added() -> None:
     algorithm = FedAvg()
     assert with_addons(algorithm) is algorithm
-
-
-def test_momentum_by_hand() -> None:
-    """w = 1; the mean says 3, then 3 again: steps of 2, then 0.5 * 2 + (3 - 3) = 1."""
-    task, algorithm = slopes(1.0), ServerMomentum(FedAvg(), 0.5)
-    server: Any = MomentumServer(Server(torch.tensor([1.0])), torch.tensor([0.0]))
-    total = Total(torch.tensor([6.0]), torch.tensor(2.0))
-    server, _ = algorithm.server_update(task, server, total)
-    assert server.server.w.tolist() == [3.0]
-    server, _ = algorithm.server_update(task, server, total)
-    assert server.server.w.tolist() == [4.0]
-    assert server.speed.tolist() == [1.0]
 
 
 def test_average_by_hand() -> None:
@@ -113,13 +101,12 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
 def test_all_addons_together_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
     every: dict[str, Any] = {
-        "server_momentum": 0.9,
         "ema": 0.8,
         "lr_schedule": "cosine",
         "lr_rounds": 5,
         "bn_stats": "local",
     }
-    check_algorithm(with_addons(algorithm, **every), rounds=2)
+    check_algorithm(with_addons(ServerOptimizer(algorithm, Momentum()), **every), rounds=2)
 
 
 def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
@@ -133,7 +120,7 @@ def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"server_momentum": 1.0}, "below 1"),
+        ({"ema": 1.0}, "below 1"),
         ({"ema": -0.1}, "at least 0"),
         ({"lr_schedule": "step"}, "cosine"),
         ({"lr_schedule": "cosine"}, "addons.lr_rounds"),
@@ -143,11 +130,6 @@ def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
 def test_what_cannot_be_is_said(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         with_addons(FedAvg(), **options)
-
-
-def test_momentum_needs_weights_at_the_server() -> None:
-    with pytest.raises(UsageError, match="has no weights"):
-        ServerMomentum(Local()).server_init(slopes(1.0), 2)
 
 
 def test_without_batch_norm_there_is_nothing_to_state_again() -> None:

@@ -16,12 +16,13 @@ from copfl.core.batches import plan
 from copfl.core.tree import Masked
 from copfl.engine.mapping import sequential
 from copfl.flower import secure_total
+from copfl.parts.averaging import Total
 from copfl.parts.cowa import Cowa
 from copfl.parts.pwpm import Pwpm
 from copfl.parts.server_steps import SERVER_STEPS, FedExP, Mean, Momentum
 from copfl.testing import check_algorithm, small_federation
-from copfl.wrappers.server_optimizer import ServerOptimizer, with_server_optimizer
-from tests.toys import rounds_of
+from copfl.wrappers.server_optimizer import OptimizedTotal, ServerOptimizer, with_server_optimizer
+from tests.toys import rounds_of, slopes
 
 
 def uploads_of(algorithm: Any, task: Any, federation: Any, server: Any, clients: Any = None) -> list[Any]:
@@ -45,6 +46,20 @@ def server_after(algorithm: Any, task: Any, server: Any, uploads: list[Any]) -> 
     for summand in summands[1:]:
         total = tree.add(total, summand)
     return algorithm.server_update(task, server, total)[0]
+
+
+def test_momentum_by_hand() -> None:
+    """w = 1; the mean says 3, then 3 again: steps of 2, then 0.5 * 2 + (3 - 3) = 1."""
+    task, algorithm = slopes(1.0), ServerOptimizer(FedAvg(), Momentum(momentum=0.5))
+    server: Any = algorithm.server_init(task, 2)
+    server = server._replace(server=server.server._replace(w=torch.tensor([1.0])))
+    one = torch.ones((), dtype=torch.float64)
+    total = OptimizedTotal(Total(torch.tensor([6.0]), torch.tensor(2.0)), 2 * one, 2 * one, (), ())
+    server, _ = algorithm.server_update(task, server, total)
+    assert server.server.w.tolist() == [3.0]
+    server, _ = algorithm.server_update(task, server, total)
+    assert server.server.w.tolist() == [4.0]
+    assert server.moments.m.tolist() == [1.0]
 
 
 def test_the_plain_mean_adds_nothing() -> None:

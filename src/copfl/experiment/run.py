@@ -249,12 +249,9 @@ def _baseline(e: Experiment) -> Experiment | None:
     settings = dataclasses.replace(e.settings, eval_models="final")
     none = {kind: KINDS[kind]() for kind in WRAPPERS}
     chosen = schema.Algorithm(name="local", epochs=local.epochs)
-    run = dataclasses.replace(e.run, **none, algorithm=chosen, run=settings)
-    algorithm: AnyAlgorithm = local
-    if e.run.addons:
-        addons = schema.Addons(options={**e.run.addons.options, "server_momentum": 0.0})  # it has no server
-        run = dataclasses.replace(run, addons=addons)
-        algorithm = build("addons", addons, algorithm=local)
+    addons = e.run.addons
+    run = dataclasses.replace(e.run, **{**none, "addons": addons}, algorithm=chosen, run=settings)
+    algorithm: AnyAlgorithm = build("addons", addons, algorithm=local) if addons else local
     if algorithm == e.algorithm:
         return e
     return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine), run=run)

@@ -449,10 +449,14 @@ class Run:
 KINDS: dict[str, type[Any]] = {f.name: f.default_factory for f in dataclasses.fields(Run)}  # type: ignore[misc]
 
 
-@cache
 def declared(record: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a record that are settings."""
-    return tuple(f for f in dataclasses.fields(record) if "help" in f.metadata)
+    if record not in _DECLARED:
+        _DECLARED[record] = tuple(f for f in dataclasses.fields(record) if "help" in f.metadata)
+    return _DECLARED[record]
+
+
+_DECLARED: dict[type[Any], tuple[dataclasses.Field[Any], ...]] = {}
 
 
 def _types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:

@@ -1,9 +1,8 @@
 """Training add-ons: what can be added to every algorithm, so that a comparison can give all of them the same.
 
-server_momentum  The server continues its last step: FedAvgM (Hsu et al. 2019).
-ema              A client predicts with an exponential moving average of the weights that its rounds ended in.
-lr_schedule      The learning rate falls over the rounds.
-bn_stats         A client predicts with batch-norm statistics computed on all its samples.
+ema          A client predicts with an exponential moving average of the weights that its rounds ended in.
+lr_schedule  The learning rate falls over the rounds.
+bn_stats     A client predicts with batch-norm statistics computed on all its samples.
 """
 
 from copfl.core.algorithm import AnyAlgorithm
@@ -11,7 +10,6 @@ from copfl.errors import one_of
 from copfl.wrappers.bn_stats import LocalBnStats
 from copfl.wrappers.ema import Ema
 from copfl.wrappers.lr_schedule import LrSchedule
-from copfl.wrappers.server_momentum import ServerMomentum
 
 SCHEDULES = ("constant", "cosine", "linear")
 STATISTICS = ("running", "local")
@@ -19,7 +17,6 @@ STATISTICS = ("running", "local")
 
 def with_addons(
     algorithm: AnyAlgorithm,
-    server_momentum: float = 0.0,
     ema: float = 0.0,
     lr_schedule: str = "constant",
     lr_rounds: int = 0,
@@ -31,8 +28,6 @@ def with_addons(
     """
     one_of(SCHEDULES, **{"addons.lr_schedule": lr_schedule})
     one_of(STATISTICS, **{"addons.bn_stats": bn_stats})
-    if server_momentum:
-        algorithm = ServerMomentum(algorithm, server_momentum)
     if lr_schedule != "constant":
         algorithm = LrSchedule(algorithm, lr_schedule, lr_rounds)
     if bn_stats == "local":

@@ -244,15 +244,16 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_and_baselines_have_its_
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
                 assert abs(tables["algorithm"]["warmup"] - 0.75 * tables["run"]["rounds"]) <= 0.5
             if plan.row.label == "plus" or plan.row.label.endswith("add-ons"):
-                addons = {k: tables["addons"][k] for k in ("server_momentum", "ema", "bn_stats")}
-                momentum = 0.0 if plan.row.algorithm == "local" else 0.9
-                assert addons == {"server_momentum": momentum, "ema": 0.95, "bn_stats": "local"}
+                addons = {key: tables["addons"][key] for key in ("ema", "bn_stats")}
+                assert addons == {"ema": 0.95, "bn_stats": "local"}
+                momentum = {"name": "momentum", "lr": 1.0, "momentum": 0.9}
+                assert tables.get("server") == (None if plan.row.algorithm == "local" else momentum)
 
 
 def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
     experiment = experiments.read("table1")
     row = next(row for row in experiment.rows if row.label == "CO-PFL (our interpretation)")
-    row = row._replace(preset="paper", settings={"addons": {"server_momentum": 0.9}})
+    row = row._replace(preset="paper", settings={"server": {"name": "momentum", "momentum": 0.8}})
     plain = experiments.Plan(
         experiment.columns[2], "equal", row, experiment.base, experiment.budget("full"), [3]
     )
@@ -261,4 +262,4 @@ def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
         tables = plan.jobs(plan.choices[1])[0].run.tables()
         assert (tables["algorithm"]["merge"], tables["algorithm"]["rate"]) == ("union", 0.15)
         assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (optimizer, 3e-4)
-        assert (tables["addons"]["server_momentum"], tables["run"]["seed"]) == (0.9, 3)
+        assert (tables["server"]["momentum"], tables["run"]["seed"]) == (0.8, 3)

@@ -110,8 +110,8 @@ def reproduce(
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
     runner = Runner(log, end, pause=math.inf if on_cuda else PAUSE, batch_seeds=on_cuda)
     left, problems, all_findings = 0, list[str](), list[findings.Findings]()
-    for whole in chosen_experiments:
-        part = experiments.only(whole, column or [], row or [])
+    for complete in chosen_experiments:
+        part = experiments.only(complete, column or [], row or [])
         protocols = [name for name in part.protocols if protocol in (name, "both")]
         if not protocols:
             if experiment == "all":
@@ -133,13 +133,13 @@ def reproduce(
                 batch = Batch(part.name, store, runs, machine, replace(runner, executor=executor))
                 missing, failed = batch.run(plans)
             left, problems = left + missing, problems + failed
-        found = findings.found(part, budget, protocols, wanted_seeds, store)
+        shown = findings.from_records(part, budget, protocols, wanted_seeds, store)
         if from_records:
-            all_findings.append(found)
-            for path in writing.write(found, budget, pages):
+            all_findings.append(shown)
+            for path in writing.write(shown, budget, pages):
                 log(f"written: {path}")
         elif not quiet:
-            print(writing.summary(found))
+            print(writing.summary(shown))
         if time.monotonic() > end:
             break
     if from_records and experiment == "all":

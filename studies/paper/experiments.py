@@ -117,7 +117,7 @@ class Experiment:
         return self.budgets[name]
 
 
-class Trial(NamedTuple):
+class TuningJob(NamedTuple):
     """Settings to try, and the job that tries them."""
 
     settings: Tables
@@ -139,7 +139,7 @@ class Plan(NamedTuple):
         """The settings to try, or the only ones."""
         return cells(grid_of(self.row.recipes[self.protocol].tune, "tune"))
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TuningJob]:
         """The tuning jobs; none, where there is nothing to choose."""
         budget, column = self.budget, self.column.tuned or self.column
         rounds, every = budget.tune_rounds, budget.tune_eval_every
@@ -150,7 +150,7 @@ class Plan(NamedTuple):
             job = plan._job(rounds, every, settings, budget.tune_seed)
             label = f"{job.label}, tuning"
             job = job._replace(label=label, validation=budget.validation, last=budget.tune_last)
-            trials.append(Trial(settings, job))
+            trials.append(TuningJob(settings, job))
         return trials
 
     def jobs(self, chosen: Tables) -> list[Job]:
@@ -203,7 +203,11 @@ def plans(
 ) -> Iterator[Plan]:
     """Every cell of the experiment; a column is complete before the next one begins.
 
-    Without `seeds`, a cell has as many as its column or else the budget says.
+    Args:
+        experiment: Its rows and columns.
+        budget: Rounds, evaluations and seeds of a run.
+        protocols: Those that are run.
+        seeds: The seeds of a cell; none: as many as its column or else the budget says.
     """
     for column in experiment.columns:
         count = column.seeds or budget.seeds

@@ -68,10 +68,18 @@ class Findings:
         return [self.cells[protocol, column, row.label] for row in self.experiment.rows_of(protocol)]
 
 
-def found(
+def from_records(
     experiment: Experiment, budget: str, protocols: Sequence[str], seeds: Sequence[int], store: Store
 ) -> Findings:
-    """The cells, as far as there are records."""
+    """The cells of an experiment, as far as there are records.
+
+    Args:
+        experiment: Its rows and columns.
+        budget: The name of one of its budgets.
+        protocols: Those that are shown.
+        seeds: The seeds of a cell; none: as many as its column or the budget says.
+        store: The records.
+    """
     cells = {}
     for plan in plans(experiment, experiment.budget(budget), protocols, seeds):
         trials, best = tuned(plan, store)

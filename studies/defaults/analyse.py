@@ -74,9 +74,7 @@ def confirmation(accuracies: Values) -> str:
             regrets.append(regret)
             text = f"{regret:.1f} | `{best.algorithm}`, {best.server}, {best.lr:g} |"
         means_of = f"{np.mean([*rule.values()]):.1f} | {np.mean([*alone.values()]):.1f}"
-        lines.append(
-            f"| {setting} | {means_of} | {gains.mean():+.1f} [{low:+.1f}, {high:+.1f}] | {text}"
-        )
+        lines.append(f"| {setting} | {means_of} | {gains.mean():+.1f} [{low:+.1f}, {high:+.1f}] | {text}")
     lines.append(f"\nMean regret {np.mean(regrets):.2f}, largest {max(regrets):.1f}, over {len(regrets)}.")
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import rate_of, traits, with_rate
 from copfl.core.criteria import LOSSES
 from copfl.core.metrics import METRICS
@@ -28,7 +29,7 @@ from copfl.data.partition import Partition
 from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
-from copfl.errors import CopflError, UsageError
+from copfl.errors import CopflError, UsageError, how_to_set
 from copfl.models import MODELS, pretrained
 from copfl.settings import presets, schema, toml, user_code
 from copfl.settings.checking import (
@@ -123,6 +124,7 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
     preset_layers = _preset(preset, [defaults, *layers])
     tables = _merged([defaults, *preset_layers, *layers, named], own)
     if not names_algorithm(*layers, named, preset=preset) and "algorithm" not in own:
+        _check_options_of_nobody(tables["algorithm"], defaults.get("algorithm", {}))
         tables = _merged([defaults, first_choice(_known(tables, own)).layer, *layers, named], own)
     for kind, table in tables.items():
         if "value" in table and kind not in own:
@@ -182,6 +184,17 @@ def names_algorithm(*layers: Layer, preset: str = "") -> bool:
     return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
 
 
+def _check_options_of_nobody(table: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """Nothing, if no option of a certain algorithm is set, where no algorithm is named."""
+    common = {f.name for f in schema.declared(schema.Algorithm)}
+    for key in table.keys() - common - usual.keys():
+        if any(key in parameters_of(algorithm, skip=("optimizer",)) for algorithm in ALGORITHMS.values()):
+            name = how_to_set("algorithm.name", "copfl", "--algorithm")
+            raise SettingError(
+                f"algorithm.{key}", table[key], f"needs the name of its algorithm, such as {name}"
+            )
+
+
 def _known(tables: Tables, own: Mapping[str, Any]) -> Known:
     """What is known of a federation before anything is trained, without reading a published data set."""
     table, run = tables["data"], tables["run"]
@@ -199,7 +212,7 @@ def _known(tables: Tables, own: Mapping[str, Any]) -> Known:
     usual: Usual | None = None
     if isinstance(own.get("data"), Dataset):
         usual = _usual_of(own["data"])
-    elif _is_own(name) or name in SMALL_SETS:
+    elif "data" not in own and (_is_own(name) or name in SMALL_SETS):
         usual = _usual_of_data(table)
     if partition in ("classes", "concept_shift"):
         options = component("partition", {**tables["partition"], "name": partition}).options

@@ -26,6 +26,7 @@ class Setting:
         rounds: Rounds of training.
         model: A model of copfl and its options.
         extra: Further tables of a run.
+        batch: Samples in a training step; 0: copfl's default.
     """
 
     data: str
@@ -34,6 +35,7 @@ class Setting:
     rounds: int
     model: tuple[str, dict[str, Any]]
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+    batch: int = 0
 
 
 def skew(per_client: int, train: int = 50, test: int = 100) -> tuple[str, dict[str, Any]]:
@@ -48,6 +50,8 @@ CNN: tuple[str, dict[str, Any]] = ("cnn", {})
 WORDS: tuple[str, dict[str, Any]] = ("embedding", {})
 TABLE: tuple[str, dict[str, Any]] = ("mlp", {})
 SIGNAL: tuple[str, dict[str, Any]] = ("cnn1d", {})
+MINILM: tuple[str, dict[str, Any]] = ("hf:minilm", {"task": "embedding", "max_length": 32})
+LORA = {"adapter": {"name": "lora", "r": 8, "alpha": 16.0, "targets": "query+value"}}
 WRONG = {"attack": {"name": "label_flip", "fraction": 0.2}}
 
 SETTINGS: dict[str, Setting] = {
@@ -83,6 +87,9 @@ SETTINGS: dict[str, Setting] = {
     # A head on features of a pretrained encoder.
     "features-skew": Setting("features", skew(8, 15, 20), 20, 40, TABLE),
     "features-dirichlet": Setting("features", dirichlet(0.3), 20, 40, TABLE),
+    # LoRA on MiniLM, a folder of COPFL_MODELS (benchmarks/finetuning_bases.py).
+    "lora-skew": Setting("banking", skew(8, 12, 15), 20, 20, MINILM, LORA, 16),
+    "lora-dirichlet": Setting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
 }
 CPU_SETTINGS = tuple(SETTINGS)[:9]
 

@@ -25,25 +25,55 @@ VALIDATION = 0.25
 RATES = (1e-3, 3e-3, 1e-2)
 SERVERS = ("mean", "momentum", "fedexp", "adam")
 ONCE = (1,)  # local epochs
-# The algorithms, with the server optimizers and the local epochs that each is tried with.
-SUITES: dict[str, dict[str, tuple[tuple[str, ...], tuple[int, ...]]]] = {
+STEADY = ("constant",)
+USUAL = (0,)  # batch size: the setting's
+SHORT_LIST = {
+    "local": ("mean",),
+    "fedpac": ("momentum", "fedexp"),
+    "fedrod": ("momentum", "fedexp"),
+    "fedper": ("momentum",),
+    "fedavg_ft": ("momentum", "fedexp"),
+}
+
+
+class Tried(NamedTuple):
+    """What an algorithm is combined with."""
+
+    servers: tuple[str, ...]
+    epochs: tuple[int, ...] = ONCE
+    schedules: tuple[str, ...] = STEADY  # of the learning rate over the rounds
+    batches: tuple[int, ...] = USUAL
+    head_speeds: tuple[float, ...] = (0.0,)  # of FedPAC; 0: its default
+
+
+SUITES: dict[str, dict[str, Tried]] = {
     "servers": {
-        "local": (("mean",), ONCE),
-        "fedavg_ft": (SERVERS, ONCE),
-        "fedper": (SERVERS, ONCE),
-        "fedrod": (SERVERS, ONCE),
-        "fedpac": (("mean", "momentum", "fedexp"), ONCE),
-        "feddbe": (("mean", "fedexp"), ONCE),
-        "ditto": (("mean", "fedexp"), ONCE),
-        "scaffold": (("mean",), ONCE),
-        "copfl": (("mean", "momentum", "fedexp"), ONCE),
+        "local": Tried(("mean",)),
+        "fedavg_ft": Tried(SERVERS),
+        "fedper": Tried(SERVERS),
+        "fedrod": Tried(SERVERS),
+        "fedpac": Tried(("mean", "momentum", "fedexp")),
+        "feddbe": Tried(("mean", "fedexp")),
+        "ditto": Tried(("mean", "fedexp")),
+        "scaffold": Tried(("mean",)),
+        "copfl": Tried(("mean", "momentum", "fedexp")),
     },
     "epochs": {
-        "local": (("mean",), (3,)),
-        "fedpac": (("momentum", "fedexp"), (2,)),
-        "fedper": (("momentum", "fedexp"), (3,)),
-        "fedrod": (("momentum", "fedexp"), (3,)),
-        "fedavg_ft": (("momentum", "fedexp"), (3,)),
+        "local": Tried(("mean",), (3,)),
+        "fedpac": Tried(("momentum", "fedexp"), (2,)),
+        "fedper": Tried(("momentum", "fedexp"), (3,)),
+        "fedrod": Tried(("momentum", "fedexp"), (3,)),
+        "fedavg_ft": Tried(("momentum", "fedexp"), (3,)),
+    },
+    "batches": {name: Tried(servers, batches=(0, 8)) for name, servers in SHORT_LIST.items()},
+    "cosine": {
+        name: Tried(servers, schedules=("cosine",), batches=(8,)) for name, servers in SHORT_LIST.items()
+    },
+    "heads": {
+        "fedpac": Tried(("fedexp", "momentum"), ONCE, ("constant", "cosine"), (8,), (1.0, 3.0)),
+    },
+    "adapters": {
+        name: Tried(servers, schedules=("constant", "cosine")) for name, servers in SHORT_LIST.items()
     },
 }
 
@@ -54,20 +84,71 @@ class Job(NamedTuple):
     server: str
     lr: float
     epochs: int
+    schedule: str
+    batch: int
+    head_speed: float
     seed: int
 
 
 def jobs(suite: str, names: list[str], seeds: list[int]) -> list[Job]:
     """Ordered so that a study that is stopped early has complete candidates in the first seeds."""
     return [
-        Job(name, algorithm, server, lr, count, seed)
+        Job(name, algorithm, server, lr, epochs, schedule, batch, speed, seed)
         for seed in seeds
-        for algorithm, (servers, epochs) in SUITES[suite].items()
-        for server, count, name, lr in itertools.product(servers, epochs, names, RATES)
+        for algorithm, tried in SUITES[suite].items()
+        for server, epochs, schedule, batch, speed, name, lr in itertools.product(*tried, names, RATES)
     ]
 
 
-def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
+# Beside the rule: what was best in some part of the development settings, and the paper's method.
+COMPETITORS = (
+    ("fedpac", "momentum", 1e-3, "constant", 0),
+    ("fedpac", "momentum", 1e-2, "constant", 0),
+    ("fedper", "momentum", 1e-3, "constant", 0),
+    ("fedrod", "fedexp", 1e-3, "cosine", 8),
+    ("fedavg_ft", "fedexp", 1e-3, "constant", 8),
+    ("fedavg_ft", "momentum", 1e-2, "constant", 0),
+    ("copfl", "mean", 1e-3, "constant", 0),
+)
+
+
+def confirmation(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
+    """The rule of copfl.settings.first_choice, training alone in the same way, and the competitors."""
+    from copfl.settings.first_choice import Known, first_choice
+
+    rules, others = [], []
+    for seed in seeds:
+        for name in names:
+            setting = SETTINGS[name]
+            known = Known(
+                "classification",
+                samples_per_client(name, folder),
+                setting.rounds,
+                setting.model[0],
+                "hf:" in setting.model[0],
+            )
+            choice = first_choice(known)
+            how = (choice.lr, 1, choice.schedule, choice.batch)
+            rules += [
+                Job(name, choice.algorithm, choice.server, *how, choice.options["head_speed"], seed),
+                Job(name, "local", "mean", *how, 0.0, seed),
+            ]
+            others += [Job(name, *c[:3], 1, *c[3:], 0.0, seed) for c in COMPETITORS]
+    return rules + others
+
+
+def samples_per_client(name: str, folder: Path) -> float:
+    setting = SETTINGS[name]
+    scheme, options = setting.partition
+    if scheme in ("classes", "concept_shift"):
+        return float(options["per_client"] * options["train_per_class"])
+    data = arrays(setting.data, folder)
+    held_out = 0 if "x_test" in data else 0.2  # copfl takes a fifth of data without test samples
+    clients = setting.clients or len(np.unique(data["group"]))
+    return len(data["y"]) * (1 - held_out) / clients
+
+
+def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, Any]:
     """Every client's accuracy after local training: the mean of the last third of the evaluations, at most five."""
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
@@ -76,13 +157,17 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.settings.complete import complete
     from copfl.settings.user_code import as_dataset
+    from copfl.wrappers.addons import with_addons
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
-    epochs = {} if job.algorithm == "copfl" else {"epochs": job.epochs}
-    algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **epochs)
+    options: dict[str, Any] = {} if job.algorithm == "copfl" else {"epochs": job.epochs}
+    if job.head_speed:
+        options["head_speed"] = job.head_speed
+    algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **options)
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())
-    scheme, options = setting.partition
+    algorithm = with_addons(algorithm, lr_schedule=job.schedule, lr_rounds=setting.rounds)
+    scheme, scheme_options = setting.partition
     model, model_options = setting.model
     of_run = {
         "rounds": setting.rounds,
@@ -92,14 +177,18 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "workers": 1,
         "eval_models": "final",
     }
+    if setting.clients:
+        of_run["clients"] = setting.clients
+    if job.batch or setting.batch:
+        of_run["batch"] = job.batch or setting.batch
     layers = {
-        "run": of_run | ({"clients": setting.clients} if setting.clients else {}),
-        "partition": {"name": scheme, **options},
+        "run": of_run,
+        "partition": {"name": scheme, **scheme_options},
         "model": {"name": model, **model_options},
         **setting.extra,
     }
     run = complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
-    experiment = prepare(run, validation=VALIDATION)
+    experiment = prepare(run, validation=validation)
     result = execute(experiment, None)
     accuracy = np.asarray(result.accuracy)
     last = accuracy[-max(1, min(5, len(accuracy) // 3)) :].mean(0)
@@ -113,11 +202,11 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     }
 
 
-def work(queue: Any, results: Any, folder: Path, device: str) -> None:
+def work(queue: Any, results: Any, folder: Path, device: str, validation: float) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     while (job := queue.get()) is not None:
         try:
-            results.put(record(job, folder, device))
+            results.put(record(job, folder, device, validation))
         except Exception as error:
             results.put({**job._asdict(), "error": f"{type(error).__name__}: {error}"[:500]})
             traceback.print_exc()
@@ -128,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--suite", default="servers", choices=SUITES)
+    parser.add_argument("--suite", default="servers", choices=[*SUITES, "confirm"])
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--seeds", default="100,101,102")
     parser.add_argument("--device", default="cpu")
@@ -140,11 +229,15 @@ def main() -> None:
         lines = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()]
         done = {Job(*(line[name] for name in Job._fields)) for line in lines if "error" not in line}
     seeds = [int(seed) for seed in args.seeds.split(",")]
-    waiting = [job for job in jobs(args.suite, args.settings.split(","), seeds) if job not in done]
+    names = args.settings.split(",")
+    is_last = args.suite == "confirm"  # on test samples
+    planned = confirmation(names, seeds, args.data) if is_last else jobs(args.suite, names, seeds)
+    validation = 0.0 if is_last else VALIDATION
+    waiting = [job for job in planned if job not in done]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(maxsize=args.processes), context.Queue()
     processes = [
-        context.Process(target=work, args=(queue, results, args.data, args.device))
+        context.Process(target=work, args=(queue, results, args.data, args.device, validation))
         for _ in range(args.processes)
     ]
     for process in processes:

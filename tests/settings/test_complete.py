@@ -33,8 +33,11 @@ def resolved(*layers: Tables, **fixed: object) -> Tables:
     return complete(*layers, values=fixed).tables()
 
 
-def test_nothing_said_is_copfl_on_digits() -> None:
-    tables = resolved()
+PAPERS: Tables = {"algorithm": {"name": "copfl"}}
+
+
+def test_an_algorithm_alone_is_trained_on_digits() -> None:
+    tables = resolved(PAPERS)
     names = {kind: table.get("name") for kind, table in tables.items()}
     chosen = {
         "algorithm": "copfl",
@@ -71,7 +74,7 @@ def test_a_percentage_in_a_preset_is_of_the_runs_rounds() -> None:
     assert complete(preset="plus").algorithm.options["warmup"] == 30  # of the 40 that suit the digits
     assert complete({"data": {"name": "cifar10"}}, preset="plus").algorithm.options["warmup"] == 75
     with pytest.raises(SettingError, match=r"algorithm\.warmup='50%' must be a whole number"):
-        resolved({"algorithm": {"warmup": "50%"}})
+        resolved({"algorithm": {"name": "copfl", "warmup": "50%"}})
 
 
 def test_a_table_is_titled_by_its_kind_alone() -> None:
@@ -83,14 +86,14 @@ def test_a_table_is_titled_by_its_kind_alone() -> None:
 
 
 def test_later_layers_win() -> None:
-    file: Tables = {"algorithm": {"rate": 0.1, "budget": 0.3}, "run": {"rounds": 5}}
+    file: Tables = {"algorithm": {"name": "copfl", "rate": 0.1, "budget": 0.3}, "run": {"rounds": 5}}
     tables = resolved(file, {"algorithm": {"rate": 0.2}, "run": {"seed": 7}})
     assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.2, 0.3)
     assert (tables["run"]["rounds"], tables["run"]["seed"]) == (5, 7)
 
 
 def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_before() -> None:
-    before = resolved({"algorithm": {"rate": 0.1}, "model": {"width": 4}})
+    before = resolved({"algorithm": {"name": "copfl", "rate": 0.1}, "model": {"width": 4}})
     tables = resolved(before, {"algorithm": {"name": "fedavg"}})
     assert tables["algorithm"] == {"name": "fedavg", "weights": "samples", "epochs": 1}
     assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (
@@ -99,7 +102,9 @@ def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_befor
     )
     assert tables["model"]["width"] == 4
     assert (
-        resolved({"algorithm": {"rate": 0.1}}, {"algorithm": {"name": "fedavg"}})["algorithm"]["name"]
+        resolved({"algorithm": {"name": "copfl", "rate": 0.1}}, {"algorithm": {"name": "fedavg"}})[
+            "algorithm"
+        ]["name"]
         == "fedavg"
     )
     assert resolved(before, {"algorithm": {"name": "copfl"}}) == before
@@ -109,7 +114,7 @@ def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
     tables = resolved({"data": {"name": "digits"}, "model": {"name": "mlp"}, "partition": {"name": "iid"}})
     assert tables["model"] == {"name": "mlp", "width": 64}
     assert tables["partition"] == {"name": "iid"}
-    assert resolved({"data": {"name": "cifar10c", "dir": "x"}})["algorithm"]["rate"] == 0.15
+    assert resolved(PAPERS, {"data": {"name": "cifar10c", "dir": "x"}})["algorithm"]["rate"] == 0.15
     assert resolved({"data": {"name": "mini_imagenet", "dir": "x"}})["model"]["name"] == "resnet18"
 
 
@@ -118,7 +123,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "mine.npz").touch()
     names = {"data": "mine.npz", "model": "mlp", "partition": "iid"}
     mine = {kind: {"name": name} for kind, name in names.items()}
-    assert resolved(mine)["data"]["name"] == str(tmp_path / "mine.npz")
+    assert resolved(mine, PAPERS)["data"]["name"] == str(tmp_path / "mine.npz")
     assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
     monkeypatch.setenv("COPFL_DATA", "elsewhere")
     assert resolved({"data": {"name": "cifar10"}})["data"]["dir"] == str(tmp_path / "elsewhere")
@@ -208,7 +213,7 @@ def test_a_value_without_a_name_stands_in_for_its_table() -> None:
             {"algorithm": {"name": "fedavg", "rate": 0.1}},
             "algorithm.rate=0.1 is no setting; allowed are epochs",
         ),
-        ({"algorithm": {"rate": 2}}, "algorithm.rate=2.0 must lie between 0 and 1"),
+        ({"algorithm": {"name": "copfl", "rate": 2}}, "algorithm.rate=2.0 must lie between 0 and 1"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr=nan must be a finite number"),
         ({"optimizer": {"lr": 0}}, "optimizer.lr=0.0 must be a number or left out, above 0"),
         ({"partition": {"name": "class"}}, "partition.name='class' is unknown.*did you mean \"classes\""),
@@ -224,7 +229,7 @@ def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, An
 
 
 def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
-    assert not set(WRAPPERS) & resolved({"attack": {}, "robust": {}}).keys()
+    assert not set(WRAPPERS) & resolved(PAPERS, {"attack": {}, "robust": {}}).keys()
     tables = resolved(
         {"attack": {"name": "noise"}, "robust": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}}
     )
@@ -330,7 +335,7 @@ def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers
         assert usual_rate(optimizer, "visits.csv", "hf:base") == published
         assert usual_rate(optimizer, "visits.csv", "hf:base", adapted=True) == usual  # of 1, 3 and 10 times
     data = from_arrays(np.zeros((10, 3, 8, 8), np.float32), np.arange(10) % 2, name="cifar10")
-    found = resolved(data=data)
+    found = resolved(PAPERS, data=data)
     assert (found["model"]["name"], found["optimizer"]["lr"]) == ("resnet18", 1e-4)
 
 

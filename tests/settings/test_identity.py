@@ -14,7 +14,7 @@ from copfl.settings.toml import Tables
 
 
 def identity_of(*layers: Tables) -> str:
-    return identity(complete(*layers))
+    return identity(complete({"algorithm": {"name": "copfl"}}, *layers))
 
 
 @pytest.mark.parametrize(

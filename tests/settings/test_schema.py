@@ -170,7 +170,7 @@ def test_a_near_name_is_proposed() -> None:
         ({"run": {"roundz": 3}}, "rounds"),
         ({"run": {"lr": 3}}, "optimizer.lr"),
         ({"algorithm": {"name": "fedpr"}}, "fedper"),
-        ({"algorithm": {"rte": 3}}, "rate"),
+        ({"algorithm": {"name": "copfl", "rte": 3}}, "rate"),
         ({"modle": {"name": "mlp"}}, "model"),
     ):
         with pytest.raises(SettingError) as error:

@@ -41,11 +41,14 @@ def run(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
+    """Train a federation; without options, CO-PFL on digits, where personalisation pays.
+
+    With data and no algorithm, it is what suits the data (docs/results.md).
+    """
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, prepare
-    from copfl.settings.complete import complete
+    from copfl.settings.complete import complete, names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
@@ -58,7 +61,14 @@ def run(
     with ranks.group():
         if ranks.follower():
             return follow()
-        description = complete(*layers, line, preset="demo" if is_demo else preset or "")
+        preset = "demo" if is_demo else preset or ""
+        description = complete(*layers, line, preset=preset)
+        if show.progress and not names_algorithm(*layers, line, preset=preset):
+            print(
+                f"No algorithm is named, so this is {description.method_text}: seldom far from the best "
+                "(docs/results.md). `copfl choose` compares methods on your data.",
+                file=sys.stderr,
+            )
         prepared = prepare(description, tell=show.tell)
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:

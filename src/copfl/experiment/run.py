@@ -41,7 +41,7 @@ OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds 
 
 @left_as_found()
 def run(
-    algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] = "copfl",
+    algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] | None = None,
     dataset: Any = "digits",
     *,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
@@ -72,7 +72,7 @@ def run(
     Args:
         algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value or its
             class, with the learning rate of the data set where it chooses none. Or a complete `copfl.Run`, which then
-            has all settings but `out` and `on_round`.
+            has all settings but `out` and `on_round`. By default what suits the data, see docs/results.md.
         dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch Dataset, a
             pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
         model: A name, "module:Class", an nn.Module, or a function of (shape, classes) that makes one. Parameters

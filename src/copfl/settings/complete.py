@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import rate_of, traits, with_rate
 from copfl.core.criteria import LOSSES
 from copfl.core.metrics import METRICS
@@ -27,7 +29,7 @@ from copfl.data.partition import Partition
 from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
-from copfl.errors import CopflError, UsageError
+from copfl.errors import CopflError, UsageError, how_to_set
 from copfl.models import MODELS, pretrained
 from copfl.settings import presets, schema, toml, user_code
 from copfl.settings.checking import (
@@ -47,6 +49,7 @@ from copfl.settings.components import (
     name_of,
     usual_optimizer,
 )
+from copfl.settings.first_choice import Known, first_choice
 from copfl.settings.schema import KINDS, Component, Run, RunSettings, record_of
 from copfl.settings.toml import Tables
 
@@ -118,7 +121,11 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
     defaults = (
         {kind: t for kind, t in _defaults(name).items() if kind not in own} if "data" not in own else {}
     )
-    tables = _merged([defaults, *_preset(preset, [defaults, *layers]), *layers, named], own)
+    preset_layers = _preset(preset, [defaults, *layers])
+    tables = _merged([defaults, *preset_layers, *layers, named], own)
+    if not names_algorithm(*layers, named, preset=preset) and "algorithm" not in own:
+        _check_options_of_nobody(tables["algorithm"], defaults.get("algorithm", {}))
+        tables = _merged([defaults, first_choice(_known(tables, own)).layer, *layers, named], own)
     for kind, table in tables.items():
         if "value" in table and kind not in own:
             raise UsageError(
@@ -134,7 +141,7 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
             own["algorithm"] = with_rate(own["algorithm"], rate)
         records["algorithm"] = _of_value("algorithm", options, own["algorithm"], repr(own["algorithm"]))
     else:
-        records["algorithm"] = component("algorithm", {"name": "copfl", **tables["algorithm"]})
+        records["algorithm"] = component("algorithm", tables["algorithm"])
         rates = _rates(tables, own)
         records["optimizer"] = optimizer(
             records["algorithm"], tables["optimizer"], rates, own.get("optimizer")
@@ -170,6 +177,60 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
 
 
 # Layers
+
+
+def names_algorithm(*layers: Layer, preset: str = "") -> bool:
+    """Whether an algorithm is chosen; if not, `first_choice` decides."""
+    return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
+
+
+def _check_options_of_nobody(table: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """Nothing, if no option of a certain algorithm is set, where no algorithm is named."""
+    common = {f.name for f in schema.declared(schema.Algorithm)}
+    for key in table.keys() - common - usual.keys():
+        if any(key in parameters_of(algorithm, skip=("optimizer",)) for algorithm in ALGORITHMS.values()):
+            name = how_to_set("algorithm.name", "copfl", "--algorithm")
+            raise SettingError(
+                f"algorithm.{key}", table[key], f"needs the name of its algorithm, such as {name}"
+            )
+
+
+def _known(tables: Tables, own: Mapping[str, Any]) -> Known:
+    """What is known of a federation before anything is trained, without reading a published data set."""
+    table, run = tables["data"], tables["run"]
+    name = str(table.get("name", "digits"))
+    model = str(
+        getattr(own.get("model"), "name", "")
+        or tables["model"].get("name")
+        or ("" if "model" in own else _usual_model(tables, own.get("data")))
+    )
+    partition = (
+        ""
+        if "partition" in own
+        else str(tables["partition"].get("name") or _usual_partition(tables, own.get("data")))
+    )
+    usual: Usual | None = None
+    if isinstance(own.get("data"), Dataset):
+        usual = _usual_of(own["data"])
+    elif "data" not in own and (_is_own(name) or name in SMALL_SETS):
+        usual = _usual_of_data(table)
+    if partition in ("classes", "concept_shift"):
+        options = component("partition", {**tables["partition"], "name": partition}).options
+        samples = float(options["per_client"] * options["train_per_class"])
+    elif usual is None:
+        samples = math.inf
+    else:
+        by_group = usual.groups if partition == "by_group" else 0
+        clients = own["partition"].clients if "partition" in own else run.get("clients") or by_group
+        samples = usual.samples / (clients or RunSettings.clients)
+    return Known(
+        usual.kind if usual else NEXT_TOKEN if model == "causal_cnn" else CLASSIFICATION,
+        samples,
+        run["rounds"] if isinstance(run.get("rounds"), int) else RunSettings.rounds,
+        model,
+        pretrained.is_pretrained(model),
+        bool(tables["privacy"] or tables["robust"]),
+    )
 
 
 def _defaults(data: str) -> Tables:
@@ -425,17 +486,19 @@ def data_of(record: schema.Data) -> Dataset:
 
 
 class Usual(NamedTuple):
-    """The settings of a run on a data set where none are given, and its number of natural clients."""
+    """The settings of a run on a data set where none are given, and what they follow from."""
 
     model: str
     partition: str
-    groups: int
+    groups: int  # natural clients
+    kind: str  # of task
+    samples: int  # for training
 
 
 def _usual_of(dataset: Dataset) -> Usual:
     by_target = "classes" if dataset.kind == CLASSIFICATION else "iid"
     partition = "by_group" if dataset.natural else by_target
-    return Usual(_model_for(dataset), partition, number_of_groups(dataset))
+    return Usual(_model_for(dataset), partition, number_of_groups(dataset), dataset.kind, len(dataset.train))
 
 
 def _usual_of_data(table: Mapping[str, Any]) -> Usual:

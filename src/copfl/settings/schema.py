@@ -87,7 +87,7 @@ class Algorithm(Component):
         "An algorithm (`copfl list algorithms`) or module:Class.",
         "Training",
         "--algorithm -a",
-        shown="copfl",
+        shown="what suits the data",
     )
     epochs: int | None = setting(None, "Local epochs per round.", "Training", shown="1", minimum=0)
 
@@ -429,6 +429,15 @@ class Run:
             title: dataclasses.replace(getattr(other, title), value=value) for title, value in values.items()
         }
         return dataclasses.replace(other, **same)
+
+    @property
+    def method_text(self) -> str:
+        """Such as "fedpac (server step fedexp, adam 0.001, batches of 8)"."""
+        optimizer = (
+            f"{self.optimizer.title} {self.optimizer.lr:g}" if self.optimizer.lr else self.optimizer.title
+        )
+        step = f"server step {self.server.title}, " if self.server else ""
+        return f"{self.algorithm.title} ({step}{optimizer}, batches of {self.run.batch})"
 
     @property
     def partition_text(self) -> str:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from unittest import mock
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing asks the hub; read when it is imported
+
 import pytest
 import torch
 from hypothesis import settings

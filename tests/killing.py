@@ -110,7 +110,8 @@ def small(limit: int) -> Callable[[], None]:
 def kills(folder: Path) -> Iterator[tuple[str, Path]]:
     """What a kill before each disk operation leaves: copies of one run's folder at those moments.
 
-    What the process has not written yet is in its memory alone, and so in no copy.
+    What the process has not written yet is in its memory alone, and so in no copy. Of copies with the same files one
+    is enough.
     """
     path, copies = folder / "run", folder / "copies"
 
@@ -121,8 +122,12 @@ def kills(folder: Path) -> Iterator[tuple[str, Path]]:
 
     assert child((*EXACT, "--out", str(path)), before_each(copy, path)) == 0
     assert {place.name for place in folder.iterdir()} == {"run", "copies", "never-stopped"}
+    before: dict[str, bytes] | None = None
     for number in range(1, 1 + len(list(copies.iterdir()))):
-        yield f"operation {number}", copies / str(number) / "run"
+        left = files(copies / str(number))
+        if left != before:
+            yield f"operation {number}", copies / str(number) / "run"
+        before = left
 
 
 def failures(folder: Path) -> Iterator[tuple[str, Path]]:

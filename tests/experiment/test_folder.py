@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ import copfl
 from copfl import files as checkpoint
 from copfl.errors import CopflError, RunError
 from copfl.experiment import folder as run_folder
-from tests.commands import files
+from tests.commands import files, found
 
 TINY: dict[str, Any] = {
     "model": "mlp",
@@ -31,11 +33,17 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "run"
+    copfl.run("copfl", **TINY, out=path)
+    return path
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A finished run."""
-    copfl.run("copfl", **TINY, out=tmp_path / "run")
-    return tmp_path / "run"
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def test_what_a_run_leaves(run: Path) -> None:
@@ -175,6 +183,20 @@ def test_a_folder_that_the_system_makes_read_only(tmp_path: Path, monkeypatch: p
         RunError, match=r"cannot write into .*: Read-only file system; name another folder with --out"
     ):
         copfl.run("copfl", **TINY, out=tmp_path / "run")
+
+
+def test_a_clock_that_runs_backwards_changes_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do files of the past and of the future."""
+    backwards = itertools.count(int(time.time()), -3600)
+    monkeypatch.setattr(time, "time", lambda: float(next(backwards)))
+    other = tmp_path / "other"
+    copfl.run("copfl", **{**TINY, "rounds": 2}, out=other)
+    for number, path in enumerate(sorted(other.rglob("*"))):
+        os.utime(path, (1e8, 1e8) if number % 2 else (4e9, 4e9))
+    copfl.resume(other, rounds=3)
+    assert found(other) == found(run)
 
 
 def cut(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Hostile runs against real processes: nothing executes on a node or on the server, and allowed code trains."""
+"""Hostile runs against real processes: nothing executes on a node or on the server, and allowed code trains.
+
+Without the processes: test_policy.py, and `test_an_app_gives_a_node_its_run_config_and_no_code`. `.ci/run` runs these too.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from copfl.flower.run_config import COMPONENTS
 from copfl.flower.status import LOCAL_HOME, answers
 from copfl.settings.toml import written
 from tests.flower.network import CONFIG, digits, write_nodes
+from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+pytestmark = slow
 
 EVIL_SERVER = """
 import time
@@ -58,7 +63,6 @@ def submitted(local: LocalFederation, seconds: float = 150) -> str:
     return " ".join((local.logs / "run.log").read_text().replace("│", " ").split())
 
 
-@pytest.mark.long
 def test_a_hostile_run_executes_nothing_on_the_server_or_on_a_node(tmp_path: Path) -> None:
     """First against the server of copfl, then with a server that Flower or the attacker runs."""
     app, owned = tmp_path / "app", tmp_path / "owned"
@@ -101,7 +105,6 @@ def test_a_hostile_run_executes_nothing_on_the_server_or_on_a_node(tmp_path: Pat
     assert not list(Path(node["state-dir"]).rglob("*.copfl"))
 
 
-@pytest.mark.long
 def test_a_model_that_the_owner_allowed_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`init` and `up` enter it, for the user is the owner of every machine; an empty policy would refuse it."""
     (tmp_path / "trial_net.py").write_text(

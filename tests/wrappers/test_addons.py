@@ -97,7 +97,7 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
             assert torch.equal(found[: task.d], w[: task.d])
 
 
-@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe", "fedpac"])
+@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe"])
 def test_all_addons_together_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
     every: dict[str, Any] = {

@@ -34,10 +34,6 @@ LORA: dict[str, Any] = {
     "rounds": 2,
     "partition": "iid",
 }
-ADDONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "ema and bn_stats": {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"},
-}
 
 
 def scores(result: copfl.Result, model_of: Any) -> list[float]:
@@ -62,11 +58,10 @@ def trained(name: str, tmp_path: Path, **more: Any) -> copfl.Result:
     return copfl.run(name, tiny.sentences(), model=f"hf:{base}", model_options=options, **{**LORA, **more})
 
 
-@pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_kept_model_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
-    more = {"addons": ADDONS[addons]} if ADDONS[addons] else {}
-    result = trained(name, tmp_path, **more)
+def test_a_kept_model_gives_the_number_of_the_table(name: str, tmp_path: Path) -> None:
+    """With add-ons: bundle/test_bundle.py."""
+    result = trained(name, tmp_path)
     assert scores(result, result.client_model) == result.latest("accuracy").tolist()
 
 

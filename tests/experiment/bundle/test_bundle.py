@@ -18,7 +18,7 @@ from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle import description
 from copfl.experiment.client_models import GLOBAL, RECEIVED
 from tests.commands import called, files
-from tests.experiment.test_client_models import LORA, SMALL, trained
+from tests.experiment.test_client_models import LORA, SMALL, scores, trained
 from tests.models import tiny
 
 MLP: dict[str, Any] = {
@@ -49,8 +49,10 @@ test_samples.__test__ = False  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_clients_bundle_gives_the_number_of_the_table(name: str, tmp_path: Path) -> None:
-    result = trained(name, tmp_path, out=tmp_path / "run", addons={"ema": 0.5, "bn_stats": "local"})
+    addons = {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"}
+    result = trained(name, tmp_path, out=tmp_path / "run", addons=addons)
     table = result.latest("accuracy")
+    assert scores(result, result.client_model) == table.tolist()
     for n in range(result.experiment.clients):
         bundle = copfl.load(tmp_path / "run", n)
         x, y = test_samples(result, n)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,24 +82,36 @@ import copfl
 from copfl.experiment.bundle import exporting
 for name in sys.argv[2:]:
     bundle = copfl.load(name, 1)
-    exporting.write(bundle, sys.argv[1], Path(f"{name}.pt2" if sys.argv[1] == "torch" else f"{name}.onnx"))
+    if name != "base":
+        exporting.write(bundle, "torch", Path(f"{name}.pt2"))
+    if sys.argv[1] == "with onnx":
+        exporting.write(bundle, "onnx", Path(f"{name}.onnx"))
 """
+ONNX = all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript"))
+onnx = pytest.mark.skipif(not ONNX, reason="onnxruntime and onnxscript are an extra, copfl[onnx]")
 
 
-def written(format: str, folder: Path, names: list[str]) -> None:
-    """Exports in a process of its own, as for a user: the exporter warns of its own old parts as it loads."""
-    words = [sys.executable, "-c", WRITES, format, *names]
+@pytest.fixture(scope="module")
+def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
+    """Those bundles, and that of a pretrained base, in every format.
+
+    In a process of its own, as for a user: the exporter warns of its own old parts as it loads.
+    """
+    base = tiny.base(folder)
+    settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": "iid", "adapter": "lora:r=2"}
+    copfl.run("fedper", tiny.sentences(), model=f"hf:{base}", **settings, out=folder / "base")
+    words = [sys.executable, "-c", WRITES, "with onnx" if ONNX else "torch alone", *found, "base"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
 
 
-def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], folder: Path) -> None:
-    written("torch", folder, list(found))
+def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported: Path) -> None:
     script = "import torch\nfor name in {names}:\n    torch.export.load(name + '.pt2')"
     words = [sys.executable, "-c", script.format(names=list(found))]
-    assert subprocess.run(words, cwd=folder, capture_output=True, timeout=300, check=False).returncode == 0
+    assert subprocess.run(words, cwd=exported, capture_output=True, timeout=300, check=False).returncode == 0
     for name, bundle in found.items():
-        program = torch.export.load(folder / f"{name}.pt2").module()
+        program = torch.export.load(exported / f"{name}.pt2").module()
         for count in (1, 9):
             samples = raw(name, count)
             expected = bundle.outputs(bundle.preparation.of(samples).x)
@@ -123,12 +135,12 @@ def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], folder: P
             assert answers == pytest.approx(expected, abs=1e-5, rel=1e-5), (name, count)
 
 
-def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bundle], folder: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
-    pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")
-    written("onnx", folder, list(found))
+@onnx
+def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bundle], exported: Path) -> None:
+    import onnxruntime as runtime
+
     for name, bundle in found.items():
-        session = runtime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(exported / f"{name}.onnx", providers=["CPUExecutionProvider"])
         about = session.get_modelmeta().custom_metadata_map
         assert json.loads(about["copfl"])["output"]["names"] == list(bundle.description.output.names)
         for count in (1, 9):  # any number of samples
@@ -147,7 +159,7 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
                 assert answers["probabilities"] == pytest.approx(bundle.predict_proba(samples), abs=1e-5)
     assert "zlib.crc32" in about["tokens"]  # of the texts: how a word becomes a token
     # Unknown categories and missing values.
-    session = runtime.InferenceSession(folder / "table.onnx", providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(exported / "table.onnx", providers=["CPUExecutionProvider"])
     rows = frame(3, seed=1).assign(age=[np.nan, 40.0, 60.0], sex=["m", "x", None])[["age", "sex", "lab"]]
     feed = {"age": rows[["age"]].to_numpy(), "lab": rows[["lab"]].to_numpy()}
     feed["sex"] = np.array([["m"], ["x"], [""]], dtype=object)
@@ -189,17 +201,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (nothing.code, "the run has no adapter" in nothing.err) == (2, True)
 
 
-@pytest.mark.long
-def test_onnx_of_a_base_has_its_tokenizer_beside_it(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
-    base = tiny.base(tmp_path)
-    settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": "iid", "adapter": "lora:r=2"}
-    copfl.run("fedper", tiny.sentences(), model=f"hf:{base}", **settings, out=tmp_path / "run")
-    bundle = copfl.load(tmp_path / "run", 0)
-    with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
-        file, tokenizer = exporting.write(bundle, "onnx", tmp_path / "model.onnx")
-    assert (file, tokenizer) == (tmp_path / "model.onnx", tmp_path / "model.onnx.tokenizer")
-    again = tiny.transformers.AutoTokenizer.from_pretrained(tokenizer)
+@onnx
+def test_onnx_of_a_base_has_its_tokenizer_beside_it(exported: Path) -> None:
+    bundle = copfl.load(exported / "base", 1)
+    assert (exported / "base.onnx").is_file()
+    again = tiny.transformers.AutoTokenizer.from_pretrained(exported / "base.onnx.tokenizer")
     assert again(["my card"])["input_ids"] == bundle.preparation.tokens(["my card"])["input_ids"].tolist()
 
 

@@ -53,6 +53,42 @@ def test_under_vmap_a_scalar_per_client_meets_its_own_row() -> None:
     assert second.tolist() == x.tolist()
 
 
+@room.over_rows
+def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows."""
+    assert x.shape == y.shape
+    assert not room.mapped()
+    return 2 * x + y, x * y
+
+
+def test_a_function_of_rows_is_called_once_for_all_in_any_axis() -> None:
+    x, y, calls = torch.randn(4, 3), torch.randn(3, 4), list[torch.Size]()
+
+    @room.over_rows
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        calls.append(x.shape)
+        return x * y
+
+    found = torch.func.vmap(product, in_dims=(0, 1), out_dims=1)(x, y)
+    assert torch.equal(found, (x * y.T).T)
+    assert calls == [(4, 3)]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        torch.func.vmap(product)(x, torch.randn(4, 2))
+    assert not room.mapped()  # also after an error inside
+
+
+def test_a_function_of_rows_where_only_the_outer_of_two_maps_has_an_axis() -> None:
+    x, y = torch.randn(2, 5), torch.randn(2, 5)
+
+    def outer(x: Tensor, y: Tensor) -> Any:
+        return torch.func.vmap(lambda _: both(x, y))(torch.zeros(3))
+
+    first, second = torch.func.vmap(outer)(x, y)
+    assert first.shape == (2, 3, 5)
+    assert torch.equal(first, (2 * x + y)[:, None].expand(2, 3, 5))
+    assert torch.equal(second[:, 1], x * y)
+
+
 def test_an_argument_without_client_axis_is_the_same_for_all() -> None:
     x, common = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0])
     mapped = torch.func.vmap(lambda a: elementwise(line, a, torch.tensor(1.0), common, 0.0)[1])

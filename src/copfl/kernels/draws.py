@@ -143,7 +143,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
-        return _dropped(*as_rows(info, in_dims, arguments)), 0
+        return _dropped(*as_rows(info.batch_size, in_dims, arguments)), 0
 
 
 _dropped: Callable[..., Tensor] = _Dropout.apply

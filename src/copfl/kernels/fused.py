@@ -7,11 +7,12 @@ bytes that it needs. `elementwise(f, ...)` is f(...), inside vmap and outside, o
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch._functorch import eager_transforms as transforms
 
 COMPILE = True  # False: no kernels of our own, to measure their gain
@@ -55,7 +56,7 @@ def can_compile() -> bool:
 
 def mapped() -> bool:
     """Whether the caller runs inside vmap or another of torch.func's transforms."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return functorch.peek_interpreter_stack() is not None
 
 
 def gradient(function: Callable[..., tuple[Tensor, Any]], *at: Tensor) -> Any:
@@ -71,13 +72,13 @@ def gradient(function: Callable[..., tuple[Tensor, Any]], *at: Tensor) -> Any:
         return transforms._undo_create_differentiable(results, level)
 
 
-def as_rows(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
+def as_rows(clients: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
     """The arguments of a vmap rule, with the clients in the first axis of every tensor."""
 
     def rows_of(a: Any, dim: int | None) -> Any:
         if not isinstance(a, Tensor):
             return a
-        return a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+        return a.expand(clients, *a.shape) if dim is None else a.movedim(dim, 0)
 
     return list(map(rows_of, arguments, in_dims))
 
@@ -97,11 +98,33 @@ def over_rows(function: F) -> F:
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-            rows = function(*as_rows(info, in_dims, arguments))
+            rows = function(*as_rows(info.batch_size, in_dims, arguments))
             return rows, (0,) * len(rows) if isinstance(rows, tuple) else 0
 
-    apply: Any = Rows.apply
-    return apply  # type: ignore[no-any-return]
+    by_torch: Any = Rows.apply
+
+    @wraps(function)
+    def apply(*arguments: Any) -> Any:
+        interpreter = functorch.peek_interpreter_stack()
+        if interpreter is None or interpreter.key() != functorch.TransformType.Vmap:
+            return by_torch(*arguments)
+        # As torch calls `Rows.vmap`, in an eighth of the time: its way there takes longer than a small step.
+        level, clients = interpreter.level(), functorch.CVmapInterpreterPtr(interpreter).batchSize()
+        given = [functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments]
+        parts = [functorch._unwrap_batched(a, level) if isinstance(a, Tensor) else (a, None) for a in given]
+        in_dims = [dim for _, dim in parts]
+        layer = functorch.pop_dynamic_layer_stack()
+        try:
+            if all(dim is None for dim in in_dims):
+                return apply(*given)
+            rows = function(*as_rows(clients, in_dims, [a for a, _ in parts]))
+        finally:
+            functorch.push_dynamic_layer_stack(layer)
+        if isinstance(rows, tuple):
+            return tuple(functorch._add_batch_dim(row, 0, level) for row in rows)
+        return functorch._add_batch_dim(rows, 0, level)
+
+    return apply  # type: ignore[return-value]
 
 
 @over_rows

@@ -192,9 +192,10 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop light", "phone dark"]
+    ("which", "size", "scheme"),
+    [("one", DESKTOP, "light"), ("three", DESKTOP, "light"), ("three", PHONE, "dark")],
+    ids=["one-desktop light", "three-desktop light", "three-phone dark"],
 )
-@pytest.mark.parametrize("which", ["one", "three"])
 def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     opened: Open, which: str, size: dict[str, int], scheme: str
 ) -> None:

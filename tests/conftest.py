@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing asks the hub; read when it is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: there is one test per processor
 
 import pytest
 import torch

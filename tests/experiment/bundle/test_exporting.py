@@ -75,17 +75,19 @@ def raw(name: str, count: int) -> Any:
     return rng.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8)
 
 
-WRITES = """
+# Every kind of input, and a mixture; the ONNX files have every kind of output too.
+TORCH = ["images", "mixture by features", "table", "texts"]
+WRITES = f"""
 import sys
 from pathlib import Path
 import copfl
 from copfl.experiment.bundle import exporting
 for name in sys.argv[2:]:
     bundle = copfl.load(name, 1)
-    if name != "base":
-        exporting.write(bundle, "torch", Path(f"{name}.pt2"))
+    if name in {TORCH}:
+        exporting.write(bundle, "torch", Path(f"{{name}}.pt2"))
     if sys.argv[1] == "with onnx":
-        exporting.write(bundle, "onnx", Path(f"{name}.onnx"))
+        exporting.write(bundle, "onnx", Path(f"{{name}}.onnx"))
 """
 ONNX = all(importlib.util.find_spec(name) for name in ("onnxruntime", "onnxscript"))
 onnx = pytest.mark.skipif(not ONNX, reason="onnxruntime and onnxscript are an extra, copfl[onnx]")
@@ -108,9 +110,10 @@ def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
 
 def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported: Path) -> None:
     script = "import torch\nfor name in {names}:\n    torch.export.load(name + '.pt2')"
-    words = [sys.executable, "-c", script.format(names=list(found))]
+    words = [sys.executable, "-c", script.format(names=TORCH)]
     assert subprocess.run(words, cwd=exported, capture_output=True, timeout=300, check=False).returncode == 0
-    for name, bundle in found.items():
+    for name in TORCH:
+        bundle = found[name]
         program = torch.export.load(exported / f"{name}.pt2").module()
         for count in (1, 9):
             samples = raw(name, count)

@@ -20,7 +20,7 @@ from copfl.engine import autotune
 from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
 
 torch.set_num_threads(1)
-settings.register_profile("copfl", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("copfl")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be everything that the tests start: those

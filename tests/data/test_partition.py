@@ -20,7 +20,7 @@ from copfl.data.schemes import SCHEMES, by_group, classes, dirichlet, iid, numbe
 from copfl.errors import DataError, RunError, UsageError
 
 Ints = NDArray[np.int64]
-law = settings(max_examples=60, deadline=None)
+law = settings(max_examples=30, deadline=None)
 
 
 def samples(y: Ints, group: Ints | None = None) -> Samples:

@@ -36,7 +36,7 @@ axis = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.int
 )  # pixels, kernel, stride, padding
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(axis, axis, st.booleans())
 def test_a_convolution_gives_what_torchs_own_gives(
     down: tuple[int, ...], across: tuple[int, ...], bias: bool

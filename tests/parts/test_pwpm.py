@@ -157,7 +157,7 @@ def test_nothing_moved_nothing_grows() -> None:
     assert grown(Pwpm(1.0, 1.0), [1.0] * 8) == list(range(8))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.integers(1, 60), st.floats(0, 1), st.floats(0, 1), st.sampled_from(("shared", "all", "tensor")),
     st.sampled_from(COUNTS),

@@ -103,7 +103,7 @@ def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
     settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": "iid", "adapter": "lora:r=2"}
     copfl.run("fedper", tiny.sentences(), model=f"hf:{base}", **settings, out=folder / "base")
     words = [sys.executable, "-c", WRITES, "with onnx" if ONNX else "torch alone", *found, "base"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return folder
 
@@ -111,7 +111,7 @@ def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
 def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported: Path) -> None:
     script = "import torch\nfor name in {names}:\n    torch.export.load(name + '.pt2')"
     words = [sys.executable, "-c", script.format(names=TORCH)]
-    assert subprocess.run(words, cwd=exported, capture_output=True, timeout=300, check=False).returncode == 0
+    assert subprocess.run(words, cwd=exported, capture_output=True, timeout=900, check=False).returncode == 0
     for name in TORCH:
         bundle = found[name]
         program = torch.export.load(exported / f"{name}.pt2").module()

@@ -106,8 +106,9 @@ def over_rows(function: F) -> F:
     @wraps(function)
     def apply(*arguments: Any) -> Any:
         interpreter = functorch.peek_interpreter_stack()
-        if interpreter is None or interpreter.key() != functorch.TransformType.Vmap:
-            return by_torch(*arguments)
+        is_vmap = interpreter is not None and interpreter.key() == functorch.TransformType.Vmap
+        if not is_vmap or any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
+            return by_torch(*arguments)  # on a GPU it is recorded once, so its time does not matter
         # As torch calls `Rows.vmap`, in an eighth of the time: its way there takes longer than a small step.
         level, clients = interpreter.level(), functorch.CVmapInterpreterPtr(interpreter).batchSize()
         given = [functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments]

@@ -22,7 +22,8 @@ from copfl.data.download import TABLE, advice
 from copfl.data.hub import PREFIX, hub_dataset
 from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Samples, shown
-from copfl.data.tables import READERS, table_file
+from copfl.data.table_files import READERS
+from copfl.data.tables import table_file
 from copfl.errors import DataError, UsageError, unknown
 
 OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from copfl.data.arrays import from_splits
+from copfl.data.columns import Table, column_of
 from copfl.data.samples import Dataset
-from copfl.data.tables import Table, cell, from_tables
+from copfl.data.tables import from_tables
 from copfl.errors import DataError, how_to_set, library, unknown
 
 PREFIX = "hf:"
@@ -57,10 +58,12 @@ def hub_dataset(
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
     texts = [column for column in strings if column not in (target, client)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
-    tables: list[Table] = [{column: [cell(v) for v in part[column]] for column in kinds} for part in parts]
+    contents = [part.with_format("arrow")[:] for part in parts]
+    tables = [Table.of({column: content[column] for column in kinds}) for content in contents]
     if classes:
         for table in tables:
-            table[target] = [None if v is None else classes[v] for v in table[target]]
+            numbers = table.columns[target].to_pylist()
+            table.columns[target] = column_of([None if n is None else classes[n] for n in numbers])
     return from_tables(
         tables, short, target=target, client=client, text=text, missing=missing, kind=kind, classes=classes
     )

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from copfl.data import reading
 from copfl.data.arrays import from_arrays, from_splits
+from copfl.data.columns import Table
 from copfl.data.download import TABLE
 from copfl.data.samples import NEXT_TOKEN, REGRESSION, Dataset
-from copfl.data.tables import Table, from_tables
+from copfl.data.tables import from_tables
 from copfl.errors import DataError, at_least
 
 IDX_LIMIT, MAT_LIMIT = 64 * reading.MIB, 2048 * reading.MIB
@@ -191,12 +192,10 @@ def _embedded(name: str, kind: str | None = None) -> Dataset:
     from sklearn import datasets
 
     content = getattr(datasets, f"load_{name}")()
-    table: Table = {
-        str(column): content.data[:, k].tolist() for k, column in enumerate(content.feature_names)
-    }
+    columns: dict[str, Any] = {name: content.data[:, k] for k, name in enumerate(content.feature_names)}
     classes = [str(name) for name in getattr(content, "target_names", ())]
-    table["target"] = [classes[k] for k in content.target] if classes else content.target.tolist()
-    return from_tables([table], name, target="target", kind=kind, classes=classes)
+    columns["target"] = [classes[k] for k in content.target] if classes else content.target
+    return from_tables([Table.of(columns)], name, target="target", kind=kind, classes=classes)
 
 
 # By person

@@ -76,7 +76,7 @@ OfServer = Annotated[
     bool, option("Model", "The global model instead, as a new client receives it; default: off.", "--global")
 ]
 Track = Annotated[
-    list[str] | None, option("Output", "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
+    list[str] | None, option("Output", "Tracker: tensorboard, mlflow or wandb; repeatable.")
 ]
 
 

@@ -54,7 +54,7 @@ TINY = (
     "4",
     "--rounds",
     "5",
-    "--batch",
+    "--batch-size",
     "64",
     "--set",
     "model.width=4",

@@ -296,7 +296,7 @@ class RunSettings:
         32,
         "Samples per training step.",
         "Training",
-        "--batch-size --batch",
+        "--batch-size",
         minimum=1,
         maximum=10**9,
         shown="8 on digits, 32 elsewhere",

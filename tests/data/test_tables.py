@@ -159,7 +159,7 @@ def test_a_byte_order_mark_quotes_and_empty_lines(tmp_path: Path) -> None:
 
 def test_parts_of_a_jsonl_file_have_one_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 2)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"whole": 1, "some": 1, "mixed": 1, "late": None, "yes": True, "tags": []},
         {"whole": None, "some": 2, "mixed": 2.5, "late": "", "yes": False, "tags": [1]},
         {"some": 0.5, "mixed": "x", "late": "2024-05-01", "yes": True, "tags": ["a"]},

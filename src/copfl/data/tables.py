@@ -163,6 +163,7 @@ def from_tables(
     data = from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     sources = [tables[0], tables[-1]]
+    x: list[NDArray[Any]]
     if texts:
         x = [
             _texts(table.columns[texts[0]], rows, notes) for table, rows in zip(sources, chosen, strict=True)

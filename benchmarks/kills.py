@@ -64,8 +64,6 @@ EXACT = (  # no choice that depends on measured times
     "run.checkpoint_every=1",
     "--set",
     "run.engine=vmap",
-    "--set",
-    "run.mkldnn=off",
 )
 VARIANTS: dict[str, tuple[str, ...]] = {
     "copfl": ("-a", "copfl"),

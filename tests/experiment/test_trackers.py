@@ -71,7 +71,9 @@ def test_a_resumed_run_goes_on_where_it_was_tracked(
 
     out = tmp_path / "run"
     every_second = ("--set", "run.checkpoint_every=2")
-    answer = called(capsys, "run", *TINY, "-r", 3, *every_second, "--track", "tensorboard", "--out", out, "-q")
+    answer = called(
+        capsys, "run", *TINY, "-r", 3, *every_second, "--track", "tensorboard", "--out", out, "-q"
+    )
     assert answer == (0, "", "")
     assert called(capsys, "resume", out, "-r", 5, "-q") == (0, "", "")
     shown = EventAccumulator(str(out / "tensorboard"))

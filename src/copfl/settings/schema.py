@@ -351,7 +351,6 @@ class RunSettings:
         "Federation",
         enum=("memory", "disk"),
     )
-    mkldnn: str = setting("auto", "Kernels of a CPU; auto: the faster by a short measurement.", enum=SWITCH)
     cache_features: str = setting(
         "auto",
         "The outputs of a frozen front, computed once; auto: where they take little memory.",

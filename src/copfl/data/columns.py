@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.errors import DataError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -116,11 +118,13 @@ def joined(parts: Sequence[Column]) -> Column:
     return pa.chunked_array(chunks)
 
 
-def is_nested(column: Column) -> bool:
-    """Whether the cells are lists or records."""
+def check_plain(name: str, column: Column) -> None:
+    """A DataError if the cells of the column are lists or records."""
     import pyarrow as pa
 
-    return bool(pa.types.is_nested(column.type))
+    if pa.types.is_nested(column.type):
+        example = next((str(value)[:40] for value in column.to_pylist() if value is not None), column.type)
+        raise DataError(f'the column "{name}" has {example}; a cell is one number or text')
 
 
 def is_number(column: Column) -> bool:
@@ -137,12 +141,10 @@ def present(column: Column) -> NDArray[np.bool_]:
 
 
 def as_numbers(column: Column) -> Column | None:
-    """The column as doubles; None if a text is not a number."""
+    """A column that is not nested as doubles; None if a text is not a number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if is_nested(column):
-        return None
     if column.type != pa.string():
         return column.cast(pa.float64(), safe=False)
     try:

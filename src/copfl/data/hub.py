@@ -41,7 +41,7 @@ def hub_dataset(
         raise DataError(f"{short!r} has no split train; it has {', '.join(splits)}")
     features = splits["train"].features
     kinds = {column: type(feature).__name__ for column, feature in features.items()}
-    labels = [column for column, found in kinds.items() if found == "ClassLabel"]
+    labels = [column for column, kind in kinds.items() if kind == "ClassLabel"]
     target = target or (labels[0] if len(labels) == 1 else "label" if "label" in kinds else "")
     if target not in kinds:
         column = how_to_set("data.target", "COLUMN", "--target")
@@ -53,7 +53,7 @@ def hub_dataset(
     if test is not None and classes and -1 in test[target]:
         test = None  # the labels of a benchmark's test split may be withheld
     parts = [part for part in (splits["train"], test) if part is not None]
-    if image := next((column for column, found in kinds.items() if found == "Image"), ""):
+    if image := next((column for column, kind in kinds.items() if kind == "Image"), ""):
         return _images(parts, short, image, target, client, classes, size)
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
     texts = [column for column in strings if column not in (target, client)]

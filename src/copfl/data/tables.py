@@ -22,9 +22,9 @@ from copfl.data.columns import (
     Column,
     Table,
     as_numbers,
+    check_plain,
     coded,
     floats,
-    is_nested,
     is_number,
     not_numbers,
     present,
@@ -142,9 +142,7 @@ def from_tables(
     notes += missing_notes
     for table in tables:
         for column, cells in table.columns.items():
-            if is_nested(cells):
-                shown = str(cells.drop_null()[0].as_py())[:40]
-                raise DataError(f'the column "{column}" has {shown}; a cell is one number or text')
+            check_plain(column, cells)
     labels = [
         _target([table.columns[column] for column in targets], targets, kind)
         if targets
@@ -231,12 +229,12 @@ class Encoder:
         A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values, and true
         for the text True.
         """
-        place = {category: number for number, category in enumerate(self.categories)}
+        index = {category: number for number, category in enumerate(self.categories)}
 
         def of(value: Any) -> int:
             is_whole = not isinstance(value, str) and float(value).is_integer()
             spellings = (str(value), str(int(value)), str(float(value))) if is_whole else (str(value),)
-            return next((place[text] for text in spellings if text in place), -1)
+            return next((index[text] for text in spellings if text in index), -1)
 
         return np.array([of(value) for value in values], np.int64)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from copfl.data import reading, tables
 from copfl.data.arrays import npz_content
-from copfl.data.columns import Column, Table, as_numbers, floats, is_nested, not_numbers, present, words
+from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.table_files import LARGEST_FILE, READERS, read_table
 from copfl.data.tables import Encoder
@@ -248,9 +248,7 @@ def _without_targets(x: Inputs) -> Labelled:
 
 def _fitting(encoder: Encoder, column: Column) -> Column:
     """The column as its encoder takes it; a DataError names a cell that is nested, or no number among numbers."""
-    if is_nested(column):
-        shown = str(column.drop_null()[0].as_py())[:40]
-        raise DataError(f'the column "{encoder.name}" has {shown}; a cell is one number or text')
+    check_plain(encoder.name, column)
     if encoder.categories:
         return column
     numbers = as_numbers(column)

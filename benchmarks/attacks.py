@@ -55,7 +55,6 @@ def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -
         rounds=rounds,
         seed=seed,
         engine="vmap",
-        mkldnn="off",
         eval_every=rounds,
         **options,
     )

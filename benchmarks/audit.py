@@ -31,7 +31,6 @@ LONG = 60  # rounds until wrong labels are memorised
 DEFAULT, HELD_OUT, FEDCE = "COWA (our interpretation)", "trust=held_out", "FedCE"
 VARIANTS: dict[str, dict[str, Any]] = {
     DEFAULT: {"name": "copfl"},
-    "prefer=agreement": {"name": "copfl", "prefer": "agreement"},
     HELD_OUT: {"name": "copfl", "trust": "held_out"},
     "equal weights": {"name": "copfl", "score": "none"},
     FEDCE: {"name": "fedce"},

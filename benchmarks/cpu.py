@@ -77,9 +77,7 @@ def resnet_case() -> Case:
 # Implementations: each returns a function that runs one more round
 
 
-def copfl_rounds(
-    case: Case, stack: contextlib.ExitStack, engine: mapping.Mapping, workers: int, mkldnn: bool
-) -> Step:
+def copfl_rounds(case: Case, stack: contextlib.ExitStack, engine: mapping.Mapping, workers: int) -> Step:
     """copfl's rounds without evaluation, as in the other implementations."""
     task = case.task if engine.name == "sequential" else case.task.with_batching()
     algorithm = FedAvg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
@@ -87,8 +85,7 @@ def copfl_rounds(
     executor = None
     if workers > 1:
         simulation = Simulation(algorithm, task, case.federation, engine, 0, case.batch)
-        with mkldnn_set(mkldnn):  # the workers inherit it
-            executor = stack.enter_context(Workers(simulation, state, workers))
+        executor = stack.enter_context(Workers(simulation, state, workers))
     rounds = simulate(
         algorithm,
         task,
@@ -101,7 +98,7 @@ def copfl_rounds(
         eval_every=10**9,
         executor=executor,
     )
-    return with_mkldnn(lambda: next(rounds), mkldnn)
+    return lambda: next(rounds)
 
 
 def plain_rounds(case: Case, mkldnn: bool) -> Step:
@@ -143,8 +140,7 @@ def plain_processes(case: Case, stack: contextlib.ExitStack, mkldnn: bool) -> St
 def _plain_process(pipe: Any, model: torch.nn.Module, batches: Any, mkldnn: bool) -> None:
     torch.set_num_threads(1)
     autotune.keep_freed_memory()  # in favour of the plain loop: a script would not do this
-    autotune.set_mkldnn(mkldnn)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError), torch.backends.mkldnn.flags(enabled=mkldnn):
         while True:
             server = {name: torch.from_numpy(np.array(value)) for name, value in pipe.recv().items()}
             total = plain_fedavg_round(model, server, batches, digits.RATE)
@@ -153,20 +149,10 @@ def _plain_process(pipe: Any, model: torch.nn.Module, batches: Any, mkldnn: bool
 
 def with_mkldnn(step: Step, enabled: bool) -> Step:
     def step_with_mkldnn() -> object:
-        with mkldnn_set(enabled):
+        with torch.backends.mkldnn.flags(enabled=enabled):
             return step()
 
     return step_with_mkldnn
-
-
-@contextlib.contextmanager
-def mkldnn_set(enabled: bool) -> Iterator[None]:
-    before = autotune.mkldnn_enabled()
-    autotune.set_mkldnn(enabled)
-    try:
-        yield
-    finally:
-        autotune.set_mkldnn(before)
 
 
 def baseline(python: str, processes: int, script: str, *arguments: str) -> list[float]:
@@ -218,11 +204,11 @@ def implementations(case: Case) -> Iterator[dict[str, Step]]:
     engine = mapping.vmap(chunk) if is_small else mapping.sequential()
     name = f"copfl, {engine.name} {engine.chunk}"
     with contextlib.ExitStack() as stack:
-        steps: dict[str, Step] = {}
+        steps: dict[str, Step] = {
+            name: copfl_rounds(case, stack, engine, 1),
+            f"{name}, 2 workers": copfl_rounds(case, stack, engine, 2),
+        }
         for mkldnn, suffix in ((True, "mkldnn"), (False, "no mkldnn")):
-            if is_small or mkldnn:
-                steps[f"{name}, {suffix}"] = copfl_rounds(case, stack, engine, 1, mkldnn)
-                steps[f"{name}, {suffix}, 2 workers"] = copfl_rounds(case, stack, engine, 2, mkldnn)
             steps[f"plain loop, {suffix}"] = plain_rounds(case, mkldnn)
             steps[f"plain loop, {suffix}, 2 processes"] = plain_processes(case, stack, mkldnn)
         yield steps

@@ -54,7 +54,7 @@ TINY = (
     "4",
     "--rounds",
     "5",
-    "--batch",
+    "--batch-size",
     "64",
     "--set",
     "model.width=4",
@@ -64,8 +64,6 @@ EXACT = (  # no choice that depends on measured times
     "run.checkpoint_every=1",
     "--set",
     "run.engine=vmap",
-    "--set",
-    "run.mkldnn=off",
 )
 VARIANTS: dict[str, tuple[str, ...]] = {
     "copfl": ("-a", "copfl"),

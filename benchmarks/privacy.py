@@ -40,7 +40,6 @@ def measure(algorithm: str, noise: float, rounds: int, seed: int) -> dict[str, f
         rounds=rounds,
         seed=seed,
         engine="vmap",
-        mkldnn="off",
         eval_every=rounds,
         **options,
     )

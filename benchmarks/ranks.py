@@ -40,7 +40,7 @@ def command(processes: int, data: Path, rounds: int, out: Path, args: argparse.N
         "--out": out,
     }
     words = [str(word) for pair in settings.items() for word in pair]
-    more = ["run.save_models=false", "run.eval_every=1000", "run.eval_models=final", "run.mkldnn=on"]
+    more = ["run.save_models=false", "run.eval_every=1000", "run.eval_models=final"]
     return [*torchrun, "-m", "copfl", "run", *words, "--no-local-baseline", "--quiet"] + [
         word for setting in more for word in ("--set", setting)
     ]

@@ -160,7 +160,7 @@ def measured(name: str, size: Size, device: str) -> dict[str, Any]:
     start = clock(device)
     algorithm = ALGORITHMS["fedper"](Adam(lr=1e-4), epochs=1)
     load = autotune.Workload(algorithm, task, data, size.batch, size.clients, rounds=100)
-    engine = autotune.choose_engine(load, engine="auto", chunk=0, mkldnn="auto")
+    engine = autotune.choose_engine(load, engine="auto", chunk=0)
     if engine.name != "sequential":
         task = task.with_batching(None, tree.row(data.train.rows([0]), 0))
     warmup = 3 if device == "cuda" else 1  # eager rounds of each kind, and the one that is recorded
@@ -181,8 +181,7 @@ def measured(name: str, size: Size, device: str) -> dict[str, Any]:
         suffix = "_evaluated" if number % 2 else ""
         before = seconds["loop" + suffix]
         if number >= 2 * warmup and (device == "cpu" or (sum(before) < 1 and len(before) < 3)):
-            with torch.backends.mkldnn.flags(enabled=True):  # the loop has torch's defaults
-                timed("loop" + suffix, lambda number=number: loop.round(clients, size, bool(number % 2)))
+            timed("loop" + suffix, lambda number=number: loop.round(clients, size, bool(number % 2)))
         timed("copfl" + suffix, lambda: next(steps))
     found = {kind: statistics.median(times[-size.rounds :]) for kind, times in seconds.items()}
     forms = {"sequential": "one client at a time"}

@@ -414,7 +414,6 @@ def finished_run(algorithm: str = "copfl", rounds: int = 2) -> Path:
         model_options={"width": 4},
         out=path,
         engine="sequential",
-        mkldnn="off",
     )
     return path
 

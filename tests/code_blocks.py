@@ -38,7 +38,7 @@ FENCE = re.compile(
 )
 RUN = ("python", "bash", "console", "sh")
 LANGUAGES = (*RUN, "text", "toml", "json", "")
-SHORT = ("--rounds", str(ROUNDS), "--batch", "64")
+SHORT = ("--rounds", str(ROUNDS), "--batch-size", "64")
 ONE = (*SHORT, "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
 OVERRIDES = {
     "run": (*SHORT, "--no-local-baseline"),

@@ -34,7 +34,7 @@ from tests.commands import TINY, files, found
 
 # Without the local baseline, a run of its own in the same way: it would double the time.
 RUN = ("run", "-d", "digits", "-r", "4", "--set", "run.checkpoint_every=2", "--no-local-baseline", *TINY)
-EXACT = (*RUN, "--batch", "64", "--engine", "vmap")  # a fixed engine, and as fast as possible
+EXACT = (*RUN, "--batch-size", "64", "--engine", "vmap")  # a fixed engine, and as fast as possible
 TEMPORARY = (".part", ".tmp", ".lock")
 
 

@@ -29,7 +29,6 @@ SMALL: dict[str, Any] = {
     "model": "mlp",
     "model_options": {"width": 4},
     "engine": "sequential",
-    "mkldnn": "off",
     "rounds": 2,
 }
 
@@ -99,7 +98,7 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
         "algorithm": {"name": name},
         "model": {"name": "mlp", "width": 4},
         "optimizer": {"name": "sgd", "lr": 1e30},
-        "run": {"engine": "sequential", "mkldnn": "off", "batch": 64, **run},
+        "run": {"engine": "sequential", "batch": 64, **run},
     }
     e = prepare(
         complete(tables, values={"data": samples(), "partition": Partition(indices, indices, "by hand")})

@@ -28,7 +28,6 @@ EXTRAS = {
     "privacy": ("dp-accounting",),
     "report": ("jinja2",),
     "search": ("optuna",),
-    "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),
     "vision": ("torchvision", "timm"),
 }

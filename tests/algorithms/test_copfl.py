@@ -410,11 +410,10 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         "rate": 0.1,
         "budget": 0.2,
         "candidates": "all",
-        "limit": "check_before",
         "count": "all",
     }
     growth |= {"warmup": 3, "interval": 4, "criterion": "benefit"}
-    contribution: dict[str, Any] = {"score": "gradient", "leave_one_out": "paper", "prefer": "agreement"}
+    contribution: dict[str, Any] = {"score": "gradient", "leave_one_out": "paper"}
     contribution |= {"trust": "held_out", "max_weight": 0.5}
     phases: dict[str, Any] = {"epochs": 2, "training": "in_turn"}
     others: dict[str, Any] = {"optimizer": Mamo(lr=1e-3), "merge": "union"}

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from copfl.algorithms import COPFL, FedAvg, FedSelect
-from copfl.algorithms.fedselect import Total
+from copfl.algorithms.fedselect import Growth, Total
 from copfl.core import Adam, Optimizer, Sgd, tree
+from copfl.core.layout import layout_of
 from copfl.errors import UsageError
 from copfl.parts import Mamo, Phases
 from copfl.parts.averaging import Server
@@ -176,3 +178,18 @@ def test_a_state_per_phase_needs_an_optimizer_that_keeps_none() -> None:
         FedSelect(Mamo(), state_per_phase=True)
     with pytest.raises(UsageError, match="keep=false"):
         COPFL(Mamo(), phases=Phases(state_per_phase=True))
+
+
+def test_a_growth_that_begins_within_the_budget_may_exceed_it() -> None:
+    def shares(rate: float) -> list[float]:
+        layout, mask = layout_of(nn.Linear(64, 1, bias=False), head=""), torch.zeros(64, dtype=torch.bool)
+        fractions = []
+        for round in range(5):
+            mask = Growth(rate, 0.5, candidates="tensor").grow(
+                layout, mask, torch.rand(64) + 1, torch.tensor(round)
+            )
+            fractions.append(float(mask.double().mean()))
+        return fractions
+
+    assert shares(0.25) == [0.25, 0.4375, 0.578125, 0.578125, 0.578125]
+    assert shares(0.5) == [0.5, 0.75, 0.75, 0.75, 0.75]

@@ -55,7 +55,7 @@ def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
         ([], "name one run folder, or --synthetic"),
         (["{run}", "--synthetic"], "name one run folder, or --synthetic"),
         (["{run}", "--seeds", "0,x"], "write whole numbers such as 0,1,2"),
-        (["{run}", "--orders", "0"], "orders=0 must be at least 1"),
+        (["{run}", "--orders", "0"], "orders=0 must be a number of at least 1"),
         (["{run}", "--baselines", "fedcee"], 'did you mean "fedce"?'),
         (["nowhere"], "there is no folder nowhere; a run folder was expected"),
     ],

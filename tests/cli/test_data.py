@@ -78,7 +78,7 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
         ("--dataset extra.npz", 'the class "3" of "extra" has test samples and no train sample'),
         ("--dataset nan.npz", "x has NaN or infinity, first in sample 0"),
         ("--dataset many.npz", "70,000 different labels, at most 65,536"),
-        ("--dataset huge.csv --target a", "2,147,483,648 bytes; at most .* Take a part of its rows"),
+        ("--dataset huge.csv --target a", "5,368,709,120 bytes; at most .* Take a part of its rows"),
         (
             "--dataset t.jsonl --target ill --text site",
             "the data set has sentences, and the model has no tokenizer",
@@ -98,7 +98,7 @@ def test_bad_data_is_one_paragraph_and_leaves_nothing(
     np.savez(here / "nan.npz", x=x + np.nan, y=y)
     np.savez(here / "many.npz", x=np.zeros((70_000, 1), np.uint8), y=np.arange(70_000))
     with (here / "huge.csv").open("wb") as file:
-        file.truncate(2 * 2**30)
+        file.truncate(5 * 2**30)
     before = set(here.iterdir())
     answer = called(capsys, "run", *words.split(), "--model", "mlp", "-r", 1, "-o", "out")
     assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)

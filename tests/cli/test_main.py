@@ -80,7 +80,7 @@ def test_the_demo_is_what_runs_where_nothing_is_named(
 
 
 def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
-    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch 4 --participation 0.5 --engine sequential --precision fp64"
+    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch-size 4 --participation 0.5 --engine sequential --precision fp64"
     more = "--partition iid --optimizer adam --lr 0.01 -s algorithm.rate=0.1 -s run.eval_every=2"
     more += " -s model.width=4 -o there"
     assert called(capsys, "run", *words.split(), *more.split()).code == 0

@@ -47,5 +47,5 @@ def numbers(found: Comparison) -> Any:
 def line(data: Path, out: Path, *more: str) -> list[str]:
     """The words of `copfl compare` for the same."""
     model = f"--dataset {data} --partition iid --model mlp --set model.width=4"
-    run = f"--clients 2 --rounds 3 --batch 20 --engine vmap --out {out} --no-plots"
+    run = f"--clients 2 --rounds 3 --batch-size 20 --engine vmap --out {out} --no-plots"
     return ["compare", *model.split(), *run.split(), *more]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from copfl.data import datasets, hub, tables
+from copfl.data import datasets, hub, table_files, tables
 from copfl.data.arrays import from_arrays
+from copfl.data.columns import Table, as_numbers, column_of, not_numbers
 from copfl.data.datasets import load
 from copfl.data.overview import overview
 from copfl.errors import DataError, UsageError, on_command_line
@@ -78,9 +83,11 @@ def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -
 def test_a_data_set_knows_how_further_rows_are_encoded(tmp_path: Path) -> None:
     found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site", missing="fill")
     assert (found.table.targets, found.table.missing) == (("ill",), "fill")
-    again = tables.encoded(found.table.columns, tables.read_table(tmp_path / "t.csv"))
+    columns = table_files.read_table(tmp_path / "t.csv").columns
+    numbers = Table({**columns, "age": as_numbers(columns["age"])})
+    again = tables.encoded(found.table.columns, numbers)
     assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
-    rows: dict[str, Any] = {"age": [None, 30], "town": ["Rome", "Oslo"]}
+    rows = Table.of({"age": [None, 30], "town": ["Rome", "Oslo"]})
     assert tables.encoded(found.table.columns, rows)[0].tolist() == [0, 0, 1]
 
 
@@ -103,14 +110,118 @@ def test_the_kind_of_the_target(tmp_path: Path) -> None:
     assert load(path, target="a,b").kind == "regression"
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_decimal_commas_are_points_where_a_comma_does_not_separate(tmp_path: Path, separator: str) -> None:
+    rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2, "note": "a, b"} for n in range(20)]
+    found = load(write_csv(tmp_path / "comma.csv", rows, separator), target="ill")
+    assert "decimal commas are read as points: dose" in found.note
+    for row in rows:
+        row["dose"] = str(row["dose"]).replace(",", ".")
+    assert found.train.x.tolist() == load(write_csv(tmp_path / "p.csv", rows), target="ill").train.x.tolist()
+
+
+def test_points_beside_decimal_commas_may_separate_thousands(tmp_path: Path) -> None:
+    rows = [{"dose": ("0,5", "1.500", "7")[n % 3], "ill": n % 2} for n in range(20)]
+    with pytest.raises(DataError, match="has numbers, but '0,5' in row 1"):
+        load(write_csv(tmp_path / "t.csv", rows, ";"), target="ill")
+
+
 def test_numbers_with_a_comma_are_no_categories(tmp_path: Path) -> None:
     rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2} for n in range(20)]
-    path = write_csv(tmp_path / "t.csv", rows, ";")
+    path = write_csv(tmp_path / "t.csv", rows)
     with pytest.raises(
         DataError, match=r"has numbers, but '1,5' in row 2; correct it .*\{'categories': 'dose'\}"
     ):
         load(path, target="ill")
     assert load(path, target="ill", categories="dose").train.x.shape == (16, 16)
+
+
+def test_cells_keep_their_text_until_they_are_numbers(tmp_path: Path) -> None:
+    rows = [
+        {"dose": f" {n}.50", "site": f"{n % 2:03d}", "smokes": ("TRUE", "FALSE")[n % 2]} for n in range(20)
+    ]
+    path = write_csv(tmp_path / "t.csv", [{**row, "ill": f"0{n % 2}"} for n, row in enumerate(rows)])
+    found = load(path, target="ill", client="site", kind="classification")
+    assert (found.groups, found.classes) == (("000", "001"), ("00", "01"))
+    assert [encoder.categories for encoder in found.table.columns] == [(), ("FALSE", "TRUE")]
+    assert load(path, target="ill", categories="site").table.columns[1].categories == ("000", "001")
+
+
+def test_a_byte_order_mark_quotes_and_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes('\ufeff"a; b";c\r\n"x\ny; ""z""";" NA "\r\n\r\nü;?\r\n'.encode())
+    columns = table_files.read_table(path).columns
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "a; b": ['x\ny; "z"', "ü"],
+        "c": [None, None],
+    }
+
+
+def test_parts_of_a_jsonl_file_have_one_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "ROWS_AT_ONCE", 2)
+    rows: list[dict[str, Any]] = [
+        {"whole": 1, "some": 1, "mixed": 1, "late": None, "yes": True, "tags": []},
+        {"whole": None, "some": 2, "mixed": 2.5, "late": "", "yes": False, "tags": [1]},
+        {"some": 0.5, "mixed": "x", "late": "2024-05-01", "yes": True, "tags": ["a"]},
+    ]
+    columns = table_files.read_table(write_jsonl(tmp_path / "t.jsonl", rows)).columns
+    values = {name: column.to_pylist() for name, column in columns.items()}
+    assert values.pop("tags") == [["[]"], ["[1]"], ["['a']"]]
+    assert values == {
+        "whole": [1, None, None],
+        "some": [1.0, 2.0, 0.5],
+        "mixed": ["1.0", "2.5", "x"],
+        "late": [None, None, "2024-05-01"],
+        "yes": [True, False, True],
+    }
+    assert str(columns["whole"].type) == "int64"
+
+
+def test_parquet_has_types_of_its_own(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    moment = datetime(2024, 5, 1, 12)
+    content = pa.table(
+        {
+            "kind": pa.array(["a", "b", ""]).dictionary_encode(),
+            "day": [moment.date(), None, moment.date()],
+            "price": pa.array([Decimal("1.5"), None, Decimal("2.5")]),
+            "size": pa.array([1, 2, 2**40], pa.uint64()),
+            "x": pa.array([1.5, float("nan"), 2.5], pa.float32()),
+        }
+    )
+    parquet.write_table(content, tmp_path / "t.parquet")
+    columns = table_files.read_table(tmp_path / "t.parquet").columns
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "kind": ["a", "b", None],
+        "day": ["2024-05-01", None, "2024-05-01"],
+        "price": [1.5, None, 2.5],
+        "size": [1.0, 2.0, 2.0**40],
+        "x": [1.5, None, 2.5],
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "+1.5", "-.5", "2.", "1e-3", "1E400", "inf", "-Infinity", "nan", " 7\t"]
+)
+def test_what_is_a_number_can_be_read_as_one(text: str) -> None:
+    numbers = as_numbers(column_of([text, "0"]))
+    assert numbers is not None
+    assert numbers.to_pylist()[0] == pytest.approx(float(text), nan_ok=True)
+    assert not len(not_numbers(column_of([text])))
+
+
+@pytest.mark.parametrize("text", ["1,5", "1 000", "0x1F", "1_000", "e5", ".", "-", "1e", "Rome"])
+def test_what_is_no_number(text: str) -> None:
+    assert as_numbers(column_of([text, "0"])) is None
+    assert not_numbers(column_of(["0", None, text])).tolist() == [2]
+
+
+def test_arrow_is_loaded_with_the_first_table() -> None:
+    code = "import sys, copfl.data.datasets, copfl.experiment.bundle.inputs; print('pyarrow' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -201,8 +312,8 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1,000,000 different labels, at most 65,536"):
         from_arrays(np.zeros((10**6, 1), np.uint8), np.arange(10**6))
     with (tmp_path / "huge.csv").open("wb") as file:
-        file.truncate(2 * 2**30)  # takes no room on the disk
-    with pytest.raises(DataError, match=r"2,147,483,648 bytes; at most .* Take a part of its rows"):
+        file.truncate(5 * 2**30)  # takes no room on the disk
+    with pytest.raises(DataError, match=r"5,368,709,120 bytes; at most .* Take a part of its rows"):
         load(tmp_path / "huge.csv", target="y")
 
 
@@ -213,7 +324,10 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.csv", "a,b\n", "has no rows"),
         ("t.csv", "a,b\n1,2\n3\n", "line 3, has 1 values; the first line names 2 columns"),
         ("t.csv", "a,a\n1,2\n", "the column 'a' twice"),
-        ("t.csv", "a,b\n\xff,2\n".encode("latin-1"), "not a readable .csv file: .* codec .*Save it as UTF-8"),
+        ("t.csv", "a,b\n1,2\n\xff,2\n".encode("latin-1"), "line 3, is not UTF-8. Save it as UTF-8"),
+        ("t.csv", "a,b\n1,2\n".encode("utf-16"), "line 1, is not UTF-8. Save it as UTF-8"),
+        ("t.csv", 'a,b\n1,"2\n3,4\n5,"6\n', "not a readable .csv file: ',' expected after"),
+        ("t.csv", 'a,b\n1,"2\n3,4\n', "not a readable .csv file: unexpected end of data"),
         ("t.csv", 'a,b\n"1,2\n', "not a readable .csv file"),
         ("t.jsonl", '{"a": 1}\n{"a": \n', "line 2, is not valid JSON"),
         ("t.jsonl", "[1]\n", "line 1, is no object"),
@@ -227,7 +341,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
 def test_files_that_are_damaged(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    options: dict[str, Any] = {"target": "a"} if path.suffix in tables.READERS else {}
+    options: dict[str, Any] = {"target": "a"} if path.suffix in table_files.READERS else {}
     with pytest.raises(DataError, match=message):
         load(path, **options)
 
@@ -322,14 +436,15 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ward": ["east", "west", "north"] * 20,
         "ill": [n % 2 for n in range(60)],
     }
-    note = tables.from_tables([rows], "visits", target="ill").note
+    note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
     assert "patient,day: values that few rows share; leave out" in note
     assert "data_options={'drop': 'patient,day'}" in note
     with on_command_line():
-        note = tables.from_tables([rows], "visits", target="ill").note
+        note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
     assert "--set data.drop=patient,day" in note
     assert "age" not in note
-    assert "few rows share" not in tables.from_tables([rows], "visits", target="ill", drop="patient,day").note
+    without = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="patient,day")
+    assert "few rows share" not in without.note
 
 
 def test_messages_about_a_table_name_its_column(tmp_path: Path) -> None:

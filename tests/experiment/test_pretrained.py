@@ -267,7 +267,7 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
         3,
         "--rounds",
         10,
-        "--batch",
+        "--batch-size",
         4,
         "--workers",
         1,

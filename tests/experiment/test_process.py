@@ -23,7 +23,6 @@ def state() -> tuple[object, ...]:
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,
-        torch.backends.mkldnn.enabled,
     )
 
 
@@ -46,7 +45,6 @@ def test_a_run_leaves_the_process_as_it_was(tmp_path: Path, monkeypatch: pytest.
         "clients": 2,
         "rounds": 1,
         "threads": 2,
-        "mkldnn": "off",
         "engine": "sequential",
     }
     copfl.run("fedavg", "digits", **how, on_round=lambda round, seconds: seen.append(state()))  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def data() -> tuple[Dataset, Partition]:
 def result_of(name: str, engine: str, settings: dict[str, Any], rounds: int = ROUNDS) -> Result:
     model = functools.partial(network, getattr(ALGORITHMS[name], "needs", ()))
     how: dict[str, Any] = {"engine": engine, "precision": "fp64", "rounds": rounds, "batch": 4}
-    how |= {"mkldnn": "off", "workers": 1}
+    how["workers"] = 1
     dataset, partition = data()
     return copfl.run(name, dataset, model=model, partition=partition, clients=len(SIZES), **how, **settings)
 

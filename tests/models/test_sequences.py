@@ -62,7 +62,6 @@ def test_every_engine_gives_the_same_result(model: str) -> None:
         "rounds": 2,
         "partition": "iid",
         "precision": "fp64",
-        "mkldnn": "off",
     }
     results = [
         copfl.run("fedavg", DATA[model], engine=engine, **options) for engine in ("sequential", "vmap")

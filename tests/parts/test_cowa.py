@@ -60,13 +60,6 @@ def test_a_client_counts_for_its_deviation_and_for_what_the_others_lack(
     assert numbers(Cowa().weigh(EAST, others, LOSS)) == pytest.approx([gradient, 0.7, gradient + 0.7])
 
 
-@pytest.mark.parametrize(("others", "gradient"), [(EAST, 2.0), (NORTH, 1.0), (WEST, 0.0)])
-def test_agreement_is_the_reverse(others: Tensor, gradient: float) -> None:
-    prediction = math.exp(-0.7)
-    found = numbers(Cowa(prefer="agreement").weigh(EAST, others, LOSS))
-    assert found == pytest.approx([gradient, prediction, gradient + prediction])
-
-
 def test_one_score_alone_or_none() -> None:
     totals = {score: float(Cowa(score).weigh(EAST, NORTH, LOSS).total) for score in SCORES}
     assert totals == pytest.approx({"both": 1.7, "gradient": 1.0, "prediction": 0.7, "none": 1.0})
@@ -82,10 +75,9 @@ def test_where_all_scores_are_zero_the_clients_count_the_same() -> None:
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_client_whose_loss_is_not_finite_is_left_out_where_the_loss_counts(broken: float) -> None:
     for score, weight in (("both", 0.0), ("prediction", 0.0), ("gradient", 1.0), ("none", 1.0)):
-        for prefer in ("deviation", "agreement"):
-            scores = Cowa(score, prefer=prefer).weigh(EAST, NORTH, torch.full_like(LOSS, broken))
-            assert float(scores.total) == weight, (score, prefer)
-            assert all(math.isfinite(number) for number in numbers(scores))
+        scores = Cowa(score).weigh(EAST, NORTH, torch.full_like(LOSS, broken))
+        assert float(scores.total) == weight, score
+        assert all(math.isfinite(number) for number in numbers(scores))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -106,7 +98,6 @@ def test_what_cannot_work_is_refused() -> None:
     for name, wrong in {
         "score": "grad",
         "leave_one_out": "me",
-        "prefer": "deviations",
         "trust": "learned",
     }.items():
         given: dict[str, Any] = {name: wrong}

@@ -14,7 +14,6 @@ from copfl.core.layout import Layout, layout_of
 from copfl.parts.pwpm import (
     CANDIDATES,
     COUNTS,
-    LIMITS,
     Pwpm,
     _groups,
     moves,
@@ -60,18 +59,6 @@ def test_the_shares_of_the_default_rate_are_a_quarter_then_seven_sixteenths_then
         mask = growth.grow(layout, mask, torch.rand(64) + 1, torch.tensor(k))
         shares.append(float(mask.double().mean()))
     assert shares == [0.25, 0.4375, 0.5, 0.5]
-
-
-def test_checking_before_growing_overshoots_the_budget() -> None:
-    def shares(rate: float) -> list[float]:
-        growth, layout, mask, found = Pwpm(rate, 0.5, limit="check_before"), plain(64), nobody(64), []
-        for k in range(5):
-            mask = growth.grow(layout, mask, torch.rand(64) + 1, torch.tensor(k))
-            found.append(float(mask.double().mean()))
-        return found
-
-    assert shares(0.25) == [0.25, 0.4375, 0.578125, 0.578125, 0.578125]
-    assert shares(0.5) == [0.5, 0.75, 0.75, 0.75, 0.75]
 
 
 def test_ties_are_broken_by_order_and_the_count_is_exact() -> None:
@@ -189,10 +176,9 @@ def test_masks_only_grow_and_never_beyond_the_budget(
 
 
 @pytest.mark.parametrize("among", CANDIDATES)
-@pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("count", COUNTS)
-def test_clients_side_by_side_grow_as_each_alone(among: str, limit: str, count: str) -> None:
-    growth = Pwpm(0.3, 0.5, among, limit, count, warmup=1)
+def test_clients_side_by_side_grow_as_each_alone(among: str, count: str) -> None:
+    growth = Pwpm(0.3, 0.5, among, count, warmup=1)
     layout = layout_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
     generator = torch.Generator().manual_seed(0)
     d = layout.parameters
@@ -274,7 +260,6 @@ def test_shares() -> None:
         ({"budget": -0.1}, "budget=-0.1 must lie between 0 and 1"),
         ({"rate": float("nan")}, "rate=nan must lie between 0 and 1"),
         ({"candidates": "tensors"}, 'no candidates "tensors"; did you mean "tensor"'),
-        ({"limit": "hard"}, 'no limit "hard"'),
         ({"count": "moved"}, 'no count "moved"'),
         ({"criterion": "size"}, 'no criterion "size"'),
         ({"warmup": -1}, "warmup=-1 must be a number of at least 0"),

@@ -30,7 +30,7 @@ def identity_of(*layers: Tables) -> str:
                 "threads": 2,
             }
         },
-        {"run": {"checkpoint_every": 3, "save_models": False, "mkldnn": "off", "eval_models": "final"}},
+        {"run": {"checkpoint_every": 3, "save_models": False, "eval_models": "final"}},
         {"run": {"precision": "tf32"}},
         {"data": {"dir": "elsewhere"}},
         {"algorithm": {"rate": 0.25}},  # the default, written out

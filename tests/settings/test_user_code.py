@@ -232,5 +232,5 @@ def test_a_list_is_one_data_set_per_client() -> None:
     assert found.groups == ("0", "1", "2")
     assert found.train.group is not None
     assert np.bincount(found.train.group).tolist() == [16, 16, 16]
-    result = copfl.run("fedavg", [(X, Y)] * 3, model="mlp", rounds=1, engine="sequential", mkldnn="off")
+    result = copfl.run("fedavg", [(X, Y)] * 3, model="mlp", rounds=1, engine="sequential")
     assert result.accuracy.shape == (1, 3)

@@ -31,6 +31,14 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Growth(Pwpm):
+    """PWPM's growth, with FedSelect's budget: a tensor that is not above it grows, and may exceed it once."""
+
+    def within_budget(self, wanted: Tensor, room: Tensor) -> Tensor:
+        return wanted * (room >= 0)
+
+
+@dataclass(frozen=True)
 class FedSelect(Averaging):
     """Personal epoch, shared epoch, every few rounds a larger mask; an entry is the mean of its sharers.
 
@@ -58,12 +66,11 @@ class FedSelect(Averaging):
         _ = self.growth  # its options are checked where it is built
 
     @property
-    def growth(self) -> Pwpm:
-        return Pwpm(
+    def growth(self) -> Growth:
+        return Growth(
             self.rate,
             self.budget,
             candidates="tensor",
-            limit="check_before",
             count=self.count,
             warmup=self.interval,
             interval=self.interval,

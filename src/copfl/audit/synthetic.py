@@ -113,7 +113,7 @@ def experiment(
     tables = {
         "algorithm": dict(algorithm),
         "optimizer": {"name": "mamo", "lr": LR},
-        "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap", "mkldnn": "on"},
+        "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap"},
         "model": {"name": "mlp", "width": WIDTH},
     }
     found = prepare(complete(tables, values={"data": dataset, "partition": partition}))

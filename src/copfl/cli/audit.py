@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from copfl.cli import options
 from copfl.cli.options import argument, option
-from copfl.errors import AGAIN, UsageError, stoppable
+from copfl.errors import AGAIN, UsageError, at_least, stoppable
 
 
 def audit(
@@ -34,9 +34,6 @@ def audit(
     orders: Annotated[
         int, option("Training", "Sampled orders per round for Shapley values, at least 1; default: 40.")
     ] = 40,
-    truncate: Annotated[
-        float, option("Training", "Gains below this count as 0, from 0 to below 1; default: 0.002.")
-    ] = 0.002,
     out: Annotated[
         Path | None,
         option("Output", "Folder for audit.json and audit.md; default: the run folder.", "--out -o"),
@@ -53,11 +50,9 @@ def audit(
 
     if (run is None) != synthetic:
         raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
-    if orders < 1 or not 0 <= truncate < 1:
-        numbers = f"orders={orders} must be at least 1, and truncate={truncate}"
-        raise UsageError(f"{numbers} from 0 to below 1")
+    at_least(1, orders=orders)
     folder = out or run or Path("runs") / "audit-synthetic"
-    how: dict[str, Any] = {"sampling": Sampling(orders, truncate), "cache": folder / "audit"}
+    how: dict[str, Any] = {"sampling": Sampling(orders), "cache": folder / "audit"}
     if seeds is not None:
         how["seeds"] = seeds_of(seeds)
     if baselines is not None:

@@ -48,7 +48,7 @@ def describe(
 ) -> None:
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
     from copfl.data.overview import overview
-    from copfl.data.tables import READERS
+    from copfl.data.table_files import READERS
     from copfl.settings import complete
 
     line = {"name": name, "target": target, "client": client, "text": text}

@@ -75,9 +75,7 @@ Client = Annotated[
 OfServer = Annotated[
     bool, option("Model", "The global model instead, as a new client receives it; default: off.", "--global")
 ]
-Track = Annotated[
-    list[str] | None, option("Output", "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
-]
+Track = Annotated[list[str] | None, option("Output", "Tracker: tensorboard, mlflow or wandb; repeatable.")]
 
 
 # Options of settings

@@ -59,10 +59,10 @@ def image_folder(
     """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test."""
     images, notes = reading.image_files(path), []
     if skip_corrupt:
-        found, images = len(images), reading.intact(images)
-        notes = [f"{found - len(images):,} of {found:,} images are corrupt and were skipped"]
-    given = {image.split for image in images}
-    parts = ("train", "test") if given >= {"train", "test"} else ("",)
+        count, images = len(images), reading.intact(images)
+        notes = [f"{count - len(images):,} of {count:,} images are corrupt and were skipped"]
+    named_splits = {image.split for image in images}
+    parts = ("train", "test") if named_splits >= {"train", "test"} else ("",)
     images = [image for image in images if image.split in parts]
     classes = tuple(sorted({image.label for image in images if image.split != "test"}))
     for folder in sorted((path / parts[0]).glob("[!.]*/")):
@@ -115,9 +115,9 @@ def _torch_arrays(dataset: Any, which: str) -> tuple[Inputs, NDArray[Any]]:
             xs.append({key: _as_array(v) for key, v in x.items()} if isinstance(x, Mapping) else _as_array(x))
             ys.append(_as_array(y))
             for arrays in (xs, ys):
-                own, first = (each(lambda array: list(array.shape), arrays[place]) for place in (-1, 0))
-                if own != first:
-                    raise ValueError(f"its shape is {own}, that of the first {first}")
+                shape, first = (each(lambda array: list(array.shape), arrays[index]) for index in (-1, 0))
+                if shape != first:
+                    raise ValueError(f"its shape is {shape}, that of the first {first}")
         except (TypeError, ValueError) as error:
             expected = "a pair (x, y) with x and y of one shape each"
             raise DataError(f"item {position} of the {which} set is not {expected}: {error}") from error
@@ -166,8 +166,8 @@ def from_arrays(
         raise DataError("x_test and y_test must be given together")
     if x_test is not None and (group is None) != (group_test is None):
         raise DataError("group and group_test must be given together")
-    inputs = [_inputs(given, suffix) for given, suffix in ((x, ""), (x_test, "_test")) if given is not None]
-    sizes = [len(next(iter(by_name(given).values()))) for given in inputs]
+    inputs = [_inputs(array, suffix) for array, suffix in ((x, ""), (x_test, "_test")) if array is not None]
+    sizes = [len(next(iter(by_name(samples).values()))) for samples in inputs]
     targets = targets_of([t for t in (y, y_test) if t is not None], kind, classes, called)
     origins = Targets([None] * len(inputs), (), "")
     if group is not None:
@@ -250,15 +250,19 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     for n, part in enumerate(parts):
         kinds = [(p.kind, shown(p.train.x)) for p in (first, part)]
         if kinds[0] != kinds[1]:
-            found = f"client 0 has {kinds[0][0]} with samples {kinds[0][1]}"
-            raise DataError(f"{found}, client {n} has {kinds[1][0]} with {kinds[1][1]}; they must be alike")
+            difference = f"client 0 has {kinds[0][0]} with samples {kinds[0][1]}"
+            raise DataError(
+                f"{difference}, client {n} has {kinds[1][0]} with {kinds[1][1]}; they must be alike"
+            )
     splits = []
     for side in ("train", "test"):
-        own: list[Samples] = [getattr(part, side) for part in parts]
-        x = {key: np.concatenate([by_name(part.x)[key] for part in own]) for key in by_name(first.train.x)}
+        clients: list[Samples] = [getattr(part, side) for part in parts]
+        x = {
+            key: np.concatenate([by_name(part.x)[key] for part in clients]) for key in by_name(first.train.x)
+        }
         labels = [np.array(part.classes)[getattr(part, side).y] for part in parts] if of_classes else None
-        y = np.concatenate(labels or [samples.y for samples in own])
-        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in own])
+        y = np.concatenate(labels or [samples.y for samples in clients])
+        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in clients])
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
     names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
     data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), **names)
@@ -292,8 +296,8 @@ def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArra
     rank -= first
     count = np.where(size > 1, np.maximum(size // 5, 1), 0)
     shift = size // 2  # so that small groups do not always lose their last class
-    place = (rank + shift) % size
-    is_test: NDArray[np.bool_] = (place + 1) * count // size > place * count // size
+    position = (rank + shift) % size
+    is_test: NDArray[np.bool_] = (position + 1) * count // size > position * count // size
     is_test[np.isin(y, np.setdiff1d(y[is_test], y[~is_test]))] = False
     return is_test
 

@@ -22,7 +22,8 @@ from copfl.data.download import TABLE, advice
 from copfl.data.hub import PREFIX, hub_dataset
 from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Samples, shown
-from copfl.data.tables import READERS, table_file
+from copfl.data.table_files import READERS
+from copfl.data.tables import table_file
 from copfl.errors import DataError, UsageError, unknown
 
 OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"
@@ -63,9 +64,9 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
     for option, most in (("severity", 5), ("size", reading.LARGEST_IMAGE_SIDE)):
         if not 1 <= options.get(option, 1) <= most:
             raise UsageError(f"{option}={options[option]} must be from 1 to {most:,}")
-    place: Any = data_dir if name in DATASETS else name if name.startswith(PREFIX) else Path(name)
+    location: Any = data_dir if name in DATASETS else name if name.startswith(PREFIX) else Path(name)
     try:
-        return read(place, **options)
+        return read(location, **options)
     except DataError as error:
         whose = "" if str(error).startswith(name) else f"{name}: "
         raise DataError(f"{whose}{error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
@@ -73,11 +74,11 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
 
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:
     """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
-    found = load(name_or_path, data_dir, **options)
-    sizes = f"{len(found.train):,} train and {len(found.test):,} test samples"
-    facts = [f"{found.name}: {sizes}", shown(found.train.x), overview.targets(found)]
-    facts += [f"{len(found.groups)} groups"] if found.groups else []
-    return ", ".join(facts) + (f". {found.note}" if found.note else "")
+    dataset = load(name_or_path, data_dir, **options)
+    sizes = f"{len(dataset.train):,} train and {len(dataset.test):,} test samples"
+    facts = [f"{dataset.name}: {sizes}", shown(dataset.train.x), overview.targets(dataset)]
+    facts += [f"{len(dataset.groups)} groups"] if dataset.groups else []
+    return ", ".join(facts) + (f". {dataset.note}" if dataset.note else "")
 
 
 def digits(data_dir: Path | None) -> Dataset:
@@ -105,11 +106,13 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     From its Python batches, as many as there are. Without `verify`, other files of that form are accepted.
     """
     names = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-python.tar")
-    place, files = _cifar_files(data_dir, names, CIFAR_MD5, verify)
+    location, files = _cifar_files(data_dir, names, CIFAR_MD5, verify)
     train = [name for name in CIFAR_MD5 if name in files and name != "test_batch"]
     if not train or "test_batch" not in files:
-        raise DataError(f"{place} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
-    batches = [_cifar_batch(files[name], f"{place}/{name}", b"labels", 10) for name in (*train, "test_batch")]
+        raise DataError(f"{location} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
+    batches = [
+        _cifar_batch(files[name], f"{location}/{name}", b"labels", 10) for name in (*train, "test_batch")
+    ]
     x, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
     notes = [f"{len(train)} of 5 train batches: {len(y):,} images"] if len(train) < 5 else []
     notes += [] if verify else ["checksums not verified"]
@@ -119,16 +122,16 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 def cifar100(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     """CIFAR-100: 60,000 colour images, 32 x 32, 100 classes"""
     names = ("cifar-100-python", "cifar-100-python.tar.gz", "cifar-100-python.tar")
-    place, files = _cifar_files(data_dir, names, CIFAR100_MD5, verify)
+    location, files = _cifar_files(data_dir, names, CIFAR100_MD5, verify)
     if missing := [name for name in CIFAR100_MD5 if name not in files]:
-        raise DataError(f"{place} lacks {missing[0]}")
+        raise DataError(f"{location} lacks {missing[0]}")
     train, test = (
-        Samples(*_cifar_batch(files[name], f"{place}/{name}", b"fine_labels", 100))
+        Samples(*_cifar_batch(files[name], f"{location}/{name}", b"fine_labels", 100))
         for name in ("train", "test")
     )
-    labels = reading.unpickle(files["meta"], f"{place}/meta").get(b"fine_label_names")
+    labels = reading.unpickle(files["meta"], f"{location}/meta").get(b"fine_label_names")
     if not isinstance(labels, list) or len(labels) != 100 or not all(isinstance(n, bytes) for n in labels):
-        raise DataError(f"{place}/meta has no list of 100 names")
+        raise DataError(f"{location}/meta has no list of 100 names")
     classes = tuple(label.decode("utf-8", "replace") for label in labels)
     note = "" if verify else "checksums not verified"
     return _colour_images("cifar100", train, test, classes=classes, note=note)
@@ -137,19 +140,21 @@ def cifar100(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 def _cifar_files(
     data_dir: Path | None, names: Sequence[str], checksums: dict[str, str], verify: bool
 ) -> tuple[Path, dict[str, bytes]]:
-    """The place of a CIFAR set and its files, verified."""
-    place = reading.found(data_dir, *names)
+    """The folder or archive of a CIFAR set, and its files, verified."""
+    location = reading.first_existing(data_dir, *names)
     files = {
         name: member.read(256 * reading.MIB)
-        for member in reading.members(place)
+        for member in reading.members(location)
         if (name := PurePosixPath(member.name).name) in checksums
     }
     for name in [name for name in checksums if verify and name in files]:
         md5 = hashlib.md5(files[name], usedforsecurity=False).hexdigest()
         if md5 != checksums[name]:
-            found = f"{place}/{name} ({len(files[name]):,} bytes) has md5 {md5} instead of {checksums[name]}"
-            raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
-    return place, files
+            mismatch = (
+                f"{location}/{name} ({len(files[name]):,} bytes) has md5 {md5} instead of {checksums[name]}"
+            )
+            raise DataError(f"{mismatch}: it is damaged, incomplete or not the published file; delete it")
+    return location, files
 
 
 def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> Dataset:
@@ -206,28 +211,33 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
     return _colour_images("cifar10c", train, test, **groups, note=note)
 
 
-def _published_corruptions(place: Path) -> tuple[list[Images], NDArray[np.int64]]:
+def _published_corruptions(location: Path) -> tuple[list[Images], NDArray[np.int64]]:
     """The arrays of CIFAR-10-C, left on disk, in the order of CORRUPTIONS, and the base images' labels."""
     names = (*CORRUPTIONS, "labels")
-    found = {
+    arrays = {
         name: reading.map_npy(member.path, member.offset, member.size)
-        for member in reading.members(place)
+        for member in reading.members(location)
         if (name := PurePosixPath(member.name).stem) in names
     }
-    if missing := [name for name in names if name not in found]:
-        raise DataError(f"{place} lacks {', '.join(f'{name}.npy' for name in missing)}")
-    labels, expected = found["labels"], "int64 [50000], the labels 0 to 9 of the base images, five times over"
+    if missing := [name for name in names if name not in arrays]:
+        raise DataError(f"{location} lacks {', '.join(f'{name}.npy' for name in missing)}")
+    labels, expected = (
+        arrays["labels"],
+        "int64 [50000], the labels 0 to 9 of the base images, five times over",
+    )
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
-        raise DataError(f"labels.npy in {place} is {labels.dtype} {list(labels.shape)}; expected {expected}")
+        raise DataError(
+            f"labels.npy in {location} is {labels.dtype} {list(labels.shape)}; expected {expected}"
+        )
     by_severity = labels.astype(np.int64).reshape(5, -1)
     if (by_severity != by_severity[0]).any() or by_severity.min() < 0 or by_severity.max() > 9:
-        raise DataError(f"labels.npy in {place} has other labels; expected {expected}")
+        raise DataError(f"labels.npy in {location} has other labels; expected {expected}")
     shape = (len(labels), 32, 32, 3)
     for name in CORRUPTIONS:
-        if found[name].dtype != np.uint8 or found[name].shape != shape:
-            given = f"{found[name].dtype} {list(found[name].shape)}"
-            raise DataError(f"{name}.npy in {place} is {given}; uint8 {list(shape)} was expected")
-    return [found[name].view(np.uint8) for name in CORRUPTIONS], by_severity[0]
+        if arrays[name].dtype != np.uint8 or arrays[name].shape != shape:
+            actual = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            raise DataError(f"{name}.npy in {location} is {actual}; uint8 {list(shape)} was expected")
+    return [arrays[name].view(np.uint8) for name in CORRUPTIONS], by_severity[0]
 
 
 def _corrupted(
@@ -278,12 +288,12 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
 def _image_files(data_dir: Path | None, root: str) -> list[ImageFile]:
     """The images of root/{train,test}/<class>/ in the data folder, or in an archive in it."""
     places = existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar", "*.tar")
-    place = next((p for p in places if p.name.partition(".tar")[0] == root or _begins_in(p, root)), None)
-    if place is None:
+    location = next((p for p in places if p.name.partition(".tar")[0] == root or _begins_in(p, root)), None)
+    if location is None:
         raise DataError(f"{data_dir} has neither {root}/ nor {root}.tar nor a .tar with a folder {root}/")
-    images = [image for image in reading.image_files(place) if image.split in ("train", "test")]
+    images = [image for image in reading.image_files(location) if image.split in ("train", "test")]
     if not images:
-        raise DataError(f"{place} has no images; expected {root}/{{train,test}}/<class>/*.png or *.jpg")
+        raise DataError(f"{location} has no images; expected {root}/{{train,test}}/<class>/*.png or *.jpg")
     return images
 
 

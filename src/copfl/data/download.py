@@ -113,8 +113,8 @@ def _difference(path: Path, digest: str) -> str:
         return ""
     kind = "md5" if len(digest) == 32 else "sha256"
     with data_errors(str(path)), path.open("rb") as file:
-        found = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
-    return "" if found == digest else f"{kind} {found} instead of {digest}"
+        actual = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+    return "" if actual == digest else f"{kind} {actual} instead of {digest}"
 
 
 def _continue(url: str, part: Path, progress: Progress | None) -> None:

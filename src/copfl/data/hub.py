@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from copfl.data.arrays import from_splits
+from copfl.data.columns import Table, column_of
 from copfl.data.samples import Dataset
-from copfl.data.tables import Table, cell, from_tables
+from copfl.data.tables import from_tables
 from copfl.errors import DataError, how_to_set, library, unknown
 
 PREFIX = "hf:"
@@ -40,7 +41,7 @@ def hub_dataset(
         raise DataError(f"{short!r} has no split train; it has {', '.join(splits)}")
     features = splits["train"].features
     kinds = {column: type(feature).__name__ for column, feature in features.items()}
-    labels = [column for column, found in kinds.items() if found == "ClassLabel"]
+    labels = [column for column, kind in kinds.items() if kind == "ClassLabel"]
     target = target or (labels[0] if len(labels) == 1 else "label" if "label" in kinds else "")
     if target not in kinds:
         column = how_to_set("data.target", "COLUMN", "--target")
@@ -52,15 +53,17 @@ def hub_dataset(
     if test is not None and classes and -1 in test[target]:
         test = None  # the labels of a benchmark's test split may be withheld
     parts = [part for part in (splits["train"], test) if part is not None]
-    if image := next((column for column, found in kinds.items() if found == "Image"), ""):
+    if image := next((column for column, kind in kinds.items() if kind == "Image"), ""):
         return _images(parts, short, image, target, client, classes, size)
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
     texts = [column for column in strings if column not in (target, client)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
-    tables: list[Table] = [{column: [cell(v) for v in part[column]] for column in kinds} for part in parts]
+    contents = [part.with_format("arrow")[:] for part in parts]
+    tables = [Table.of({column: content[column] for column in kinds}) for content in contents]
     if classes:
         for table in tables:
-            table[target] = [None if v is None else classes[v] for v in table[target]]
+            numbers = table.columns[target].to_pylist()
+            table.columns[target] = column_of([None if n is None else classes[n] for n in numbers])
     return from_tables(
         tables, short, target=target, client=client, text=text, missing=missing, kind=kind, classes=classes
     )

@@ -79,10 +79,10 @@ def _picture(dataset: Dataset) -> list[str]:
     columns, counted = _columns(dataset)
     rows = []
     for number, name in enumerate(dataset.groups[:MOST_ROWS]):
-        own = dataset.train.group == number
-        share = counted[own].sum(axis=0) / max(int(own.sum()), 1)
+        in_group = dataset.train.group == number
+        share = counted[in_group].sum(axis=0) / max(int(in_group.sum()), 1)
         level = np.ceil(share * (len(SHADES) - 1)).astype(int).clip(0, len(SHADES) - 1)
-        rows.append((name, f"{int(own.sum()):,}", "".join(SHADES[k] for k in level)))
+        rows.append((name, f"{int(in_group.sum()):,}", "".join(SHADES[k] for k in level)))
     widths = [max(len(row[k]) for row in rows) for k in (0, 1)]
     body = [f"  {name:<{widths[0]}}  {size:>{widths[1]}}  |{shades}|" for name, size, shades in rows]
     more = len(dataset.groups) - MOST_ROWS

@@ -112,8 +112,8 @@ class Partition:
         for name, parts, split in sides:
             last = int(np.concatenate(parts).max(initial=-1))
             if last >= len(split):
-                found = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
-                raise DataError(f"{found}; the partition was made for another data set")
+                problem = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
+                raise DataError(f"{problem}; the partition was made for another data set")
         if self.labels is not None and self.labels.shape[1] != len(dataset.classes):
             counts = (
                 f'labels of {self.labels.shape[1]} classes, but "{dataset.name}" has {len(dataset.classes)}'

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from copfl.data import reading
 from copfl.data.arrays import from_arrays, from_splits
+from copfl.data.columns import Table
 from copfl.data.download import TABLE
 from copfl.data.samples import NEXT_TOKEN, REGRESSION, Dataset
-from copfl.data.tables import Table, from_tables
+from copfl.data.tables import from_tables
 from copfl.errors import DataError, at_least
 
 IDX_LIMIT, MAT_LIMIT = 64 * reading.MIB, 2048 * reading.MIB
@@ -36,19 +37,19 @@ FEMNIST_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 def fashion_mnist(data_dir: Path | None) -> Dataset:
     """Fashion-MNIST: 70,000 gray images of clothes, 28 x 28, 10 classes"""
     name = "fashion_mnist"
-    place = reading.found(data_dir, name, "FashionMNIST/raw", "FashionMNIST")
+    location = reading.first_existing(data_dir, name, "FashionMNIST/raw", "FashionMNIST")
     splits = [
-        (_idx(place, f"{split}-images-idx3-ubyte", 3), _idx(place, f"{split}-labels-idx1-ubyte", 1))
+        (_idx(location, f"{split}-images-idx3-ubyte", 3), _idx(location, f"{split}-labels-idx1-ubyte", 1))
         for split in ("train", "t10k")
     ]
     return from_splits(splits, classes=TABLE[name]["classes"], name=name, augment=True)
 
 
-def _idx(place: Path, name: str, sides: int) -> NDArray[np.uint8]:
+def _idx(location: Path, name: str, sides: int) -> NDArray[np.uint8]:
     """The array of an IDX file of bytes, compressed or not."""
-    path = next((p for p in (place / f"{name}.gz", place / name) if p.is_file()), None)
+    path = next((p for p in (location / f"{name}.gz", location / name) if p.is_file()), None)
     if path is None:
-        raise DataError(f"{place} lacks {name}.gz")
+        raise DataError(f"{location} lacks {name}.gz")
     raw = reading.read_bytes(path, IDX_LIMIT)
     with reading.data_errors(str(path), "IDX file"):
         if path.suffix == ".gz":
@@ -62,8 +63,8 @@ def _idx(place: Path, name: str, sides: int) -> NDArray[np.uint8]:
 
 def svhn(data_dir: Path | None) -> Dataset:
     """SVHN: 99,289 colour images of house numbers, 32 x 32, 10 classes"""
-    place = reading.found(data_dir, "svhn", "SVHN")
-    splits = [_svhn(place / f"{split}_32x32.mat") for split in ("train", "test")]
+    location = reading.first_existing(data_dir, "svhn", "SVHN")
+    splits = [_svhn(location / f"{split}_32x32.mat") for split in ("train", "test")]
     return from_splits(splits, name="svhn", classes="0123456789")
 
 
@@ -86,27 +87,27 @@ def _mat(path: Path, *names: str) -> Mapping[str, Any]:
 
 def tiny_imagenet(data_dir: Path | None, *, size: int = 64) -> Dataset:
     """Tiny-ImageNet: 110,000 images of 200 classes, 64 x 64 or size=32, ...; its val split is test"""
-    place = reading.found(data_dir, "tiny-imagenet-200", "tiny-imagenet-200.zip")
+    location = reading.first_existing(data_dir, "tiny-imagenet-200", "tiny-imagenet-200.zip")
     labels: dict[str, str] = {}
-    for member in reading.members(place):
+    for member in reading.members(location):
         if PurePosixPath(member.name).name == "val_annotations.txt":
             rows = member.read(reading.MIB).decode().splitlines()
             labels = {file: label for file, label, *_ in (row.split("\t") for row in rows if "\t" in row)}
     if not labels:
-        raise DataError(f"{place} lacks val/val_annotations.txt")
+        raise DataError(f"{location} lacks val/val_annotations.txt")
 
     def locate(path: PurePosixPath) -> tuple[str, str] | None:
         if "train" in path.parts:  # train/<label>/images/<file>
             return "train", path.parts[path.parts.index("train") + 1]
         return ("val", labels[path.name]) if "val" in path.parts and path.name in labels else None
 
-    images = reading.image_files(place, locate)
+    images = reading.image_files(location, locate)
     classes = sorted({image.label for image in images})
     splits = []
     for split in ("train", "val"):
         chosen = [image for image in images if image.split == split]
         if not chosen:
-            raise DataError(f"{place} has no images in {split}/")
+            raise DataError(f"{location} has no images in {split}/")
         y = np.array([image.label for image in chosen])
         splits.append((reading.decode_all(chosen, (size, size)), y))
     return from_splits(splits, classes=classes, name="tiny_imagenet", augment=True)
@@ -124,10 +125,10 @@ def office_caltech10(data_dir: Path | None, *, size: int = 64) -> Dataset:
 
 def _domains(data_dir: Path | None, name: str, places: Sequence[str], size: int) -> Dataset:
     """Images in <domain>/<class>/, with a fifth of each domain's images as its test samples."""
-    place = reading.found(data_dir, *places)
-    images = [image for image in reading.image_files(place) if image.split]
+    location = reading.first_existing(data_dir, *places)
+    images = [image for image in reading.image_files(location) if image.split]
     if len({image.split for image in images}) < 2:
-        raise DataError(f"{place} has no images of several domains; expected <domain>/<class>/*.jpg")
+        raise DataError(f"{location} has no images of several domains; expected <domain>/<class>/*.jpg")
     x = reading.decode_all(images, (size, size))
     y, group = (np.array([getattr(image, key) for image in images]) for key in ("label", "split"))
     return from_arrays(x, y, group=group, name=name)
@@ -138,17 +139,17 @@ def digits_five(data_dir: Path | None) -> Dataset:
 
     From its Matlab files. All images are in colour; those of 28 x 28 have a border of two pixels.
     """
-    place = reading.found(data_dir, "Digit-Five", "DigitFive", "digits_five")
-    mnist = _mat(place / "mnist_data.mat", "train_32", "test_32", "label_train", "label_test")
-    colour = _mat(place / "mnistm_with_label.mat", "train", "test", "label_train", "label_test")
-    synthetic = _mat(place / "syn_number.mat", "train_data", "test_data", "train_label", "test_label")
-    usps = _mat(place / "usps_28x28.mat", "dataset")["dataset"]
+    location = reading.first_existing(data_dir, "Digit-Five", "DigitFive", "digits_five")
+    mnist = _mat(location / "mnist_data.mat", "train_32", "test_32", "label_train", "label_test")
+    colour = _mat(location / "mnistm_with_label.mat", "train", "test", "label_train", "label_test")
+    synthetic = _mat(location / "syn_number.mat", "train_data", "test_data", "train_label", "test_label")
+    usps = _mat(location / "usps_28x28.mat", "dataset")["dataset"]
     splits = []
     for row, split in enumerate(("train", "test")):
         domains = [
             (mnist[f"{split}_32"], mnist[f"label_{split}"].argmax(axis=1)),
             (colour[split], colour[f"label_{split}"].argmax(axis=1)),
-            _svhn(place / f"svhn_{split}_32x32.mat"),
+            _svhn(location / f"svhn_{split}_32x32.mat"),
             (synthetic[f"{split}_data"], synthetic[f"{split}_label"]),
             (np.rint(usps[row, 0][:, 0] * 255), usps[row, 1]),
         ]
@@ -191,12 +192,10 @@ def _embedded(name: str, kind: str | None = None) -> Dataset:
     from sklearn import datasets
 
     content = getattr(datasets, f"load_{name}")()
-    table: Table = {
-        str(column): content.data[:, k].tolist() for k, column in enumerate(content.feature_names)
-    }
+    columns: dict[str, Any] = {name: content.data[:, k] for k, name in enumerate(content.feature_names)}
     classes = [str(name) for name in getattr(content, "target_names", ())]
-    table["target"] = [classes[k] for k in content.target] if classes else content.target.tolist()
-    return from_tables([table], name, target="target", kind=kind, classes=classes)
+    columns["target"] = [classes[k] for k in content.target] if classes else content.target
+    return from_tables([Table.of(columns)], name, target="target", kind=kind, classes=classes)
 
 
 # By person
@@ -207,23 +206,25 @@ def uci_har(data_dir: Path | None) -> Dataset:
 
     Published with other persons in train and test. Here a fifth of each person's movements is test.
     """
-    place = reading.found(data_dir, "UCI HAR Dataset", "UCI HAR Dataset.zip", "human+activity*.zip")
+    location = reading.first_existing(
+        data_dir, "UCI HAR Dataset", "UCI HAR Dataset.zip", "human+activity*.zip"
+    )
     wanted = [f"{name}_{split}.txt" for split in ("train", "test") for name in (*SIGNALS, "y", "subject")]
     files: dict[str, NDArray[np.float32]] = {}
     activities: dict[int, str] = {}
-    for member in reading.members(place):
+    for member in reading.members(location):
         path = PurePosixPath(member.name)
         if "__MACOSX" in path.parts or path.name not in (*wanted, "activity_labels.txt"):
             continue
         raw = member.read(LIMIT)
-        with reading.data_errors(f"{place} ({member.name})", "table of numbers"):
+        with reading.data_errors(f"{location} ({member.name})", "table of numbers"):
             if path.name == "activity_labels.txt":
                 rows = (row.split() for row in raw.decode().splitlines())
                 activities = {int(number): name.lower() for number, name in rows}
             else:
                 files[path.name] = np.loadtxt(io.BytesIO(raw), dtype=np.float32, ndmin=2)
     if missing := [name for name in wanted if name not in files]:
-        raise DataError(f"{place} lacks {missing[0]}")
+        raise DataError(f"{location} lacks {missing[0]}")
     parts = [
         np.stack([files[f"{name}_{split}.txt"] for name in SIGNALS], axis=1) for split in ("train", "test")
     ]
@@ -240,27 +241,29 @@ def uci_har(data_dir: Path | None) -> Dataset:
 
 def ag_news(data_dir: Path | None) -> Dataset:
     """AG News: 127,600 news, 4 classes"""
-    place = reading.found(data_dir, "ag_news_csv", "ag_news")
+    location = reading.first_existing(data_dir, "ag_news_csv", "ag_news")
     parts = []
     for split in ("train", "test"):
-        rows = _rows(place / f"{split}.csv")
+        rows = _rows(location / f"{split}.csv")
         if any(len(row) != 3 or row[0] not in ("1", "2", "3", "4") for row in rows):
-            raise DataError(f"{place}/{split}.csv has a row that is not: class 1 to 4, title, description")
+            raise DataError(f"{location}/{split}.csv has a row that is not: class 1 to 4, title, description")
         parts.append(([f"{row[1]} {row[2]}" for row in rows], [NEWS[int(row[0]) - 1] for row in rows]))
     return _of_texts("ag_news", *parts, classes=NEWS)
 
 
 def sst2(data_dir: Path | None) -> Dataset:
     """SST-2: 68,221 sentences from reviews of films, negative or positive; its dev split is test"""
-    place = reading.found(data_dir, "SST-2", "SST-2.zip")
+    location = reading.first_existing(data_dir, "SST-2", "SST-2.zip")
     files = {
-        PurePosixPath(m.name).name: m.read(LIMIT) for m in reading.members(place) if m.name.endswith(".tsv")
+        PurePosixPath(m.name).name: m.read(LIMIT)
+        for m in reading.members(location)
+        if m.name.endswith(".tsv")
     }
     parts = []
     for name in ("train.tsv", "dev.tsv"):
         rows = [row.rpartition("\t") for row in files.get(name, b"").decode().splitlines()[1:]]
         if not rows or any(label not in ("0", "1") for *_, label in rows):
-            raise DataError(f"{place} lacks {name} with the columns sentence and label")
+            raise DataError(f"{location} lacks {name} with the columns sentence and label")
         parts.append(
             ([row[0].strip() for row in rows], [("negative", "positive")[int(row[2])] for row in rows])
         )
@@ -269,12 +272,12 @@ def sst2(data_dir: Path | None) -> Dataset:
 
 def banking77(data_dir: Path | None) -> Dataset:
     """Banking77: 13,083 questions of a bank's customers, 77 intents"""
-    place = reading.found(data_dir, "banking77", "banking_data")
+    location = reading.first_existing(data_dir, "banking77", "banking_data")
     parts = []
     for split in ("train", "test"):
-        head, *rows = _rows(place / f"{split}.csv") or [[]]
+        head, *rows = _rows(location / f"{split}.csv") or [[]]
         if head != ["text", "category"] or any(len(row) != 2 for row in rows):
-            raise DataError(f"{place}/{split}.csv does not have the columns text and category")
+            raise DataError(f"{location}/{split}.csv does not have the columns text and category")
         parts.append(([row[0] for row in rows], [row[1] for row in rows]))
     return _of_texts("banking77", *parts)
 
@@ -284,9 +287,9 @@ def clinc150(data_dir: Path | None) -> Dataset:
 
     Its validation split is in train. The requests out of scope are left out.
     """
-    place = reading.found(data_dir, "clinc150", "oos-eval/data")
-    content, domains = (_json(place / name) for name in ("data_full.json", "domains.json"))
-    with reading.data_errors(str(place), "copy of CLINC150"):
+    location = reading.first_existing(data_dir, "clinc150", "oos-eval/data")
+    content, domains = (_json(location / name) for name in ("data_full.json", "domains.json"))
+    with reading.data_errors(str(location), "copy of CLINC150"):
         domain = {intent: name for name, intents in domains.items() for intent in intents}
         train, test = content["train"] + content["val"], content["test"]
         parts = [([text for text, _ in rows], [intent for _, intent in rows]) for rows in (train, test)]
@@ -295,8 +298,8 @@ def clinc150(data_dir: Path | None) -> Dataset:
 
 
 def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
-    found = from_arrays(*(np.array(part) for part in (*train, *test)), name=name, **options)
-    return replace(found, note="")  # that the classes are texts is known
+    dataset = from_arrays(*(np.array(part) for part in (*train, *test)), name=name, **options)
+    return replace(dataset, note="")  # that the classes are texts is known
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -315,15 +318,15 @@ def _json(path: Path) -> Any:
 # {"users": [...], "user_data": {USER: {"x": [...], "y": [...]}}}
 
 
-def is_leaf(place: Path) -> bool:
+def is_leaf(location: Path) -> bool:
     """Whether a path is a .json file or a folder with train/*.json."""
-    return place.suffix == ".json" or any((place / "train").glob("*.json"))
+    return location.suffix == ".json" or any((location / "train").glob("*.json"))
 
 
-def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
+def leaf(location: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
     """A file or folder in LEAF's layout; `users` takes that many, those with the most samples."""
-    name = place.stem if place.is_file() else place.resolve().name
-    return from_splits(_users(place, users), kind=kind, name=name)
+    name = location.stem if location.is_file() else location.resolve().name
+    return from_splits(_users(location, users), kind=kind, name=name)
 
 
 def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -350,18 +353,18 @@ def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
 
 def _leaf_folder(data_dir: Path | None, name: str) -> Path:
     """The folder with train/ and test/, at LEAF's own place for it or directly in the data folder."""
-    return reading.found(data_dir, f"leaf/data/{name}/data", f"{name}/data", name)
+    return reading.first_existing(data_dir, f"leaf/data/{name}/data", f"{name}/data", name)
 
 
-def _users(place: Path, users: int) -> list[Users]:
+def _users(location: Path, users: int) -> list[Users]:
     """Train and test, or all samples of one file, user by user; without users who have no train sample."""
     at_least(0, users=users)
-    if place.is_file():
-        files: list[Sequence[Path]] = [[place]]
+    if location.is_file():
+        files: list[Sequence[Path]] = [[location]]
     else:
-        files = [sorted((place / split).glob("*.json")) for split in ("train", "test")]
+        files = [sorted((location / split).glob("*.json")) for split in ("train", "test")]
         if not all(files):
-            raise DataError(f"{place} lacks train/*.json or test/*.json")
+            raise DataError(f"{location} lacks train/*.json or test/*.json")
     data = [_user_data(split) for split in files]
     names = sorted(data[0], key=lambda user: (-len(data[0][user]["y"]), user))
     kept = [user for user in names if all(user in split for split in data)][: users or None]
@@ -376,7 +379,7 @@ def _users(place: Path, users: int) -> list[Users]:
 
 
 def _user_data(files: Sequence[Path]) -> dict[str, dict[str, list[Any]]]:
-    found: dict[str, dict[str, list[Any]]] = {}
+    samples_of: dict[str, dict[str, list[Any]]] = {}
     for path in files:
         with reading.data_errors(str(path), "LEAF file"):
             content = json.loads(reading.read_bytes(path, LEAF_LIMIT))
@@ -387,7 +390,7 @@ def _user_data(files: Sequence[Path]) -> dict[str, dict[str, list[Any]]]:
                 if not isinstance(samples, dict) or len(samples.get("x", ())) != len(samples.get("y", "?")):
                     raise DataError(f"{path}: the user {user!r} has not as many x as y")
                 if samples["y"]:
-                    found[user] = samples
-    if not found:
+                    samples_of[user] = samples
+    if not samples_of:
         raise DataError(f"{', '.join(map(str, files))} has no samples")
-    return found
+    return samples_of

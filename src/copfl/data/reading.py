@@ -90,46 +90,46 @@ def existing(data_dir: Path | None, *names: str) -> list[Path]:
     return [path for name in names for path in sorted(data_dir.glob(name))]
 
 
-def found(data_dir: Path | None, *names: str) -> Path:
+def first_existing(data_dir: Path | None, *names: str) -> Path:
     """The first of these files or folders in the data folder; a DataError if there is none."""
-    places = existing(data_dir, *names)
-    if not places:
+    paths = existing(data_dir, *names)
+    if not paths:
         raise DataError(f"{data_dir} has neither {' nor '.join(names)}")
-    return places[0]
+    return paths[0]
 
 
-def members(place: Path) -> Iterator[Member]:
+def members(location: Path) -> Iterator[Member]:
     """The regular files of a folder, a .zip or a tar archive, compressed or not; links are skipped."""
-    if place.is_dir():
-        for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            name, size = path.relative_to(place).as_posix(), path.stat().st_size
+    if location.is_dir():
+        for path in sorted(path for path in location.rglob("*") if path.is_file()):
+            name, size = path.relative_to(location).as_posix(), path.stat().st_size
             yield Member(name, path, 0, size, partial(read_bytes, path))
         return
-    if place.suffix == ".zip":
-        yield from _zip_members(place, place)
+    if location.suffix == ".zip":
+        yield from _zip_members(location, location)
         return
     with (
-        data_errors(str(place), "tar archive"),
-        tarfile.open(place, "r:*", tarinfo=_StrictTarInfo) as archive,
+        data_errors(str(location), "tar archive"),
+        tarfile.open(location, "r:*", tarinfo=_StrictTarInfo) as archive,
     ):
         while (info := archive.next()) is not None:
             # tarfile keeps a record of every member: 300 MB for CINIC-10.
             archive.members = []  # type: ignore[attr-defined]
             if info.isreg() and not info.issparse() and (file := archive.extractfile(info)):
-                read = partial(_whole, f"{place} ({info.name})", info.size, file.read)
-                yield Member(info.name, place, info.offset_data, info.size, read)
+                read = partial(_whole, f"{location} ({info.name})", info.size, file.read)
+                yield Member(info.name, location, info.offset_data, info.size, read)
 
 
-def _zip_members(place: Path, file: Path | IO[bytes]) -> Iterator[Member]:
+def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[Member]:
     """The files of a .zip archive, and of .zip archives in it."""
-    with data_errors(str(place), "zip archive"), zipfile.ZipFile(file) as archive:
+    with data_errors(str(location), "zip archive"), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             content = partial(archive.read, info)
-            read = partial(_whole, f"{place} ({info.filename})", info.file_size, content)
+            read = partial(_whole, f"{location} ({info.filename})", info.file_size, content)
             if info.filename.endswith(".zip"):
-                yield from _zip_members(place, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
+                yield from _zip_members(location, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
             elif not info.is_dir():
-                yield Member(info.filename, place, 0, info.file_size, read)
+                yield Member(info.filename, location, 0, info.file_size, read)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -264,16 +264,16 @@ def by_folder(path: PurePosixPath) -> tuple[str, str] | None:
     return (split, label) if label and not label.startswith(".") else None
 
 
-def image_files(place: Path, locate: Locate = by_folder) -> list[ImageFile]:
+def image_files(location: Path, locate: Locate = by_folder) -> list[ImageFile]:
     """The images in a folder or an archive, encoded, ordered by split, label and name."""
     images = []
-    for member in members(place):
+    for member in members(location):
         path = PurePosixPath(member.name)
         is_image = path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
         if is_image and (located := locate(path)) is not None:
-            source = str(member.path) if place.is_dir() else f"{place} ({member.name})"
+            source = str(member.path) if location.is_dir() else f"{location} ({member.name})"
             read = partial(member.read, LARGEST_IMAGE_FILE)
-            read = read if place.is_dir() else partial(bytes, read())
+            read = read if location.is_dir() else partial(bytes, read())
             images.append(ImageFile(*located, path.name, source, read))
     return sorted(images, key=lambda image: (image.split, image.label, image.file))
 
@@ -312,8 +312,8 @@ def decode(
         image = image.convert("L" if gray else "RGB")
         if size != (image.height, image.width):
             if not resize:
-                given, expected = f"{image.width} x {image.height}", f"{size[1]} x {size[0]}"
-                raise DataError(f"{source} is an image of {given} pixels; {expected} were expected")
+                actual, expected = f"{image.width} x {image.height}", f"{size[1]} x {size[0]}"
+                raise DataError(f"{source} is an image of {actual} pixels; {expected} were expected")
             shrinks = size[0] * size[1] < image.height * image.width
             method = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
             image = image.resize((size[1], size[0]), method)

@@ -196,12 +196,12 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
         name = dataset.groups[group]
         if len(pools[0]) < len(members):
-            found = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
-            raise DataError(f"{found}; use fewer clients")
+            problem = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
+            raise DataError(f"{problem}; use fewer clients")
         if not len(pools[1]) and clients >= len(present):
-            found = f'group "{name}" has {len(pools[0])} train samples and no test sample'
+            problem = f'group "{name}" has {len(pools[0])} train samples and no test sample'
             raise DataError(
-                f"{found}; give it one, leave the group out, or use another partition, such as iid"
+                f"{problem}; give it one, leave the group out, or use another partition, such as iid"
             )
         if len(pools[1]) < len(members):
             notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
@@ -359,9 +359,9 @@ def _fill_slots(
         taken, available, many, key = min(short)
         what = f'class "{dataset.classes[key // groups]}"'
         if group is not None:
-            found = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
+            problem = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
             remedy = f"lower {side}_per_class to {taken}" if taken else "use fewer clients"
-            raise DataError(f"{found} are too few for {many} client(s) with {size} each; {remedy}")
+            raise DataError(f"{problem} are too few for {many} client(s) with {size} each; {remedy}")
         few = f"{len(short)} {kind} have fewer than {size} samples per client"
         notes.append(f"{side}: {few}, {what} only {taken}")
     return _joined(parts), notes

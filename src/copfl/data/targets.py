@@ -24,7 +24,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(
-    given: Sequence[ArrayLike], kind: str | None, classes: Sequence[str] | None, called: str = "y"
+    splits: Sequence[ArrayLike], kind: str | None, classes: Sequence[str] | None, called: str = "y"
 ) -> Targets:
     """The targets of train, and of test if there are two, with their kind; without one, it is inferred.
 
@@ -35,7 +35,7 @@ def targets_of(
     if kind is not None:
         one_of(KINDS, kind=kind)
     names_of_parts = (called, "y_test" if called == "y" else f"{called} of the test rows")
-    parts = [as_array(part, name) for name, part in zip(names_of_parts, given, strict=False)]
+    parts = [as_array(part, name) for name, part in zip(names_of_parts, splits, strict=False)]
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(
             f"a target of {names_of_parts[0]} has shape {list(parts[0].shape[1:])}, of {names_of_parts[1]} "
@@ -48,8 +48,8 @@ def targets_of(
         if y.ndim == 2 and all(_is_one_hot(part) for part in parts):
             parts, note = [part.argmax(axis=1) for part in parts], "one-hot labels are classes"
             classes = classes or [str(k) for k in range(y.shape[1])]
-        found = numbered("label", parts, classes)
-        return found._replace(note="; ".join(filter(None, (note, found.note))))
+        labels = numbered("label", parts, classes)
+        return labels._replace(note="; ".join(filter(None, (note, labels.note))))
     if any(part.dtype.kind not in "biuf" for part in parts):
         raise DataError(f"{called} has dtype {y.dtype}; {kind} needs numbers")
     if kind == NEXT_TOKEN:
@@ -75,9 +75,9 @@ def targets_of(
     return Targets([part.astype(np.float32) for part in parts], names, kind)
 
 
-def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
+def numbered(what: str, splits: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
     """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers index `names`, if given."""
-    parts = [as_array(part, what) for part in given]
+    parts = [as_array(part, what) for part in splits]
     for part in parts:
         if part.ndim != 1:
             raise DataError(
@@ -91,11 +91,11 @@ def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None 
     if names is not None:
         return _found(what, parts, tuple(str(name) for name in names), values)
     if len(values) > MOST_CLASSES:
-        found = f"there are {len(values):,} different {what}s, at most {MOST_CLASSES:,} are accepted"
+        problem = f"there are {len(values):,} different {what}s, at most {MOST_CLASSES:,} are accepted"
         remedy = (
             f"; numbers to predict: {how_to_set('kind', 'regression', '--task')}" if what == "label" else ""
         )
-        raise DataError(f"{found}: is it the right array or column?{remedy}")
+        raise DataError(f"{problem}: is it the right array or column?{remedy}")
     numbers = [np.searchsorted(values, part).astype(np.int64) for part in parts]
     shown = tuple(str(value) for value in values.tolist())
     is_text = values.dtype.kind == "U"
@@ -123,10 +123,10 @@ def _found(what: str, parts: list[NDArray[Any]], names: tuple[str, ...], values:
     return Targets([part.astype(np.int64) for part in parts], names, CLASSIFICATION)
 
 
-def as_array(given: Any, what: str) -> NDArray[Any]:
+def as_array(values: Any, what: str) -> NDArray[Any]:
     """The values, or a tensor's, as an array; texts among Python objects as texts."""
     with raised_as(DataError, f"{what} must be an array: {{}}", ValueError):
-        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(np.str_)
     if not array.ndim or not array.size:

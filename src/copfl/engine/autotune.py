@@ -1,4 +1,4 @@
-"""The choice of the engine, its kernels, the clients per batch and the processes, by a short measurement.
+"""The choice of the engine, the clients per batch and the processes, by a short measurement.
 
 The choice changes speed and rounding, nothing else. It is written to run.toml, so that a resumed or repeated
 run makes the same one.
@@ -38,11 +38,6 @@ PARALLEL_FROM = 30.0  # seconds: a shorter run would spend on starting processes
 SHARED = Path("/dev/shm")  # where Linux has the memory that processes share
 
 
-class Choice(NamedTuple):
-    engine: Mapping
-    mkldnn: bool
-
-
 class Workload(NamedTuple):
     """The local updates of a run."""
 
@@ -63,12 +58,11 @@ class Workload(NamedTuple):
         return min(self.processes, math.ceil(self.participants / engine.chunk))
 
 
-def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Mapping:
+def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
     """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
 
     The model is tried on two samples: one that does not fit the data or the engine fails before the run.
     """
-    set_mkldnn(mkldnn != "off")
     task, federation = load.task, load.federation
     cuda = task.device.type == "cuda"
     if not cuda:
@@ -88,13 +82,8 @@ def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Ma
     check_fit(task, federation, problem)
     if engine != "auto" or cuda:
         return named
-    enabled = mkldnn_enabled()
-    switches = (True, False) if mkldnn == "auto" and enabled else (enabled,)
     others = [e for e in (sequential, vmap) if e is not named and not _problem(task, e, data)]
-    choices = [Choice(e, switch) for e in (named, *others) for switch in switches]
-    chosen = choose(load, choices)
-    set_mkldnn(chosen.mkldnn)
-    return chosen.engine
+    return choose(load, [named, *others])
 
 
 def check_fit(task: Task, federation: Federation, problem: str | None = None) -> None:
@@ -152,17 +141,17 @@ def clients_per_batch(task: Task, participants: int) -> int:
     return math.ceil(participants / parts)
 
 
-def choose(load: Workload, choices: Sequence[Choice]) -> Choice:
-    """The first choice, unless the run is long and another is clearly faster, on all processes together."""
-    best, *others = choices
+def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
+    """The first engine, unless the run is long and another is clearly faster, on all processes together."""
+    best, *others = engines
     if not others:
         return best
     fastest = seconds(load, best, enough=MEASURED_FROM * GAIN / load.local_updates) / GAIN
     if fastest * load.local_updates < MEASURED_FROM:
         return best
-    fastest /= load.parallel(best.engine)
+    fastest /= load.parallel(best)
     for other in others:
-        parallel = load.parallel(other.engine)
+        parallel = load.parallel(other)
         measured = seconds(load, other, limit=fastest * parallel) / parallel
         if measured < fastest:
             best, fastest = other, measured
@@ -176,8 +165,7 @@ def processors() -> int:
 
 def total_seconds(load: Workload, engine: Mapping) -> float:
     """The processor seconds of all local updates on a CPU; of a short run an upper bound."""
-    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / load.local_updates
-    return seconds(load, choice, enough=enough) * load.local_updates
+    return seconds(load, engine, enough=PARALLEL_FROM / load.local_updates) * load.local_updates
 
 
 def processes(load: Workload, engine: Mapping, states: int, total: float) -> int:
@@ -213,18 +201,16 @@ def _can_pickle(value: object) -> bool:
     return True
 
 
-def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: float = 0.0) -> float:
+def seconds(load: Workload, engine: Mapping, limit: float = math.inf, enough: float = 0.0) -> float:
     """The processor seconds of a client's local update: the better of two measurements.
 
     The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
-    multiplied by the number of steps: a slow choice would otherwise take a minute. Few samples of two clients
+    multiplied by the number of steps: a slow engine would otherwise take a minute. Few samples of two clients
     come first. Of a large model they take long enough to decide, and all samples would take minutes.
     """
-    engine, algorithm = choice.engine, load.algorithm
+    algorithm = load.algorithm
     task = load.task.with_batching() if engine.name != "sequential" else load.task
     clients = min(engine.chunk, load.federation.clients)
-    before = mkldnn_enabled()
-    set_mkldnn(choice.mkldnn)
 
     def measured(chunk: Chunk) -> float:
         # The processor's time, which the load of other programs does not change.
@@ -232,23 +218,20 @@ def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: flo
         run_chunk(algorithm, task, engine, chunk, ())
         return time.process_time() - start
 
-    try:
-        few, factor = _trial(load, min(clients, FEW_CLIENTS), FEW_SAMPLES)
-        first = measured(few)
-        if LONG < first < 4 * LONG:  # the first call of a program may prepare something
-            first = min(first, measured(few))
-        if first > LONG or first * factor < enough:
-            return first * factor
-        whole, factor = _trial(load, clients, load.batch)
-        best = math.inf
-        for _ in range(2):
-            taken = measured(whole)
-            best = min(best, taken * factor)
-            if best < enough or best > 3 * limit or taken > LONG:
-                break
-        return best
-    finally:
-        set_mkldnn(before)
+    few, factor = _trial(load, min(clients, FEW_CLIENTS), FEW_SAMPLES)
+    first = measured(few)
+    if LONG < first < 4 * LONG:  # the first call of a program may prepare something
+        first = min(first, measured(few))
+    if first > LONG or first * factor < enough:
+        return first * factor
+    whole, factor = _trial(load, clients, load.batch)
+    best = math.inf
+    for _ in range(2):
+        taken = measured(whole)
+        best = min(best, taken * factor)
+        if best < enough or best > 3 * limit or taken > LONG:
+            break
+    return best
 
 
 def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
@@ -296,14 +279,3 @@ def keep_freed_memory() -> None:
         # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):
             mallopt(option, value)
-
-
-def mkldnn_enabled() -> bool:
-    """Whether this process uses mkldnn's kernels."""
-    return bool(torch.backends.mkldnn.enabled)
-
-
-def set_mkldnn(enabled: bool) -> None:
-    """Switches mkldnn's kernels on or off for this process, where torch has them."""
-    enabled = enabled and bool(torch._C._has_mkldnn)
-    setattr(torch.backends.mkldnn, "enabled", enabled)  # noqa: B010 - a property of a module, unknown to mypy

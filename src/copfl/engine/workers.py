@@ -22,7 +22,7 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.evaluation import EvalModels
-from copfl.engine.autotune import keep_freed_memory, mkldnn_enabled, set_mkldnn
+from copfl.engine.autotune import keep_freed_memory
 from copfl.engine.mapping import ChunkResult
 from copfl.engine.rounds import Ids, State, Store
 from copfl.engine.simulate import Simulation, train_part
@@ -38,7 +38,6 @@ class _Shared(NamedTuple):
     simulation: Simulation
     store: Store
     server: Any  # in shared memory, overwritten before each round
-    mkldnn: bool
 
 
 class Workers:
@@ -47,7 +46,7 @@ class Workers:
     def __init__(self, simulation: Simulation, state: State, count: int) -> None:
         state.clients.share()
         server = tree.each(shared, state.server)
-        self.shared = _Shared(simulation, state.clients, server, mkldnn_enabled())
+        self.shared = _Shared(simulation, state.clients, server)
         self.buffers = [_buffer(4 * simulation.task.initial.nbytes) for _ in range(count)]  # for some vectors
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
@@ -119,7 +118,6 @@ def _work(pipe: Connection, buffer: Tensor, shared: _Shared) -> None:
     """The main loop of a worker: local updates on request, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the process that started this one
     torch.set_num_threads(1)
-    set_mkldnn(shared.mkldnn)
     keep_freed_memory()
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -206,9 +206,7 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, t
     load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
     if pretrained.is_pretrained(run.model.name) and device.type == "cpu":
         tell("timing the engines on a few samples")
-    chosen = autotune.choose_engine(
-        load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
-    )
+    chosen = autotune.choose_engine(load, engine=settings.engine, chunk=settings.chunk)
     precision = precision_on(device, settings.precision)
     if chosen.name != "sequential":
         products = torch.bfloat16 if precision == "bf16" else None
@@ -233,7 +231,6 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, t
         engine=chosen.name,
         chunk=chosen.chunk,
         precision=precision,
-        mkldnn="on" if autotune.mkldnn_enabled() else "off",
         workers=workers or 1,
         cache_features="off" if training.front is None else "on",
     )

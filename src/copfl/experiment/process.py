@@ -35,7 +35,6 @@ def left_as_found() -> Iterator[None]:
 
     path, threads = list(sys.path), torch.get_num_threads()
     precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    mkldnn = torch.backends.mkldnn.enabled
     try:
         with environment():
             yield
@@ -44,5 +43,3 @@ def left_as_found() -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = tf32
-        if torch.backends.mkldnn.enabled != mkldnn:
-            setattr(torch.backends.mkldnn, "enabled", mkldnn)  # noqa: B010 - a property of a module, unknown to mypy

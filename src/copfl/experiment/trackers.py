@@ -1,4 +1,4 @@
-"""A run's metrics, with those of each client, sent to trackers: tensorboard, mlflow, wandb or a jsonl file.
+"""A run's metrics, with those of each client, sent to trackers: tensorboard, mlflow or wandb.
 
 The folder's `track.json` names the trackers, so that a resumed run continues in the same places. The rounds
 since the last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError, one_of, raised_as
-from copfl.experiment.records import append
 from copfl.files import write_bytes
 
 MEMORY = "track.json"
@@ -83,15 +82,6 @@ def metrics(round: Round, seconds: float) -> dict[str, float]:
     return {name: float(value) for name, value in result.items() if math.isfinite(value)}
 
 
-def _jsonl(_: ModuleType, run: Run) -> Opened:
-    path = run.folder / "track.jsonl"
-    if path.exists():  # without a line that was cut short, and without rounds that are trained again
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["round"] < run.first]
-        write_bytes(path, "".join(kept).encode(), durable=False)
-    return lambda round, values: append(path, {"round": round, **values}), lambda: None, path.name
-
-
 def _tensorboard(module: ModuleType, run: Run) -> Opened:
     writer = module.SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.first if run.id else None)
     writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.items()))
@@ -122,7 +112,6 @@ def _wandb(module: ModuleType, run: Run) -> Opened:
 
 # The module that a tracker needs, and the function that opens it.
 TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Run], Opened]]] = {
-    "jsonl": ("json", _jsonl),
     "tensorboard": ("torch.utils.tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
     "wandb": ("wandb", _wandb),

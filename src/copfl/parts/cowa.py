@@ -17,7 +17,6 @@ from copfl.kernels.fused import elementwise
 
 SCORES = ("both", "gradient", "prediction", "none")
 LEAVE_ONE_OUT = ("exact", "paper")
-PREFER = ("deviation", "agreement")
 TRUST = ("all", "held_out")
 NEGLIGIBLE = 2**-7  # of the weights: less is the rounding error of a message in fp16 or bf16
 
@@ -53,8 +52,6 @@ class Cowa:
                    entry, from the clients that shared it, with the client's last upload. "paper" (Paper):
                    whole vectors, and in Eq. (9) the current update, which is not yet in the server's step, so
                    every cosine is too low
-    prefer         "deviation": a higher score weighs more (Paper: the equations). "agreement": the reverse, 1
-                   + cos and exp(-loss) (Paper: the introduction)
     trust          "all": a score is used as it is (Paper), so wrong labels and noise count as a contribution.
                    "held_out": the score times exp(-loss of the client's model on every fifth sample), which
                    the client does not train on
@@ -65,14 +62,12 @@ class Cowa:
 
     score: str = "both"
     leave_one_out: str = "exact"
-    prefer: str = "deviation"
     trust: str = "all"
     max_weight: float = 1.0
 
     def __post_init__(self) -> None:
         one_of(SCORES, score=self.score)
         one_of(LEAVE_ONE_OUT, leave_one_out=self.leave_one_out)
-        one_of(PREFER, prefer=self.prefer)
         one_of(TRUST, trust=self.trust)
         fraction_of("the weight", max_weight=self.max_weight)
 
@@ -108,10 +103,7 @@ class Cowa:
         """
         closeness, finite = cosine(update, step), torch.isfinite(loss)
         loss = torch.where(finite, loss, 0)
-        if self.prefer == "deviation":
-            gradient, prediction = 1 - closeness, loss
-        else:
-            gradient, prediction = 1 + closeness, torch.exp(-loss)
+        gradient, prediction = 1 - closeness, loss
         total = {
             "both": gradient + prediction,
             "gradient": gradient,

@@ -18,7 +18,6 @@ from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
 
 CRITERIA = ("change", "benefit", "held_out")
 CANDIDATES = ("shared", "all", "tensor", "reselect")
-LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
 MERGES = ("sharers", "union", "common")  # of the server
 
@@ -33,8 +32,6 @@ class Pwpm:
                 compete too, so the mask may stall (Paper: Eq. 7 as published). "tensor": top p of the shared
                 entries of every weight tensor (FedSelect). "reselect": the grown mask is chosen among all
                 entries, so some become shared again
-    limit       "exact": never above the budget, as the paper demands. "check_before": a mask that is not yet
-                above the budget may grow beyond it (FedSelect)
     count       "moving": rate and budget count the entries that training changes. "all": every entry (Paper).
                 In ResNet-18 with the ImageNet stem on 32x32 images 62 % of the entries never change
     warmup      rounds before the first growth
@@ -44,7 +41,7 @@ class Pwpm:
                 on; entries without a benefit stay shared. "held_out": whole groups, the head and then layer
                 by layer from the last, are personal where the client's own values have a lower loss than
                 the global ones on every fifth sample, which is not trained on, by more than twice the
-                standard error; others are shared again. Rate, budget, candidates, limit, count do not apply
+                standard error; others are shared again. Rate, budget, candidates, count do not apply
     until       rounds after which the mask stays as it is, and all samples are trained on with
                 criterion="held_out"; 0: never
     """
@@ -52,7 +49,6 @@ class Pwpm:
     rate: float = DefaultNumber(0.25)
     budget: float = 0.5
     candidates: str = "shared"
-    limit: str = "exact"
     count: str = "moving"
     warmup: int = 0
     interval: int = 1
@@ -66,7 +62,6 @@ class Pwpm:
                 raise UsageError(f"{name}={fraction} {allowed}")
         one_of(CANDIDATES, candidates=self.candidates)
         one_of(CRITERIA, criterion=self.criterion)
-        one_of(LIMITS, limit=self.limit)
         one_of(COUNTS, count=self.count)
         at_least(0, warmup=self.warmup, until=self.until)
         at_least(1, interval=self.interval)
@@ -183,6 +178,10 @@ class Pwpm:
         wanted = personal + torch.round(self.rate * (entries - personal).double()).long()
         return largest(size, torch.minimum(wanted, torch.floor(self.budget * entries.double()).long()))
 
+    def within_budget(self, wanted: Tensor, room: Tensor) -> Tensor:
+        """How many of the wanted entries of each segment become personal; `room` of them are left."""
+        return torch.minimum(wanted, room.clamp(min=0))
+
     def _top(self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor, layout: Layout) -> Tensor:
         """The entries that become or stay personal; `size` is -1 where an entry is no candidate.
 
@@ -196,14 +195,11 @@ class Pwpm:
         among = entries if self.candidates == "all" else entries - personal
         wanted = torch.round(self.rate * among.double()).long()
         room = torch.floor(self.budget * entries.double()).long() - personal
-        if self.limit == "check_before":
-            wanted = wanted * (room >= 0)
-        elif self.candidates == "all":  # only new entries use up the budget: the largest new ones of the top
+        if self.candidates == "all":  # only new entries use up the budget: the largest new ones of the top
             new = largest_of_each(size, wanted, sizes) & ~mask
             admitted = torch.minimum(count_of_each(new, sizes), room.clamp(min=0))
             return largest_of_each(torch.where(new, size, -1), admitted * due, sizes)
-        else:
-            wanted = torch.minimum(wanted, room.clamp(min=0))
+        wanted = self.within_budget(wanted, room)
         if not all("weight" in name for name in names):  # biases always stay shared, as in FedSelect
             zero, pairs = 0 * wanted[0], zip(wanted, names, strict=True)
             wanted = torch.stack([number if "weight" in name else zero for number, name in pairs])

@@ -296,7 +296,7 @@ class RunSettings:
         32,
         "Samples per training step.",
         "Training",
-        "--batch-size --batch",
+        "--batch-size",
         minimum=1,
         maximum=10**9,
         shown="8 on digits, 32 elsewhere",
@@ -351,7 +351,6 @@ class RunSettings:
         "Federation",
         enum=("memory", "disk"),
     )
-    mkldnn: str = setting("auto", "Kernels of a CPU; auto: the faster by a short measurement.", enum=SWITCH)
     cache_features: str = setting(
         "auto",
         "The outputs of a frozen front, computed once; auto: where they take little memory.",

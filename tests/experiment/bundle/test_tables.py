@@ -101,8 +101,21 @@ def test_what_is_wrong_is_one_clear_error(trained: tuple[Path, Path]) -> None:
         bundle.predict(rows[["sex"]])
     with pytest.raises(DataError, match="the column \"age\" has numbers in training, but 'old' in row 2"):
         bundle.predict(rows.assign(age=["50", "old", *["50"] * 8]))
+    for nested in ("age", "sex"):
+        with pytest.raises(DataError, match=rf'"{nested}" has \[1\]; a cell is one number or text'):
+            bundle.predict(rows.assign(**{nested: [[1]] * 10}))
     with pytest.raises(DataError, match=r"or an array \[n, 3\] in this order, not \[10, 2\]"):
         bundle.predict(rows[["age", "lab"]].to_numpy())
+
+
+def test_a_file_with_decimal_commas(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    rows = frame(30, seed=1).round(3)
+    rows.to_csv(tmp_path / "points.csv", index=False)
+    rows.to_csv(tmp_path / "commas.csv", index=False, sep=";", decimal=",")
+    preparation = copfl.load(trained[1], 0).preparation
+    points, commas = (preparation.read(tmp_path / f"{name}.csv") for name in ("points", "commas"))
+    assert np.array_equal(commas.x, points.x)
+    assert (points.notes, commas.notes) == ([], ["decimal commas are read as points: age, lab"])
 
 
 def test_the_commands(trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

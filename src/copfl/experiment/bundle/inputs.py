@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from copfl.data import reading, tables
 from copfl.data.arrays import npz_content
+from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
-from copfl.data.tables import Encoder, Table
+from copfl.data.table_files import LARGEST_FILE, READERS, read_table
+from copfl.data.tables import Encoder
 from copfl.data.targets import named, numbered
-from copfl.errors import DataError, how_to_set, one_of, raised_as
+from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -56,8 +58,8 @@ class Preparation:
         counts as the column's mean, or as no category.
         """
         kind = self.input.kind
-        if kind in (TABLE, TEXT) and (columns := _columns(data)) is not None:
-            return self.of_table(columns, missing)
+        if kind in (TABLE, TEXT) and (table := _table(data)) is not None:
+            return self.of_table(table, missing)
         if kind == TEXT and isinstance(data, str):
             raise DataError("pass a list of texts, not a single one")
         if kind == TEXT and not isinstance(data, Mapping) and all(isinstance(text, str) for text in data):
@@ -70,38 +72,35 @@ class Preparation:
                     f"the model takes the {len(names)} columns {', '.join(names)}; pass a data frame, or an "
                     f"array [n, {len(names)}] in this order, not {list(array.shape)}"
                 )
-            cells = {name: [_cell(v) for v in array[:, n].tolist()] for n, name in enumerate(names)}
-            return self.of_table(cells, missing)
+            return self.of_table(Table.of(dict(zip(names, array.T.tolist(), strict=True))), missing)
         return Prepared(self._arrays(data), [])
 
-    def of_table(self, columns: Table, missing: str | None = None) -> Prepared:
+    def of_table(self, table: Table, missing: str | None = None) -> Prepared:
         """The rows of a table; the notes count missing values and unknown categories by column."""
         if self.input.kind == TEXT:
-            return Prepared(self.tokens(_texts(columns, str(self.input.text))), [])
+            return Prepared(self.tokens(_texts(table, str(self.input.text))), list(table.notes))
         if self.input.kind != TABLE:
             raise DataError(f"the model takes {self.shown}, and not the rows of a table")
         missing = missing or self.input.missing
         one_of(("refuse", "fill", "drop"), missing=missing)
         encoders = self.input.columns
-        if absent := [encoder.name for encoder in encoders if encoder.name not in columns]:
+        if absent := [encoder.name for encoder in encoders if encoder.name not in table.columns]:
             lacks = f"the table lacks {len(absent)} of {len(encoders)} columns: {', '.join(absent)}"
-            raise DataError(f"{lacks}; it has {', '.join(columns)}")
-        gaps = {e.name: count for e in encoders if (count := columns[e.name].count(None))}
+            raise DataError(f"{lacks}; it has {', '.join(table.columns)}")
+        gaps = {e.name: count for e in encoders if (count := table.columns[e.name].null_count)}
         if gaps and missing != "fill":
             shown = ", ".join(f"{name} {count:,}" for name, count in gaps.items())
             raise DataError(
                 f"values are missing, and training had none: {shown}. Complete them, or take each as the "
                 f"column's mean, or as no category, with {how_to_set('missing', 'fill', '--missing')}"
             )
-        notes = [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
-        own = {
-            e.name: [_category(e, v) for v in columns[e.name]] if e.categories else columns[e.name]
-            for e in encoders
-        }
-        for encoder in encoders:
-            if not encoder.categories:
-                _check_numbers(encoder, own[encoder.name])
-        return Prepared(tables.encoded(encoders, own), [*notes, *tables.unknown_categories(encoders, own)])
+        notes = [
+            *table.notes,
+            *(f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()),
+        ]
+        fitting = Table({e.name: _fitting(e, table.columns[e.name]) for e in encoders})
+        notes += tables.unknown_categories(encoders, fitting)
+        return Prepared(tables.encoded(encoders, fitting), notes)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -160,10 +159,10 @@ class Preparation:
         if path.is_dir() or suffix in IMAGES:
             return _without_targets(self._images(path))
         if suffix == ".txt":
-            lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
+            lines = reading.read_bytes(path, LARGEST_FILE).decode(errors="replace").splitlines()
             return _without_targets(self.tokens([line for line in lines if line.strip()]))
-        if suffix in tables.READERS:
-            return self._rows(tables.read_table(path), missing)
+        if suffix in READERS:
+            return self._rows(read_table(path), missing)
         arrays = npz_content(path)
         if "x" not in arrays:
             raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
@@ -179,26 +178,25 @@ class Preparation:
         own = self.targets(y[has_target]) if has_target.any() else None
         return Labelled(x, own, has_target, [], lacking, test)
 
-    def _rows(self, columns: Table, missing: str | None) -> Labelled:
+    def _rows(self, table: Table, missing: str | None) -> Labelled:
         """The rows of a table; one without a target is predicted, and not scored."""
-        x, notes = self.of_table(columns, missing)
-        usual = next((name for name in USUAL_TARGETS if name in columns), USUAL_TARGETS[0])
+        x, notes = self.of_table(table, missing)
+        usual = next((name for name in USUAL_TARGETS if name in table.columns), USUAL_TARGETS[0])
         names = self.output.targets or (usual,)
         lacking = f"the column {' and '.join(names)} to predict"
-        if not all(name in columns for name in names):
+        if not all(name in table.columns for name in names):
             return _without_targets(x)._replace(notes=notes, target=lacking)
-        rows = list(zip(*(columns[name] for name in names), strict=True))
-        has_target, known = (
-            np.array([None not in row for row in rows]),
-            [row for row in rows if None not in row],
-        )
-        if not known:
+        has_target = np.all([present(table.columns[name]) for name in names], axis=0)
+        known = Table({name: table.columns[name] for name in names}).take(has_target)
+        if not len(known):
             return Labelled(x, None, has_target, notes, lacking)
         if self.output.kind == CLASSIFICATION:
-            y: NDArray[Any] = tables.words([row[0] for row in known])
+            y: NDArray[Any] = words(known.columns[names[0]]).astype(np.str_)
         else:
-            with raised_as(DataError, f"{lacking} must have numbers: {{}}", ValueError, TypeError):
-                y = np.array(known, np.float64)
+            values = [as_numbers(column) for column in known.columns.values()]
+            if any(numbers is None for numbers in values):
+                raise DataError(f"{lacking} must have numbers")
+            y = np.stack([floats(numbers) for numbers in values], axis=1)
             y = y[:, 0] if y.shape[1] == 1 else y
         return Labelled(x, self.targets(y), has_target, notes, lacking)
 
@@ -231,58 +229,46 @@ class Preparation:
         return np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
 
 
-def _columns(data: Any) -> Table | None:
+def _table(data: Any) -> Table | None:
     """The columns of a data frame, or of a mapping of columns; None of anything else."""
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # of pandas, which need not be installed
-        pairs = {str(name): (data[name].tolist(), data[name].notna().tolist()) for name in data.columns}
-        return {
-            name: [value if known else None for value, known in zip(*pair, strict=True)]
-            for name, pair in pairs.items()
-        }
+        return Table.of({name: data[name] for name in data.columns})
     if isinstance(data, Mapping) and "input_ids" not in data:
-        lists = {str(name): v.tolist() if hasattr(v, "tolist") else list(v) for name, v in data.items()}
-        if len({len(values) for values in lists.values()}) > 1:
-            sizes = ", ".join(f"{name} {len(values):,}" for name, values in lists.items())
+        columns = {str(name): v.tolist() if hasattr(v, "tolist") else list(v) for name, v in data.items()}
+        if len({len(values) for values in columns.values()}) > 1:
+            sizes = ", ".join(f"{name} {len(values):,}" for name, values in columns.items())
             raise DataError(f"the columns have different numbers of rows: {sizes}")
-        return {name: [_cell(value) for value in values] for name, values in lists.items()}
+        return Table.of(columns)
     return None
-
-
-def _cell(value: Any) -> Any:
-    """A value of Python; nan and the empty text count as missing."""
-    is_missing = value is None or value == "" or (isinstance(value, float) and value != value)
-    return None if is_missing else value
-
-
-def _category(encoder: Encoder, value: Any) -> Any:
-    """The category that a value is: pandas has 1.0 for the text "1" in a column with missing values."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if is_whole and str(value) not in encoder.categories else value
 
 
 def _without_targets(x: Inputs) -> Labelled:
     return Labelled(x, None, np.zeros(len(Prepared(x, [])), np.bool_), [])
 
 
-def _check_numbers(encoder: Encoder, column: list[Any]) -> None:
-    """A DataError for a text in a column of numbers."""
-    for row, value in enumerate(column, 1):
-        try:
-            number = 0.0 if value is None else float(value)
-        except (TypeError, ValueError):
-            number = np.nan
-        if not np.isfinite(number):
-            raise DataError(
-                f'the column "{encoder.name}" has numbers in training, but {str(value)[:40]!r} in row {row}'
-            )
+def _fitting(encoder: Encoder, column: Column) -> Column:
+    """The column as its encoder takes it; a DataError names a cell that is nested, or no number among numbers."""
+    check_plain(encoder.name, column)
+    if encoder.categories:
+        return column
+    numbers = as_numbers(column)
+    wrong = not_numbers(column) if numbers is None else np.flatnonzero(np.isinf(floats(numbers)))
+    if len(wrong):
+        cell = str(column[int(wrong[0])])[:40]
+        raise DataError(
+            f'the column "{encoder.name}" has numbers in training, but {cell!r} in row {wrong[0] + 1}'
+        )
+    return numbers
 
 
-def _texts(columns: Table, name: str) -> list[str]:
-    if name not in columns:
-        raise DataError(f'the table has no column "{name}" of texts; it has {", ".join(columns)}')
-    if None in columns[name]:
-        raise DataError(f'the table has no "{name}" in row {columns[name].index(None) + 1}; complete it')
-    return [str(text)[: tables.LONGEST_TEXT] for text in columns[name]]
+def _texts(table: Table, name: str) -> list[str]:
+    if name not in table.columns:
+        raise DataError(f'the table has no column "{name}" of texts; it has {", ".join(table.columns)}')
+    column = table.columns[name]
+    if column.null_count:
+        row = int(np.argmin(present(column))) + 1
+        raise DataError(f'the table has no "{name}" in row {row}; complete it')
+    return [str(text)[: tables.LONGEST_TEXT] for text in column.to_pylist()]
 
 
 def _channels_first(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from copfl.data import tables
+from copfl.data.columns import Column, Table, floats, words
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, by_name, each
-from copfl.data.tables import Encoder
+from copfl.data.tables import Encoder, encoded
 from copfl.errors import EXTRAS, UsageError, library
 from copfl.experiment.bundle.base import TOKENIZER
 from copfl.experiment.bundle.bundle import Bundle, base_of
@@ -204,8 +204,8 @@ def _compare(bundle: Bundle, content: bytes) -> None:
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     if columns:
         rows = _rows(columns)
-        x: Any = tables.encoded(columns, rows)
-        feed = {c.name: _column(c, rows[c.name]) for c in columns}
+        x: Any = encoded(columns, rows)
+        feed = {c.name: _column(c, rows.columns[c.name]) for c in columns}
     else:
         x = example(bundle, CHECKED)
         feed = by_name(x)
@@ -221,21 +221,21 @@ def _compare(bundle: Bundle, content: bytes) -> None:
         raise UsageError(f"{problem}; export as safetensors or torch")
 
 
-def _rows(columns: Sequence[Encoder]) -> tables.Table:
+def _rows(encoders: Sequence[Encoder]) -> Table:
     """Rows to compare on: numbers around the mean, all categories, unknown ones, and missing values."""
     rng = np.random.default_rng(0)
-    rows: tables.Table = {}
-    for column in columns:
-        if column.categories:
-            rows[column.name] = [str(v) for v in rng.choice([*column.categories, "unknown?"], CHECKED)]
+    columns: dict[str, list[Any]] = {}
+    for encoder in encoders:
+        if encoder.categories:
+            cells: list[Any] = rng.choice([*encoder.categories, "unknown?"], CHECKED).tolist()
         else:
-            rows[column.name] = (column.mean + column.std * rng.normal(size=CHECKED)).tolist()
-        rows[column.name][0] = None
-    return rows
+            cells = (encoder.mean + encoder.std * rng.normal(size=CHECKED)).tolist()
+        columns[encoder.name] = [None, *cells[1:]]
+    return Table.of(columns)
 
 
-def _column(column: Encoder, values: list[Any]) -> NDArray[Any]:
+def _column(encoder: Encoder, column: Column) -> NDArray[Any]:
     """A column as the file takes it: nan and the empty text are missing."""
-    if column.categories:
-        return np.array([["" if value is None else str(value)] for value in values], dtype=object)
-    return tables.floats(values)[:, None]
+    if encoder.categories:
+        return np.array([["" if text is None else text] for text in words(column)], dtype=object)
+    return floats(column)[:, None]

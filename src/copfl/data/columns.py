@@ -1,0 +1,199 @@
+"""Columns of a table as Arrow arrays: texts, whole numbers or numbers, null where a value is missing.
+
+Arrow is imported by the functions, so that data without tables is loaded without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Column: TypeAlias = "pa.ChunkedArray"
+NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?|[nN][aA][nN])\s*$"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of one length by name, and what the owner should know about how they were read."""
+
+    columns: dict[str, Column]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> Table:
+        """A table of sequences, arrays or Arrow arrays by name."""
+        return cls({str(name): column_of(values) for name, values in columns.items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def take(self, mask: NDArray[np.bool_]) -> Table:
+        """The rows of a mask [n]."""
+        return Table({name: column.filter(mask) for name, column in self.columns.items()}, self.notes)
+
+
+def column_of(values: Any) -> Column:
+    """Values of Python, numpy, pandas or Arrow as a column; None, nan and the empty text are missing.
+
+    Parameters
+    ----------
+    values : sequence, numpy array, pandas series, Arrow array
+        Dates, times and bytes become texts, and so does a mixture of types.
+        Lists and records stay what they are: a table may have them in columns that are left out.
+
+    Returns
+    -------
+    An Arrow array of the type string, int64, double or bool, or of a nested type.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not isinstance(values, pa.ChunkedArray):
+        values = pa.chunked_array([_array(values)])
+    kind = pa.types
+    if kind.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if kind.is_nested(values.type) or kind.is_boolean(values.type):
+        return values
+    if kind.is_integer(values.type) and values.type != pa.uint64():
+        return values.cast(pa.int64())
+    if kind.is_integer(values.type) or kind.is_floating(values.type) or kind.is_decimal(values.type):
+        numbers = values.cast(pa.float64(), safe=False)
+        return pc.if_else(pc.is_nan(numbers), None, numbers)
+    if kind.is_null(values.type):
+        return values.cast(pa.float64())
+    texts = values.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), None, texts)
+
+
+def _array(values: Any) -> pa.Array:
+    """Values of Python, numpy or pandas as an Arrow array; texts, if they are of several types."""
+    import pyarrow as pa
+
+    try:
+        array = pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        if any(isinstance(value, list | dict) for value in values):
+            return _in_lists(values)
+        texts = [None if value is None or value != value else text_of(value) for value in values]
+        return pa.array(texts, pa.string())
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _in_lists(values: Sequence[Any]) -> pa.Array:
+    """Values of which some are nested, as one nested type."""
+    import pyarrow as pa
+
+    return pa.array([None if value is None else [str(value)] for value in values], pa.list_(pa.string()))
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """Successive parts of one column: of one type, or numbers if all are numbers, otherwise texts."""
+    import pyarrow as pa
+
+    types = {part.type for part in parts if part.null_count < len(part)} or {pa.float64()}
+    if any(map(pa.types.is_nested, types)) and len(types) > 1:
+        return pa.chunked_array([_in_lists(part.to_pylist()) for part in parts])
+    if len(types) == 1:
+        (common,) = types
+    else:
+        common = pa.string() if pa.string() in types else pa.float64()
+    chunks = [
+        pa.nulls(len(part), common)
+        if part.null_count == len(part)
+        else pa.array(words(part) if common == pa.string() else floats(part), common, from_pandas=True)
+        if part.type != common
+        else part.combine_chunks()
+        for part in parts
+    ]
+    return pa.chunked_array(chunks)
+
+
+def check_plain(name: str, column: Column) -> None:
+    """A DataError if the cells of the column are lists or records."""
+    import pyarrow as pa
+
+    if pa.types.is_nested(column.type):
+        example = next((str(value)[:40] for value in column.to_pylist() if value is not None), column.type)
+        raise DataError(f'the column "{name}" has {example}; a cell is one number or text')
+
+
+def is_number(column: Column) -> bool:
+    """Whether the cells are numbers, and neither texts nor truth values."""
+    import pyarrow as pa
+
+    return column.type in (pa.int64(), pa.float64())
+
+
+def present(column: Column) -> NDArray[np.bool_]:
+    """A mask [n] of the cells that have a value."""
+    mask: NDArray[np.bool_] = column.is_valid().to_numpy()
+    return mask
+
+
+def as_numbers(column: Column) -> Column | None:
+    """A column that is not nested as doubles; None if a text is not a number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.type != pa.string():
+        return column.cast(pa.float64(), safe=False)
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid:
+        pass
+    if pc.any(pc.invert(pc.match_substring_regex(column, NUMBER))).as_py():
+        return None
+    return pc.utf8_trim_whitespace(column).cast(pa.float64())
+
+
+def floats(column: Column) -> NDArray[np.float64]:
+    """The numbers of a column of numbers, nan where one is missing."""
+    import pyarrow as pa
+
+    numbers: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+    return numbers
+
+
+def not_numbers(column: Column) -> NDArray[np.int64]:
+    """The rows of a column of texts whose text is not a number."""
+    import pyarrow.compute as pc
+
+    is_number = pc.fill_null(pc.match_substring_regex(column, NUMBER), True)
+    return np.flatnonzero(~is_number.to_numpy())
+
+
+class Coded(NamedTuple):
+    """A column as its distinct values and, for each row, the index of its own; -1 where it is missing."""
+
+    values: list[Any]
+    codes: NDArray[np.int64]
+
+
+def coded(column: Column) -> Coded:
+    """The distinct values of a column, in the order in which they occur, and the index of each row's."""
+    import pyarrow.compute as pc
+
+    values = column.drop_null().unique()
+    codes = pc.fill_null(pc.index_in(column, value_set=values), -1)
+    return Coded(values.to_pylist(), codes.to_numpy().astype(np.int64))
+
+
+def text_of(value: Any) -> str:
+    """A value as text; true and false are 1 and 0."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def words(column: Column) -> NDArray[np.object_]:
+    """The values as texts; None where one is missing."""
+    values, codes = coded(column)
+    return np.array([*map(text_of, values), None], dtype=object)[codes]

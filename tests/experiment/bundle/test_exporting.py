@@ -16,12 +16,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import copfl
+from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
 from copfl.experiment.bundle import exporting
 from copfl.models import build
 from tests.commands import called
+from tests.experiment.bundle.test_bundle import samples_of
 from tests.experiment.bundle.test_tables import frame
+from tests.experiment.test_client_models import trained
 from tests.models import tiny
+from tests.slow import slow
 
 MLP: dict[str, Any] = {
     "clients": 2,
@@ -154,6 +158,20 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
     with pytest.warns(RuntimeWarning, match="filled"):
         expected = found["table"].predict_proba(rows, missing="fill")
     assert session.run(["probabilities"], feed)[0] == pytest.approx(expected, abs=1e-5)
+
+
+@slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_onnx_gives_the_number_of_the_table_for_every_algorithm(name: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    result = trained(name, tmp_path, out=tmp_path / "run")
+    bundle, (x, y) = copfl.load(tmp_path / "run", 1), samples_of(result, 1)
+    with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
+        file, *_ = exporting.write(bundle, "onnx", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    probabilities = session.run(["probabilities"], x if isinstance(x, dict) else {"x": x})[0]
+    assert probabilities == pytest.approx(bundle.outputs(x), abs=1e-5)
+    assert bundle.score(probabilities, y) == pytest.approx(result.final("accuracy")[1], abs=1e-6)
 
 
 def test_safetensors_load_into_the_users_own_class(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.bundle.writing import OF_SERVER, write_facts
-from copfl.experiment.client_models import WEIGHTS, read_weights, write_weights
+from copfl.experiment.bundle.writing import OF_SERVER, write_bundle
+from copfl.experiment.client_models import WEIGHTS, read_weights
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
 SHOWN = 10  # names of clients in a message
@@ -161,11 +161,10 @@ class Bundle:
         if target.exists():
             raise UsageError(f"{target} exists already; name a new folder")
         base = None if self.path is None else base_of(self.path, self.description)
-        write_weights(target / WEIGHTS, self.task.layout, self.model, self.description.origin.stage)
         if base is not None:
             copy_base(base, target / OWN_BASE)
         own = dataclasses.replace(self.description, base="" if base is None else OWN_BASE)
-        write_facts(target, own)
+        write_bundle(target, own, self.task.layout, self.model)
         return target
 
     def estimator(self) -> Any:

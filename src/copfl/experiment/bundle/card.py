@@ -36,7 +36,7 @@ def card(description: Description, folder: str) -> str:
         f"# {who}: {origin.title}",
         "",
         f"- **Trained:** {origin.clients} clients, {origin.rounds} rounds, copfl {description.copfl}",
-        f"- **State:** {origin.stage}",
+        f"- **State:** {origin.stage}{_round(description)}",
         f"- **Data:** {origin.data}{f'. {origin.note}' if origin.note else ''}",
         f"- **Takes:** {_input(description)}",
         f"- **Returns:** {output.kind}: {_listed(output.names) if output.names else f'{output.count} tokens'}",
@@ -51,6 +51,15 @@ def card(description: Description, folder: str) -> str:
     examples = {TABLE: ("dataframe", "rows.csv"), TEXT: ('["a sentence"]', "sentences.txt")}
     example, file = examples.get(kind, ("images" if kind == IMAGE else "x", "x.npz"))
     return "\n".join([*lines, USE.format(folder=folder, example=example, file=file), ""])
+
+
+def _round(description: Description) -> str:
+    origin = description.origin
+    if not origin.round:
+        return ""
+    validated = any(score.split == "validation" for score in description.scores)
+    how = ", the best on the client's validation samples" if origin.select == "best" and validated else ""
+    return f", round {origin.round} of {origin.rounds}{how}"
 
 
 def _input(description: Description) -> str:

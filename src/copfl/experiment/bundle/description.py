@@ -85,7 +85,7 @@ class Score:
     """A metric of the model, measured when it was trained."""
 
     metric: str
-    split: str  # "test", or "validation": samples that were held out of the training samples
+    split: str  # "test", or "validation": training samples of the client that nobody trained on
     value: float
     samples: int
 
@@ -97,8 +97,10 @@ class Origin:
     title: str  # such as "copfl on digits"
     data: str
     stage: str  # of copfl.experiment.client_models
-    rounds: int
+    rounds: int  # of the run
     clients: int
+    round: int = 0  # the one that the model is of, from 1; 0: it is of none, as a later training's
+    select: str = "last"  # how this round was chosen: run.select
     client: int | None = None  # None: the global model, or a new client's
     name: str = ""  # of the client, where it has one
     note: str = ""  # about the data

@@ -219,7 +219,10 @@ def train(
     result = execute(experiment, folder, after)
     if experiment.settings.local_baseline:
         e = experiment
-        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model)
+        compared = gains.compared(e.clients)
+        cross = gains.cross_evaluation(
+            e.training.task, e.training.federation, result.client_model, compared
+        )
         result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)

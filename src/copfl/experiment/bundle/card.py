@@ -3,7 +3,7 @@
 import json
 
 from copfl.core.metrics import METRICS
-from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description, own_code
 
 MOST = 20  # names that are listed
 
@@ -44,6 +44,8 @@ def card(description: Description, folder: str) -> str:
           f"{s.samples:,} {s.split} samples of the client" for s in description.scores),
         f"- **Network:** {json.dumps(description.model, ensure_ascii=False)}",
         *([f"- **Adapter:** {json.dumps(description.adapter)}"] if description.adapter else []),
+        *([f"- **Needs:** {', '.join(code)}, code that is not in the bundle; its module must be importable"]
+          if (code := [*own_code(description.model), *own_code(description.task)]) else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from copfl.data.samples import REGRESSION, Inputs
 from copfl.data.tables import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
+from copfl.settings.user_code import is_reference
 
 FILE = "bundle.json"
 FORMAT = 1
@@ -128,6 +129,12 @@ class Description:
         content = dataclasses.asdict(self)
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_bytes(folder / FILE, text.encode(), durable=False)
+
+
+def own_code(table: Mapping[str, Any]) -> list[str]:
+    """The names in a table of a bundle that are of the form module:attribute: code that the bundle lacks."""
+    names = [table.get("name"), table.get("loss"), *table.get("metrics", ())]
+    return [name for name in names if isinstance(name, str) and is_reference(name)]
 
 
 def read(folder: Path) -> Description:

@@ -45,13 +45,14 @@ def export(
     *,
     bundle: BundlePath,
     out: Annotated[
-        Path, option("Output", "The file to write, of a bundle or peft the folder; required.", "--out -o")
+        Path,
+        option("Output", "The file to write, of a bundle, peft or mlflow the folder; required.", "--out -o"),
     ],
     client: options.Client = None,
     of_server: options.OfServer = False,
     before_training: options.BeforeTraining = False,
     format: Annotated[
-        str, option("Output", "bundle, safetensors, torch, onnx or peft; default: bundle.")
+        str, option("Output", "bundle, safetensors, torch, onnx, peft or mlflow; default: bundle.")
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
@@ -90,7 +91,7 @@ def predict(
         x, y, has_target, notes, *_ = loaded.read(data, missing=missing)
         outputs = loaded.outputs(x)
         score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
-    columns, metric = columns_of(loaded, outputs), loaded.task.metrics[0]
+    columns, metric = loaded.columns(outputs), loaded.task.metrics[0]
     if out is not None:
         write_bytes(out, _file(loaded, outputs, columns, out.suffix), durable=False)
     if as_json:
@@ -102,21 +103,6 @@ def predict(
     if score is not None:
         shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
         print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
-
-
-def columns_of(bundle: "Bundle", outputs: Any) -> dict[str, list[Any]]:
-    """The predictions as columns: prediction, and probability_CLASS of each class.
-
-    Several labels or values are prediction_NAME each.
-    """
-    output, decided = bundle.description.output, bundle.decided(outputs)
-    if decided.ndim == 1:
-        columns = {"prediction": decided.tolist()}
-    else:
-        columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
-    if not output.is_regression:
-        columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
-    return columns
 
 
 def _print(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]]) -> None:

@@ -132,6 +132,20 @@ class Bundle:
             return (outputs > 0.5).astype(np.int64)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
+    def columns(self, outputs: NDArray[np.float64]) -> dict[str, list[Any]]:
+        """The predictions as columns: prediction, and probability_CLASS of each class.
+
+        Several labels or values are prediction_NAME each.
+        """
+        output, decided = self.description.output, self.decided(outputs)
+        if decided.ndim == 1:
+            columns = {"prediction": decided.tolist()}
+        else:
+            columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
+        if not output.is_regression:
+            columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
+        return columns
+
     def evaluate(self, data: Any, targets: Any, *, missing: str | None = None) -> Evaluation:
         """All metrics of the predictions for these samples, with a confusion matrix and the calibration."""
         outputs = self._outputs_of(data, missing)

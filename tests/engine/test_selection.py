@@ -50,7 +50,9 @@ def test_a_metric_that_is_better_when_low() -> None:
 
 def test_one_client_that_improves_is_enough_to_go_on() -> None:
     assert rounds_of([([0, 1], [0.5, 0.5]), ([0, 1], [0.4, 0.4]), ([0, 1], [0.3, 0.6])]).unimproved == 0
-    assert rounds_of([([0], [0.5]), ([1], [0.1]), ([0], [0.5])]).unimproved == 1  # the first value is an improvement
+    assert (
+        rounds_of([([0], [0.5]), ([1], [0.1]), ([0], [0.5])]).unimproved == 1
+    )  # the first value is an improvement
 
 
 def test_without_a_validation_value_the_last_evaluation_counts() -> None:

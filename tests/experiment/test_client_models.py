@@ -34,6 +34,7 @@ LORA: dict[str, Any] = {
     "partition": "iid",
 }
 
+
 def scores(result: copfl.Result, model_of: Any) -> list[float]:
     """The primary metric of each client's model on the client's test samples."""
     e = result.experiment

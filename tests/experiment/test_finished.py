@@ -114,7 +114,15 @@ def test_a_folder_without_bundles_names_the_command_that_makes_them(
     copfl.run("fedavg", **{**SMALL, "rounds": 1}, save_models=False, out=tmp_path / "run")
     with pytest.raises(RunError, match="save_models=true` makes them"):
         copfl.load(tmp_path / "run", 0)
-    words = ["run", "-c", tmp_path / "run" / "run.toml", "--set", "run.save_models=true", "--out", tmp_path / "again"]
+    words = [
+        "run",
+        "-c",
+        tmp_path / "run" / "run.toml",
+        "--set",
+        "run.save_models=true",
+        "--out",
+        tmp_path / "again",
+    ]
     assert called(capsys, *words, "--quiet").code == 0
     assert copfl.load(tmp_path / "again", 0).description.scores
 
@@ -149,7 +157,9 @@ def test_a_bundle_with_code_of_ones_own_says_what_must_be_importable(
     assert f"**Needs:** {name}" in (tmp_path / "sent" / "README.md").read_text("utf-8")
     del sys.modules["ownnet_of_a_bundle"]
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(code)])
-    with pytest.raises(RunError, match="a bundle has no code: the module ownnet_of_a_bundle must be importable"):
+    with pytest.raises(
+        RunError, match="a bundle has no code: the module ownnet_of_a_bundle must be importable"
+    ):
         copfl.load(tmp_path / "sent")
     monkeypatch.syspath_prepend(code)
     assert copfl.load(tmp_path / "sent").predict_proba(x).tolist() == expected.tolist()

@@ -139,7 +139,8 @@ def test_a_run_ends_when_no_client_improves_and_stays_ended(tmp_path: Path) -> N
     copfl.resume(path)
     assert found(path) == whole
     read = run_data.read(path, "run")
-    assert read.ended and read.stopped_early
+    assert read.ended
+    assert read.stopped_early
     assert read.final("accuracy").tolist() == result.final("accuracy").tolist()
 
 
@@ -173,7 +174,9 @@ def test_with_few_participants_and_a_metric_of_predictions(tmp_path: Path) -> No
         x, y = samples_of(result, n, "validation")
         outputs = bundle.outputs(x)
         for metric in result.experiment.task.metrics:
-            (score,) = [s for s in bundle.description.scores if (s.split, s.metric) == ("validation", metric.name)]
+            (score,) = [
+                s for s in bundle.description.scores if (s.split, s.metric) == ("validation", metric.name)
+            ]
             assert metric.of(outputs, y) == pytest.approx(score.value)
 
 
@@ -187,7 +190,22 @@ def test_the_baseline_is_judged_by_the_same_rule() -> None:
 
 
 def test_the_table_says_which_rounds_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "run -a fedper -n 4 -r 3 -m mlp --select best --no-local-baseline --set model.width=8".split()
+    words = [
+        "run",
+        "-a",
+        "fedper",
+        "-n",
+        "4",
+        "-r",
+        "3",
+        "-m",
+        "mlp",
+        "--select",
+        "best",
+        "--no-local-baseline",
+        "--set",
+        "model.width=8",
+    ]
     answer = called(capsys, *words, "--validation", "0.25", "--out", tmp_path / "run")
     printed = " ".join(answer.out.split())
     assert "each client's best round on its validation samples: rounds" in printed
@@ -208,7 +226,9 @@ def test_in_a_comparison_a_row_has_the_chosen_rounds(tmp_path: Path) -> None:
         )  # fmt: skip
         assert row.outcomes[0].clients["accuracy"] == pytest.approx(result.final("accuracy").tolist())
     with pytest.raises(UsageError, match=r"run\.patience.*equal rounds"):
-        copfl.compare(["fedper"], base_tables={"run": {**base["run"], "patience": 2}}, seeds=[0], out=tmp_path / "p")
+        copfl.compare(
+            ["fedper"], base_tables={"run": {**base["run"], "patience": 2}}, seeds=[0], out=tmp_path / "p"
+        )
 
 
 def test_what_does_not_fit_is_said() -> None:

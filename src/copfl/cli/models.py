@@ -138,7 +138,9 @@ def evaluate(
     bundle: BundlePath,
     data: Annotated[
         Path | None,
-        option("Data", "An .npz file with x and y, or a table with the target's column; required without --all."),
+        option(
+            "Data", "An .npz file with x and y, or a table with the target's column; required without --all."
+        ),
     ] = None,
     client: options.Client = None,
     of_server: options.OfServer = False,
@@ -164,7 +166,9 @@ def evaluate(
 
     if every:
         if data is not None or client is not None or of_server or before_training:
-            raise UsageError("--all evaluates every model of the run on the clients' own samples; name only the run")
+            raise UsageError(
+                "--all evaluates every model of the run on the clients' own samples; name only the run"
+            )
         return _evaluate_all(bundle, samples, out, as_json)
     if data is None:
         raise UsageError("name the samples with --data FILE, or take every client's test samples with --all")
@@ -219,7 +223,11 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
     )
     if out is not None:
         rows = [[name, *(f"{v:.6g}" for v in row)] for name, row in zip(models, found.values, strict=True)]
-        text = as_csv(Table("", ["model", *found.clients], rows)) if out.suffix == ".csv" else json.dumps(content)
+        text = (
+            as_csv(Table("", ["model", *found.clients], rows))
+            if out.suffix == ".csv"
+            else json.dumps(content)
+        )
         write_bytes(out, text.encode(), durable=False)
     if as_json:
         print(json.dumps(content))
@@ -230,8 +238,14 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
     import numpy as np
 
     means = [metric.text(float(np.nanmean(v))) for v in (found.own, found.of_others) if not np.isnan(v).all()]
-    notes = [f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples {means[-1]}{metric.unit}."]
-    print(as_text(Table(title, ["model", *short], [*cells[:-1], RULE, cells[-1]], notes if len(means) > 1 else [])))
+    notes = [
+        f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples {means[-1]}{metric.unit}."
+    ]
+    print(
+        as_text(
+            Table(title, ["model", *short], [*cells[:-1], RULE, cells[-1]], notes if len(means) > 1 else [])
+        )
+    )
 
 
 def plain_evaluation(found: "Evaluation") -> dict[str, Any]:

@@ -210,7 +210,10 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
     train, validation = _split(partition, fraction, dataset, generator(seed, 4))
     if not any(map(len, validation)):
         raise DataError("no client has two train samples, so none can be held out for validation")
-    notes = (*partition.notes, f"validation: {fraction} of each client's train samples, which no client trains on")
+    notes = (
+        *partition.notes,
+        f"validation: {fraction} of each client's train samples, which no client trains on",
+    )
     return replace(partition, train=train, validation=validation, notes=notes)
 
 

@@ -190,9 +190,7 @@ def _measured(
         yield from results
         return
     for part, result in _with_ids(results, ids):
-        tested, *validated = (
-            [split.targets(int(n)) for n in part] for split in federation.splits[1:]
-        )
+        tested, *validated = ([split.targets(int(n)) for n in part] for split in federation.splits[1:])
         yield result._replace(metrics=measured(task, result.metrics, tested, *validated))
 
 

@@ -34,10 +34,14 @@ def received_bundle(path: str | Path, client: int | str, **values: Any) -> Bundl
         values: What a Python program passed to the run: `algorithm`, `model`, `data`.
     """
     if client == OF_SERVER:
-        raise UsageError("the global model is not trained by a client; name a client, or leave out before_training")
+        raise UsageError(
+            "the global model is not trained by a client; name a client, or leave out before_training"
+        )
     folder = RunFolder(Path(path))
     if not folder.begun:
-        raise RunError(f"{path} is no run folder; the model before local training is in the checkpoint of a run")
+        raise RunError(
+            f"{path} is no run folder; the model before local training is in the checkpoint of a run"
+        )
     facts = description.read(located(Path(path), client))
     e = reopen(folder, **values)
     disk = folder.states if e.settings.store == "disk" else None
@@ -99,9 +103,7 @@ def cross_site(path: str | Path, samples: int = gains.SAMPLES, **values: Any) ->
 
     e.training.compute()
     cross = gains.cross_evaluation(task, federation, model_of, range(e.clients), samples)
-    tests = [
-        gains.evenly_chosen(tree.row(federation.test.rows([n]), 0), samples) for n in range(e.clients)
-    ]
+    tests = [gains.evenly_chosen(tree.row(federation.test.rows([n]), 0), samples) for n in range(e.clients)]
     of_server = tree.each(lambda t: t.to(task.device), load(path, OF_SERVER, model=values.get("model")).model)
     with torch.no_grad():
         last_row = primary_metrics(task, of_server, tests)

@@ -5,7 +5,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           rounds.jsonl       one line per round, the same bytes for the same run
           timing.jsonl       the seconds of each round
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
-          models/            each client's model, as its last evaluation measured it
+          models/            each client's model, as its last evaluation measured it, or its best one: run.select
           environment.json   versions and hardware
           data.npz           the samples, if `Result.save` stored them
 """

@@ -220,9 +220,7 @@ def train(
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
-        cross = gains.cross_evaluation(
-            e.training.task, e.training.federation, result.client_model, compared
-        )
+        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
         result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)

@@ -182,7 +182,9 @@ class Bundle:
         own = dataclasses.replace(
             facts,
             base="" if base is None else OWN_BASE,
-            model={key: value for key, value in facts.model.items() if key != "code"},  # a path of this machine
+            model={
+                key: value for key, value in facts.model.items() if key != "code"
+            },  # a path of this machine
             task={key: value for key, value in facts.task.items() if key != "code"},
         )
         write_bundle(target, own, self.task.layout, self.model)

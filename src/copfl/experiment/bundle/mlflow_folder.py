@@ -45,7 +45,9 @@ def write(bundle: Bundle, path: Path) -> Path:
     """The folder; it must not exist."""
     facts = bundle.description
     if facts.output.kind == NEXT_TOKEN:
-        raise UsageError("the model predicts the next token, which MLflow's python_function has no signature for")
+        raise UsageError(
+            "the model predicts the next token, which MLflow's python_function has no signature for"
+        )
     if path.exists():
         raise UsageError(f"{path} exists already; name a new folder with --out")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,9 @@ def requirements(facts: Description) -> list[str]:
     extras = ["adapters"] if name.startswith("hf:") or facts.adapter else []
     extras += ["vision"] if name.startswith(("torchvision:", "timm:")) else []
     chosen = f"[{','.join(extras)}]" if extras else ""
-    code = [f"# and the package of {reference}" for reference in (*own_code(facts.model), *own_code(facts.task))]
+    code = [
+        f"# and the package of {reference}" for reference in (*own_code(facts.model), *own_code(facts.task))
+    ]
     return [f"copfl{chosen}=={__version__}", *code]
 
 

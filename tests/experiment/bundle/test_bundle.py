@@ -50,7 +50,7 @@ def samples_of(result: copfl.Result, client: int, split: str = "test") -> tuple[
 
 ADDONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "all add-ons": {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine", "server_momentum": 0.5},
+    "all add-ons": {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"},
 }
 WITHOUT_WEIGHTS = ("ktpfl", "local", "reads")  # at the server, so it has no momentum
 
@@ -58,10 +58,11 @@ WITHOUT_WEIGHTS = ("ktpfl", "local", "reads")  # at the server, so it has no mom
 @pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
-    more = dict(ADDONS[addons])
-    if more and name in WITHOUT_WEIGHTS:
-        del more["server_momentum"]
-    settings: dict[str, Any] = {"select": "best", "rounds": 3} | ({"addons": more} if more else {})
+    settings: dict[str, Any] = {"select": "best", "rounds": 3}
+    if ADDONS[addons]:
+        settings["addons"] = ADDONS[addons]
+        if name not in WITHOUT_WEIGHTS:
+            settings["server"] = {"name": "momentum"}
     result = trained(name, tmp_path, out=tmp_path / "run", **settings)
     table = {"test": result.final("accuracy"), "validation": result.final("accuracy_validation")}
     assert scores(result, result.client_model) == table["test"].tolist()

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import multiprocessing
-import os
+import sys
 import time
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from settings import SETTINGS, arrays  # type: ignore[import-not-found]
+
+sys.path.append(str(Path(__file__).parents[1]))
+from parallel import run_jobs  # type: ignore[import-not-found]
 
 VALIDATION = 0.25
 RATES = (1e-3, 3e-3, 1e-2)
@@ -202,17 +203,6 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     }
 
 
-def work(queue: Any, results: Any, folder: Path, device: str, validation: float) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    while (job := queue.get()) is not None:
-        try:
-            results.put(record(job, folder, device, validation))
-        except Exception as error:
-            results.put({**job._asdict(), "error": f"{type(error).__name__}: {error}"[:500]})
-            traceback.print_exc()
-    results.put(None)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
@@ -224,52 +214,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
-    done = set()
-    if args.out.exists():
-        lines = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()]
-        done = {Job(*(line[name] for name in Job._fields)) for line in lines if "error" not in line}
     seeds = [int(seed) for seed in args.seeds.split(",")]
     names = args.settings.split(",")
     is_last = args.suite == "confirm"  # on test samples
     planned = confirmation(names, seeds, args.data) if is_last else jobs(args.suite, names, seeds)
     validation = 0.0 if is_last else VALIDATION
-    waiting = [job for job in planned if job not in done]
-    context = multiprocessing.get_context("spawn")
-    queue, results = context.Queue(maxsize=args.processes), context.Queue()
-    processes = [
-        context.Process(target=work, args=(queue, results, args.data, args.device, validation))
-        for _ in range(args.processes)
-    ]
-    for process in processes:
-        process.start()
-    started, finished = time.monotonic(), 0
-    with args.out.open("a", encoding="utf-8") as file:
-
-        def drain(block: bool) -> int:
-            ended = 0
-            while block or not results.empty():
-                line = results.get()
-                if line is None:
-                    ended += 1
-                    return ended
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-            return ended
-
-        for job in waiting:
-            if time.monotonic() - started > args.budget:
-                break
-            queue.put(job)
-            finished += 1
-            drain(False)
-        for _ in processes:
-            queue.put(None)
-        ended = 0
-        while ended < len(processes):
-            ended += drain(True)
-    for process in processes:
-        process.join()
-    print(f"{finished} of {len(waiting)} runs in {time.monotonic() - started:.0f} s")
+    of_job = partial(record, folder=args.data, device=args.device, validation=validation)
+    run_jobs(planned, of_job, args.out, args.processes, args.budget)
 
 
 if __name__ == "__main__":

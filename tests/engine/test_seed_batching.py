@@ -12,6 +12,8 @@ from torch import nn
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Task, task_of, tree
 from copfl.core.algorithm import AnyAlgorithm, rate_of, with_rate
+from copfl.data.federation import Federation
+from copfl.data.partition import with_validation
 from copfl.engine.mapping import vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.seed_batching import can_batch, run_batched
@@ -58,6 +60,22 @@ def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
     one, other = simulations_of(around if name == "addons" else ALGORITHMS[name](), (4, 11, 6))
     faster = with_rate(other.algorithm, 2 * float(rate_of(other.algorithm) or 0))
     equal_to_separate_ones([one, other._replace(algorithm=faster)])
+
+
+def test_they_may_have_validation_samples_of_other_sizes() -> None:
+    held_out = [
+        simulation._replace(
+            federation=Federation(
+                federation.dataset, with_validation(federation.partition, 0.4, federation.dataset, 0)
+            )
+        )
+        for simulation in simulations_of(FedAvg(), (4, 11, 6))
+        for federation in [simulation.federation]
+    ]
+    equal_to_separate_ones(held_out)
+    _, (first, *_) = simulated(held_out[0])
+    assert np.isfinite(first.clients["accuracy_validation"]).all()
+    assert not can_batch([held_out[0], simulations_of(FedAvg())[1]])  # one with, one without
 
 
 def equal_to_separate_ones(simulations: list[Simulation]) -> None:

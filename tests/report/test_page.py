@@ -49,7 +49,7 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
 def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     assert page.of_runs([run])[0].endswith("the run did not train them alone as a baseline.")
-    alone = run.last("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
+    alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
     first, who, cost = page.of_runs([measured])
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
@@ -101,7 +101,7 @@ def test_a_paired_difference_without_a_value_is_not_called_indistinguishable() -
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
     found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
-    gain = 100 * (found[1].last("accuracy") - found[0].last("accuracy"))
+    gain = 100 * (found[1].final("accuracy") - found[0].final("accuracy"))
     pairs = run_data.paired(found)
     assert [pair.label for pair in pairs] == ["local, sgd 0.1", "fedavg, sgd 0.1"]
     assert 100 * pairs[0].difference == pytest.approx(gain)
@@ -118,7 +118,7 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
     chart = next(c for c in page.sections(found)[0].charts if c.name == "clients-1-copfl")
     assert isinstance(chart, Dots)
     assert chart.series[-1].name == "local training only"
-    assert chart.series[-1].y == pytest.approx(100 * found[1].last("accuracy"))
+    assert chart.series[-1].y == pytest.approx(100 * found[1].final("accuracy"))
 
 
 def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
@@ -256,7 +256,7 @@ def styles(chart: Dots | Lines) -> dict[str, tuple[int, int | None]]:
 def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) -> None:
     copfl_run, local = run_data.read_all([runs["copfl"], runs["local"]])
     cross = Cross([0], np.ones((1, 1)))
-    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.last("accuracy"), cross))
+    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.final("accuracy"), cross))
     (clients,) = run_charts.clients(measured, [measured, local])
     (gain,) = run_charts.gain(measured)
     curves = run_charts.accuracy([measured])[0]
@@ -294,7 +294,7 @@ def test_the_share_of_personal_parameters_is_not_called_as_an_accuracy(runs: dic
 def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     alone = np.full(4, np.nan)
-    alone[1] = run.last("accuracy")[1] + 0.022
+    alone[1] = run.final("accuracy")[1] + 0.022
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
     first = page.of_runs([measured])[0]
     assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first

@@ -26,7 +26,7 @@ def test_a_run_is_read_from_its_files(runs: dict[str, Path]) -> None:
         5,
     )
     assert run.metric("accuracy").shape == (5, 4)
-    assert run.last("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
+    assert run.final("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
     assert run.federation("shared") == [line["federation"]["shared"] for line in lines]
     assert len(run.seconds) == 5
     assert run.label_counts is not None
@@ -40,7 +40,7 @@ def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -
     assert run.masks.round == 5
     assert sum(run.masks.sizes) == mask.shape[1] == run.environment["parameters"]
     whole = (run.masks.fraction * run.masks.sizes).sum(1) / mask.shape[1]
-    assert np.allclose(whole, run.last("personal_fraction"), atol=1e-6)
+    assert np.allclose(whole, run.final("personal_fraction"), atol=1e-6)
     first = mask[:, : run.masks.sizes[0]]  # a layer's weight and bias are adjacent
     assert np.allclose(run.masks.fraction[:, 0], first.double().mean(1))
     assert run.masks.shared_by_all[0] == pytest.approx(float((~first.any(0)).double().mean()))
@@ -61,7 +61,7 @@ def test_the_masks_of_a_run_with_add_ons_are_found(tmp_path: Path) -> None:
     (run,) = run_data.read_all([tmp_path / "run"])
     assert run.masks is not None
     whole = (run.masks.fraction * run.masks.sizes).sum(1) / sum(run.masks.sizes)
-    assert np.allclose(whole, run.last("personal_fraction"), atol=1e-6)
+    assert np.allclose(whole, run.final("personal_fraction"), atol=1e-6)
     assert not any("no checkpoint" in note for note in page.document_of([run]).notes)
 
 

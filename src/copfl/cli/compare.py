@@ -26,7 +26,7 @@ class Machine(NamedTuple):
 # Options of several commands.
 
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline")
+@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
 def compare(
     line: Tables,
     *,
@@ -88,7 +88,7 @@ def compare(
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
-@options.training("run.seed", "run.local_baseline")
+@options.training("run.seed", "run.local_baseline", "run.validation", "run.patience")
 def sweep(
     line: Tables,
     *,
@@ -124,7 +124,7 @@ def sweep(
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline")
+@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
 def choose(
     line: Tables,
     *,

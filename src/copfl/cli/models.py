@@ -24,14 +24,16 @@ Missing = Annotated[
 ]
 
 
-def _chosen(path: Path, client: str | None, of_server: bool) -> "Bundle":
+def _chosen(path: Path, client: str | None, of_server: bool, before_training: bool) -> "Bundle":
     """The model that the path and the options name."""
     from copfl.experiment.bundle.bundle import load
     from copfl.experiment.bundle.writing import OF_SERVER
 
     if client is not None and of_server:
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
-    return load(path, OF_SERVER if of_server else client)
+    if before_training and client is None:
+        raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
+    return load(path, OF_SERVER if of_server else client, before_training=before_training)
 
 
 def _report(notes: list[str]) -> None:
@@ -43,18 +45,20 @@ def export(
     *,
     bundle: BundlePath,
     out: Annotated[
-        Path, option("Output", "The file to write, of a bundle or peft the folder; required.", "--out -o")
+        Path,
+        option("Output", "The file to write, of a bundle, peft or mlflow the folder; required.", "--out -o"),
     ],
     client: options.Client = None,
     of_server: options.OfServer = False,
+    before_training: options.BeforeTraining = False,
     format: Annotated[
-        str, option("Output", "bundle, safetensors, torch, onnx or peft; default: bundle.")
+        str, option("Output", "bundle, safetensors, torch, onnx, peft or mlflow; default: bundle.")
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
     from copfl.experiment.bundle import exporting
 
-    for path in exporting.write(_chosen(bundle, client, of_server), format, out):
+    for path in exporting.write(_chosen(bundle, client, of_server, before_training), format, out):
         print(path)
 
 
@@ -63,6 +67,7 @@ def predict(
     bundle: BundlePath,
     client: options.Client = None,
     of_server: options.OfServer = False,
+    before_training: options.BeforeTraining = False,
     data: Annotated[
         Path | None,
         option("Data", "An .npz file, a table or .txt of sentences, an image or a folder of them."),
@@ -78,7 +83,7 @@ def predict(
     """Predict new samples: a line each with its class and probability, its labels or its values."""
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
-    loaded = _chosen(bundle, client, of_server)
+    loaded = _chosen(bundle, client, of_server, before_training)
     if data is None:
         outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
         notes = list[str]()
@@ -86,7 +91,7 @@ def predict(
         x, y, has_target, notes, *_ = loaded.read(data, missing=missing)
         outputs = loaded.outputs(x)
         score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
-    columns, metric = columns_of(loaded, outputs), loaded.task.metrics[0]
+    columns, metric = loaded.columns(outputs), loaded.task.metrics[0]
     if out is not None:
         write_bytes(out, _file(loaded, outputs, columns, out.suffix), durable=False)
     if as_json:
@@ -98,21 +103,6 @@ def predict(
     if score is not None:
         shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
         print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
-
-
-def columns_of(bundle: "Bundle", outputs: Any) -> dict[str, list[Any]]:
-    """The predictions as columns: prediction, and probability_CLASS of each class.
-
-    Several labels or values are prediction_NAME each.
-    """
-    output, decided = bundle.description.output, bundle.decided(outputs)
-    if decided.ndim == 1:
-        columns = {"prediction": decided.tolist()}
-    else:
-        columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
-    if not output.is_regression:
-        columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
-    return columns
 
 
 def _print(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]]) -> None:
@@ -147,17 +137,44 @@ def evaluate(
     *,
     bundle: BundlePath,
     data: Annotated[
-        Path, option("Data", "An .npz file with x and y, or a table with the target's column; required.")
-    ],
+        Path | None,
+        option(
+            "Data", "An .npz file with x and y, or a table with the target's column; required without --all."
+        ),
+    ] = None,
     client: options.Client = None,
     of_server: options.OfServer = False,
+    before_training: options.BeforeTraining = False,
+    every: Annotated[
+        bool,
+        option("Model", "Every model of a run on every client's test samples; default: off.", "--all"),
+    ] = False,
+    samples: Annotated[
+        int, option("Data", "With --all, test samples of each client at most, evenly chosen; default: 100.")
+    ] = 100,
+    out: Annotated[
+        Path | None, option("Output", "With --all, a .csv or .json file for the matrix.", "--out -o")
+    ] = None,
     missing: Missing = None,
     as_json: options.Json = False,
 ) -> None:
-    """Evaluate a model on samples with targets: all metrics, the confusion matrix and the calibration."""
+    """Evaluate a model on samples with targets: all metrics, the confusion matrix and the calibration.
+
+    With --all, the matrix of every client's model on every client's test samples, which `copfl report` then shows.
+    """
     from copfl.errors import DataError
 
-    loaded = _chosen(bundle, client, of_server)
+    if every:
+        if data is not None or client is not None or of_server or before_training:
+            raise UsageError(
+                "--all evaluates every model of the run on the clients' own samples; name only the run"
+            )
+        return _evaluate_all(bundle, samples, out, as_json)
+    if data is None:
+        raise UsageError("name the samples with --data FILE, or take every client's test samples with --all")
+    if out is not None:
+        raise UsageError("--out is for the matrix of --all; print one evaluation as JSON with --json")
+    loaded = _chosen(bundle, client, of_server, before_training)
     x, y, has_target, notes, lacking, _ = loaded.read(data, missing=missing)
     if y is None:
         raise DataError(f"{data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
@@ -184,6 +201,51 @@ def evaluate(
             for b in found.calibration
         ]
         print(as_text(Table("Calibration", ["probability", "samples", "mean", "accuracy"], bins)))
+
+
+def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> None:
+    """The matrix on stdout, and in a file."""
+    from copfl.experiment.finished import cross_site
+    from copfl.tables import RULE, Table, as_csv, as_text, plain
+
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise UsageError(f'the matrix is written as .csv or .json, not as "{out.suffix}"; name another --out')
+    found = cross_site(run, samples)
+    metric, models = found.metric, [*found.clients, "global model"]
+    content = plain(
+        {
+            "metric": metric.name,
+            "models": models,
+            "clients": found.clients,
+            "samples": found.samples,
+            "values": found.values,
+        }
+    )
+    if out is not None:
+        rows = [[name, *(f"{v:.6g}" for v in row)] for name, row in zip(models, found.values, strict=True)]
+        text = (
+            as_csv(Table("", ["model", *found.clients], rows))
+            if out.suffix == ".csv"
+            else json.dumps(content)
+        )
+        write_bytes(out, text.encode(), durable=False)
+    if as_json:
+        print(json.dumps(content))
+        return
+    cells = [[name, *map(metric.text, row)] for name, row in zip(models, found.values.tolist(), strict=True)]
+    title = f"{metric.in_unit} of each row's model on the test samples of each column's client"
+    short = [name.removeprefix("client ") for name in found.clients]
+    import numpy as np
+
+    means = [metric.text(float(np.nanmean(v))) for v in (found.own, found.of_others) if not np.isnan(v).all()]
+    notes = [
+        f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples {means[-1]}{metric.unit}."
+    ]
+    print(
+        as_text(
+            Table(title, ["model", *short], [*cells[:-1], RULE, cells[-1]], notes if len(means) > 1 else [])
+        )
+    )
 
 
 def plain_evaluation(found: "Evaluation") -> dict[str, Any]:

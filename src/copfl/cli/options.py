@@ -75,6 +75,15 @@ Client = Annotated[
 OfServer = Annotated[
     bool, option("Model", "The global model instead, as a new client receives it; default: off.", "--global")
 ]
+BeforeTraining = Annotated[
+    bool,
+    option(
+        "Model",
+        "The client's model after the last aggregation, before it trains again, from the run's checkpoint and "
+        "data; default: off, the one that the table scores.",
+        "--before-training",
+    ),
+]
 Track = Annotated[list[str] | None, option("Output", "Tracker: tensorboard, mlflow or wandb; repeatable.")]
 
 

@@ -15,7 +15,7 @@ from copfl.comparison.jobs import Job, placed
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings import user_code
-from copfl.settings.checking import parameters_of
+from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete, layer_of
 from copfl.settings.components import algorithms, factory_of, name_of, usual_optimizer
 from copfl.settings.schema import KINDS
@@ -301,6 +301,10 @@ def job_of(
 ) -> Job:
     """The run of these layers of settings and this seed."""
     run = complete(*layers, {"run": {"seed": seed}})
+    if run.run.patience:
+        raise SettingError(
+            "run.patience", run.run.patience, "does not fit a comparison, whose rows have equal rounds; use 0"
+        )
     return placed(Job(label, run, validation=validation, last=last), folder)
 
 

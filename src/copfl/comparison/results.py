@@ -29,7 +29,8 @@ class Record(NamedTuple):
     last: int  # evaluations that its values are the mean of, of a client with all of them
     rounds: list[int]  # those with an evaluation, from 1
     curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
-    clients: dict[str, list[float]]  # by metric, each client's mean over its last evaluations
+    # By metric, each client's mean over its last evaluations; with run.select="best", of its best round.
+    clients: dict[str, list[float]]
     cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
     start: Mapping[str, str] = {}  # fingerprints of the partition, the samples and the initial weights
     data: str = ""  # the data set's own note
@@ -147,6 +148,15 @@ def record_of(job: Job) -> Record:
     best = np.fmax if metrics[0].higher_is_better else np.fmin
     highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
+    final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
+    if job.run.run.select == "best":
+        taken = records.best_rounds(lines, metrics[0], partition.clients).rounds
+        places = np.searchsorted([line["round"] for line in evaluations], taken)
+        for name, values in tables.items():
+            chosen = values[np.minimum(places, len(values) - 1), np.arange(partition.clients)]
+            final[name] = np.where(
+                taken > 0, chosen, final[name]
+            )  # a client that always diverged has no round
     return Record(
         tables=essential(job.run),
         validation=job.validation,
@@ -154,7 +164,7 @@ def record_of(job: Job) -> Record:
         rounds=[evaluations[place]["round"] for place in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
         | {"loss": train_losses},
-        clients={name: last_evaluations(values, job.last).tolist() for name, values in tables.items()},
+        clients={name: values.tolist() for name, values in final.items()},
         best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
         cost={
             "bytes_up": _per_client(lines, "bytes_up"),

@@ -89,6 +89,11 @@ class Comparison:
         rule = f"last third of each client's evaluations, at most {LAST}"
         if self.last is not None:
             rule = f"last {self.last} evaluations of each client"
+        by_validation = {run.run.run.select == "best" for row in self.rows for run in row.outcomes}
+        if by_validation == {True}:
+            return BEST
+        if True in by_validation:
+            return f"the {rule}; with run.select=best, {BEST}"
         rounds = {run.counted for row in self.rows for run in row.outcomes}
         everyone = all(
             run.tables.get("run", {}).get("participation", 1) == 1 for run in self.rows[0].outcomes
@@ -102,6 +107,7 @@ class Comparison:
         return as_text(self)
 
 
+BEST = "each client's best round on its validation samples"
 ENDS = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")  # of a difference, in table.csv
 Column = tuple[str, Callable[[float, float], str]]  # its title, and a value with its spread as text
 

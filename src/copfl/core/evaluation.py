@@ -18,6 +18,8 @@ PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured`
 # A name among the models of an evaluation: the metrics also have the model after the local update, by path,
 # until `without_model` takes it out.
 MODEL = "model"
+VALIDATION_LOSS = "validation_loss"
+VALIDATED = "_validation"  # the suffix of metrics on a client's validation samples
 FINITE = f"{MODEL}.finite"  # with it, whether its loss is: of a huge model it may not be
 
 # The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
@@ -47,8 +49,11 @@ def evaluate(
     trained: Personal,
     test: Data,
     models: EvalModels = EVAL_MODELS["all"],
+    validation: Data | None = None,
 ) -> dict[str, Tensor]:
     """Accuracy, loss and, for metrics that need them, the predictions on a client's test samples.
+
+    With validation samples, those of `trained` on these as well.
 
     `client` and `after` are its records before and after the local update that led to `trained`. The global
     model is evaluated as a new client would have it, with the batch-norm statistics of `global_statistics`
@@ -70,16 +75,19 @@ def evaluate(
         return trained
 
     metrics: dict[str, Tensor] = dict(tree.named(trained, MODEL)) if MODEL in models else {}
-    for name in (name for name in models if name != MODEL):
-        loss, score, predictions, count = task.scores(model(name), test)
+    passes = [(name, test) for name in models if name != MODEL]
+    passes += [(VALIDATED, validation)] if validation is not None and "" in models else []
+    for name, samples in passes:
+        loss, score, predictions, count = task.scores(model(name), samples)
         if MODEL in models and name == "":
             metrics[FINITE] = torch.isfinite(loss)
         defined = torch.isfinite(loss) & (count > 0)  # nan without samples, or after divergence
         if task.criterion.correct is not None:
             metrics[f"accuracy{name}"] = torch.where(defined, score.double(), torch.nan)
-        metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
+        loss_name = VALIDATION_LOSS if name == VALIDATED else f"test_loss{name}"
+        metrics[loss_name] = torch.where(defined, loss.double(), torch.nan)
         if on_host(task):
-            metrics[f"{PREDICTIONS}{name}"] = collected(task, predictions, test.y)
+            metrics[f"{PREDICTIONS}{name}"] = collected(task, predictions, samples.y)
     return metrics
 
 
@@ -168,15 +176,20 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
     return [of_client(*client) for client in parts]
 
 
-def measured(task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The clients' metrics [N, ...] with the task's metrics in place of predictions; `targets` by client."""
+def measured(
+    task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor], validation: Sequence[Tensor] = ()
+) -> dict[str, Tensor]:
+    """The clients' metrics [N, ...] with the task's metrics in place of predictions.
+
+    `targets` and `validation` are the targets of each client's test and validation samples.
+    """
     wanted = on_host(task)
     result = {name: values for name, values in metrics.items() if not name.startswith(PREDICTIONS)}
     if len(result) == len(metrics):
         return metrics
     for name in metrics.keys() - result.keys():
         suffix = name.removeprefix(PREDICTIONS)
-        pairs = zip(metrics[name].cpu(), targets, strict=True)
+        pairs = zip(metrics[name].cpu(), validation if suffix == VALIDATED else targets, strict=True)
         rows = [on_host_arrays(task, row[: len(y)], y) for row, y in pairs]
         for metric in wanted:
             values = [metric.of(*row) for row in rows]

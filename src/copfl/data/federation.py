@@ -60,13 +60,21 @@ class Split:
 
 
 class Federation:
-    """The train and test samples of every client."""
+    """The samples of every client: to train on, to test on and, where the partition has them, to validate."""
 
     def __init__(self, dataset: Dataset, partition: Partition, device: torch.device | str = "cpu") -> None:
         partition.check(dataset)
         self.dataset, self.partition = dataset, partition
         self.train = Split(dataset.train, partition.train, device, partition.labels)
         self.test = Split(partition.tested(dataset), partition.test, device, partition.labels)
+        self.validation: Split | None = None
+        if partition.validation:
+            self.validation = Split(dataset.train, partition.validation, device, partition.labels)
+
+    @property
+    def splits(self) -> list[Split]:
+        """Train, test and, where there is one, validation."""
+        return [self.train, self.test, *([] if self.validation is None else [self.validation])]
 
     @property
     def clients(self) -> int:
@@ -79,8 +87,8 @@ class Federation:
 
     def unassigned(self, count: int) -> Any:
         """Up to `count` train samples that no client has, evenly spaced in the data set, without labels."""
-        validation = self.partition.test if self.partition.test_from == "train" else ()
-        assigned = np.concatenate([*self.partition.train, *validation])
+        tested = self.partition.test if self.partition.test_from == "train" else ()
+        assigned = np.concatenate([*self.partition.train, *self.partition.validation, *tested])
         free = np.setdiff1d(np.arange(len(self.dataset.train)), assigned)
         chosen = free[np.linspace(0, max(len(free) - 1, 0), min(count, len(free))).astype(np.int64)]
         return tensors(each(lambda array: array[chosen], self.dataset.train.x), self.train.y.device)

@@ -37,17 +37,23 @@ class Partition:
     test_from: str = "test"  # "test" | "train": a validation part, see hold_out
     notes: tuple[str, ...] = ()  # where the data set has fewer samples than the options ask for
     labels: Indices | None = None  # [clients, classes], each client's label of each class; None: the class
+    # Per client, indices into Dataset.train that it does not train on: they choose its round. (): none.
+    validation: tuple[Indices, ...] = ()
 
     def __post_init__(self) -> None:
         if self.test_from not in ("test", "train"):
             raise DataError(f'test_from must be "test" or "train", not "{self.test_from}"')
         if not self.train or len(self.train) != len(self.test):
             raise DataError(f"a partition of {len(self.train)} train parts and {len(self.test)} test parts")
-        sorted_as_usual = _sorted(self.train) and _sorted(self.test)
-        for client, (train, test) in enumerate(zip(self.train, self.test, strict=True)):
+        if self.validation and len(self.validation) != len(self.train):
+            parts = f"{len(self.train)} train parts and {len(self.validation)} validation parts"
+            raise DataError(f"a partition of {parts}")
+        sides = [side for side in (self.train, self.test, self.validation) if side]
+        sorted_as_usual = all(map(_sorted, sides))
+        for client, (train, *others) in enumerate(zip(*sides, strict=True)):
             if not len(train):
                 raise DataError(f"client {client} has no train samples; use fewer clients or more data")
-            for part in (train, test) if not sorted_as_usual else ():
+            for part in (train, *others) if not sorted_as_usual else ():
                 valid = part.dtype == np.int64 and part.ndim == 1 and (part >= 0).all()
                 if not valid or len(np.unique(part)) < len(part):
                     raise DataError(f"client {client}: indices must be distinct int64 numbers from 0 on")
@@ -78,6 +84,7 @@ class Partition:
             "train": [part.tolist() for part in self.train],
             "test": [part.tolist() for part in self.test],
             **({} if self.labels is None else {"labels": self.labels.tolist()}),
+            **({"validation": [part.tolist() for part in self.validation]} if self.validation else {}),
         }
 
     def save(self, path: Path | str) -> None:
@@ -108,7 +115,11 @@ class Partition:
 
     def check(self, dataset: Dataset) -> None:
         """Raises a DataError if the data set lacks a sample of the partition."""
-        sides = (("train", self.train, dataset.train), ("test", self.test, self.tested(dataset)))
+        sides = (
+            ("train", self.train, dataset.train),
+            ("test", self.test, self.tested(dataset)),
+            *([("validation", self.validation, dataset.train)] if self.validation else []),
+        )
         for name, parts, split in sides:
             last = int(np.concatenate(parts).max(initial=-1))
             if last >= len(split):
@@ -165,14 +176,14 @@ def _from_record(record: dict[str, Any]) -> Partition:
     if not all(isinstance(note, str) for note in record["notes"]):
         raise DataError('"notes" are not all texts')
     todays = {old: name for name, old in NAMES_IN_FILES.items()}
-    train, test = (
-        tuple(np.array(part) if len(part) else np.empty(0, np.int64) for part in record[side])
-        for side in ("train", "test")
+    train, test, validation = (
+        tuple(np.array(part) if len(part) else np.empty(0, np.int64) for part in record.get(side, ()))
+        for side in ("train", "test", "validation")
     )
     keywords = {todays.get(name, name): value for name, value in record["keywords"].items()}
     labels = np.array(record["labels"], np.int64) if "labels" in record else None
     notes = tuple(record["notes"])
-    return Partition(train, test, record["scheme"], keywords, record["test_from"], notes, labels)
+    return Partition(train, test, record["scheme"], keywords, record["test_from"], notes, labels, validation)
 
 
 def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
@@ -189,10 +200,31 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     No client trains on a validation sample of another: a sample that several clients have is held out from
     all of them or from none. There, a client's validation part may be larger or smaller, or empty.
     """
+    train, test = _split(partition, fraction, dataset, generator(seed, 1))
+    notes = (*partition.notes, f"validation: {fraction} of each client's train samples, seed {seed}")
+    return replace(partition, train=train, test=test, test_from="train", notes=notes)
+
+
+def with_validation(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
+    """The partition with validation parts from its train parts beside its test parts, drawn as by `hold_out`."""
+    train, validation = _split(partition, fraction, dataset, generator(seed, 4))
+    if not any(map(len, validation)):
+        raise DataError("no client has two train samples, so none can be held out for validation")
+    notes = (
+        *partition.notes,
+        f"validation: {fraction} of each client's train samples, which no client trains on",
+    )
+    return replace(partition, train=train, validation=validation, notes=notes)
+
+
+def _split(
+    partition: Partition, fraction: float, dataset: Dataset, rng: np.random.Generator
+) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
+    """Each client's train part without this fraction, and the fraction."""
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
-    rng, strata = generator(seed, 1), dataset.train.strata
+    strata = dataset.train.strata
     decided, held_out = np.zeros((2, len(dataset.train)), bool)
     for part in partition.train:
         wanted = max(1, min(round(fraction * len(part)), len(part) - 1)) if len(part) > 1 else 0
@@ -209,9 +241,7 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
         if held_out[part].all():  # by other clients' draws; a client needs a sample to train on
             held_out[rng.choice(part)] = False
     train = tuple(np.sort(part[~held_out[part]]) for part in partition.train)
-    test = tuple(np.sort(part[held_out[part]]) for part in partition.train)
-    notes = (*partition.notes, f"validation: {fraction} of each client's train samples, seed {seed}")
-    return replace(partition, train=train, test=test, test_from="train", notes=notes)
+    return train, tuple(np.sort(part[held_out[part]]) for part in partition.train)
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:

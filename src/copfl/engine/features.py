@@ -49,7 +49,7 @@ class Training(NamedTuple):
 
     def compute(self) -> None:
         """Computes the features now, before the rounds."""
-        for split in (self.federation.train, self.federation.test):
+        for split in self.federation.splits:
             assert split.x is not None
 
     def about(self) -> dict[str, Any]:
@@ -67,9 +67,10 @@ def training_of(task: Task, federation: Federation, cache: str) -> Training:
     front = front_of(task, data)
     if front is None:
         return plain
-    size = bytes_of(task, front, data.x) * sum(len(s.y) for s in (federation.train, federation.test))
+    size = bytes_of(task, front, data.x) * sum(len(s.y) for s in federation.splits)
     if size > MEMORY[task.device.type] and cache != "on":
         return plain
     kept = copy.copy(federation)
-    kept.train, kept.test = (Cached(split, task, front) for split in (federation.train, federation.test))
+    kept.train, kept.test, *validation = (Cached(split, task, front) for split in federation.splits)
+    kept.validation = validation[0] if validation else None
     return Training(tail_task(task, front), kept, front, size)

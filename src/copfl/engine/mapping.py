@@ -30,6 +30,7 @@ class ClientInput(NamedTuple):
     data: Data
     test: Data
     plan: Plan
+    validation: Data | None = None  # samples that it does not train on
     initial: Tensor | None = None  # the initial weights, where rows differ in them
     lr: Tensor | None = None  # the learning rate, where rows differ in it
 
@@ -59,6 +60,7 @@ class Chunk(NamedTuple):
     data: Data
     test: Data
     plan: Plan
+    validation: Data | None = None
 
 
 class ChunkResult(NamedTuple):
@@ -147,7 +149,8 @@ def run_chunks(
         down = algorithm.downlink(chunk.server, chunk.ids)
         initial = None if len(chunks) == 1 else tree.repeat(task.initial, len(chunk.ids))
         lr = task.initial.new_full((len(chunk.ids),), rate) if rates else None
-        return ClientInput(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, initial, lr)
+        data, test, plan, validation = chunk.data, chunk.test, chunk.plan, chunk.validation
+        return ClientInput(chunk.ids, chunk.clients, down, data, test, plan, validation, initial, lr)
 
     def update(given: ClientInput) -> ClientResult:
         task = tasks[0] if given.initial is None else replace(tasks[0], initial=given.initial)
@@ -187,7 +190,8 @@ def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models
         metrics["mask_fingerprint"] = zero + mask_fingerprint(output.upload)
     if models:
         records = given.client, given.down, output.client
-        metrics |= evaluate(algorithm, task, *records, output.trained, given.test, models)
+        samples = given.test, models, given.validation
+        metrics |= evaluate(algorithm, task, *records, output.trained, *samples)
     return ClientResult(output.client, output.upload, metrics)
 
 

@@ -36,13 +36,13 @@ class Store(Protocol):
 
 
 class Models(Protocol):
-    """Takes each client's model as its last evaluation measured it, right after that local update."""
+    """Takes each client's model as an evaluation measured it, right after that local update."""
 
     def wanted(self, client: int) -> bool:
         """Whether this client's model is kept."""
 
-    def put(self, client: int, model: Personal) -> None:
-        """Keeps the model, in place of an earlier one."""
+    def put(self, client: int, model: Personal, round: int) -> None:
+        """Keeps the model of this round, from 1, in place of an earlier one."""
 
     def drop(self, client: int) -> None:
         """The client's last update was not finite, so no earlier model counts either."""

@@ -50,7 +50,7 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
     task, federation = simulation.task, simulation.federation
     shapes = tuple(
         (name, t.shape[1:], t.dtype)
-        for split in (federation.train, federation.test)
+        for split in federation.splits
         for name, t in tree.named((split.x, split.y))
     )
     names = repr(with_rate(simulation.algorithm, 1.0)), simulation.mapping.name
@@ -60,12 +60,13 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
 def _widths(simulations: Sequence[Simulation]) -> Widths | None:
     """The sizes that all rows are padded to; None where every simulation has the same."""
     federations = [simulation.federation for simulation in simulations]
-    if len({(f.train.sizes.tobytes(), f.test.sizes.tobytes()) for f in federations}) == 1:
+    if len({tuple(split.sizes.tobytes() for split in f.splits) for f in federations}) == 1:
         return None
-    train, test = (
-        np.concatenate([getattr(f, split).sizes for f in federations]) for split in ("train", "test")
+    train, *others = (
+        np.concatenate([split.sizes for split in splits])
+        for splits in zip(*(f.splits for f in federations), strict=True)
     )
-    return Widths(int(train.min()), int(train.max()), int(test.max()))
+    return Widths(int(train.min()), int(train.max()), *(int(sizes.max()) for sizes in others))
 
 
 def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Executor], R]]) -> list[R]:
@@ -118,7 +119,8 @@ class _Submitted(NamedTuple):
     models: EvalModels
 
     def program(self) -> tuple[object, ...]:
-        rows = tree.leaves((self.chunk.clients, self.chunk.data, self.chunk.test, self.chunk.plan))
+        chunk = self.chunk
+        rows = tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan, chunk.validation))
         return self.round, self.models, tuple((t.shape[1:], t.dtype) for t in rows)
 
 

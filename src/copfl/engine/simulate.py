@@ -19,6 +19,7 @@ from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
+from copfl.engine.selection import BestRounds
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
 
@@ -66,11 +67,14 @@ def simulate(
     population: Ids | None = None,
     executor: Executor | None = None,
     models: Models | None = None,
+    best: BestRounds | None = None,
+    patience: int = 0,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then the start of the next round.
 
     `models` gets each client's model of its last evaluation, which no record has: algorithms may evaluate
-    one that is neither uploaded nor stored.
+    one that is neither uploaded nor stored. With `best`, which is kept up to date, it gets the model of each
+    client's best evaluation instead. After `patience` evaluations without a better one, the rounds end; 0: never.
 
     Everything random is a function of the seed, the round and the client, so the loop can stop and resume
     anywhere. The clients of each round are chosen from the `population`, by default from all.
@@ -89,27 +93,30 @@ def simulate(
         return (round + 1) % eval_every == 0 or round + 1 == rounds
 
     evaluated = [round for round in range(state.round, rounds) if is_evaluated(round)]
-    kept = {} if models is None else _last_rounds(evaluated, population, clients_of)
+    every = {round: clients_of(round).tolist() for round in evaluated} if best is not None else None
+    kept = {} if models is None else every or _last_rounds(evaluated, population, clients_of)
     executor = executor or InProcess(Simulation(algorithm, task, federation, mapping, seed, batch))
-    while state.round < rounds:
+    while state.round < rounds and not (best is not None and best.unimproved >= patience > 0):
         ids = clients_of(state.round)
-        last = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}
+        candidates = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round) else ()
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
-        results = executor.local_updates(state, parts, (*asked, MODEL) if last else asked)
-        results = _taken(results, ids, last, models)
+        results = executor.local_updates(state, parts, (*asked, MODEL) if candidates else asked)
+        results = _measured(task, federation, ids, results)
+        results = _taken(results, ids, candidates, models, state.round + 1, best)
         total = tree.summed(_totals(results, metrics))
         # 2. The server gets the total and nothing else.
         with torch.no_grad():
             state.server, whole = algorithm.server_update(task, state.server, total)
         state.round += 1
         # 3. The metrics are copied to the host once a round.
-        metrics = _measured(task, federation, ids, metrics)
         per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(metrics).items()}
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
+        if best is not None:
+            best.add(state.round, ids, per_client)
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
 
 
@@ -128,25 +135,43 @@ def _last_rounds(
 
 
 def _taken(
-    results: Iterator[ChunkResult], ids: Ids, kept: set[int], models: Models | None
+    results: Iterator[ChunkResult],
+    ids: Ids,
+    candidates: set[int],
+    models: Models | None,
+    round: int,
+    best: BestRounds | None,
 ) -> Iterator[ChunkResult]:
-    """The results without their models, of which those of the clients `kept` went to `models`.
+    """The results without their models, of which those of the `candidates` went to `models`.
 
-    Not those that diverged: a huge model may be finite, and its predictions not.
+    With `best`, those that are the best so far; else all but those that diverged: a huge model may be finite,
+    and its predictions not.
     """
-    start = 0
-    for result in results:
+    for part, result in _with_ids(results, ids):
         metrics, after = without_model(result.metrics)
-        part = ids[start : start + len(metrics["healthy"])]
-        start += len(part)
-        for row, n in enumerate(part.tolist()):
-            if models is not None and after is not None and n in kept:
+        if models is not None and after is not None:
+            if best is None:
+                is_kept = ((metrics["healthy"] > 0) & after.finite).tolist()
+            else:
+                is_kept = best.replaced(part, {k: v.cpu().numpy() for k, v in metrics.items()}).tolist()
+            for row, n in enumerate(part.tolist()):
+                if n not in candidates:
+                    continue
                 model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
-                if bool(metrics["healthy"][row]) and bool(after.finite[row]) and tree.finite(model):
-                    models.put(n, model)
-                else:
+                if is_kept[row] and tree.finite(model):
+                    models.put(n, model, round)
+                elif best is None:
                     models.drop(n)
         yield result._replace(metrics=metrics)
+
+
+def _with_ids(results: Iterator[ChunkResult], ids: Ids) -> Iterator[tuple[Ids, ChunkResult]]:
+    """Each result with the clients that it is of."""
+    start = 0
+    for result in results:
+        part = ids[start : start + len(result.metrics["healthy"])]
+        start += len(part)
+        yield part, result
 
 
 def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[Any]:
@@ -157,16 +182,16 @@ def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[
             yield result.total
 
 
-def _measured(task: Task, federation: Federation, ids: Ids, metrics: list[Metrics]) -> list[Metrics]:
-    """The metrics of each part of the ids, with those that need predictions computed from them."""
+def _measured(
+    task: Task, federation: Federation, ids: Ids, results: Iterator[ChunkResult]
+) -> Iterator[ChunkResult]:
+    """The results, with the metrics that need predictions computed from them."""
     if not on_host(task):
-        return metrics
-    sizes, test = [len(part["healthy"]) for part in metrics], federation.test
-    parts = np.split(ids, np.cumsum(sizes)[:-1])
-    return [
-        measured(task, own, [test.targets(int(n)) for n in part])
-        for own, part in zip(metrics, parts, strict=True)
-    ]
+        yield from results
+        return
+    for part, result in _with_ids(results, ids):
+        tested, *validated = ([split.targets(int(n)) for n in part] for split in federation.splits[1:])
+        yield result._replace(metrics=measured(task, result.metrics, tested, *validated))
 
 
 def _leave_out_masks(state: State, ids: Ids, metrics: dict[str, Values]) -> None:
@@ -245,6 +270,7 @@ class Widths(NamedTuple):
     smallest: int
     largest: int
     test: int  # the largest
+    validation: int = 1
 
 
 def chunk_input(
@@ -267,4 +293,7 @@ def chunk_input(
     )
     train = federation.train.rows(part, 1 if widths is None else widths.largest)
     test = federation.test.rows(part, 1 if widths is None else widths.test)
-    return Chunk(server, ids, clients.rows(ids), train, test, batches)
+    validation = None
+    if federation.validation is not None:
+        validation = federation.validation.rows(part, 1 if widths is None else widths.validation)
+    return Chunk(server, ids, clients.rows(ids), train, test, batches, validation)

@@ -1,7 +1,9 @@
-"""Each client's model, as its last evaluation measured it: in memory, or in a run folder."""
+"""Each client's model, as an evaluation measured it: in memory, or in a run folder."""
 
 import contextlib
 import copy
+import json
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +25,21 @@ TRAINED = "after local training"  # what the tables' main column measures
 RECEIVED = "before local training"  # of a client that was never evaluated, or whose last update diverged
 GLOBAL = "global"  # what a client receives that has never taken part
 WEIGHTS = "weights.safetensors"
+UNSETTLED = "weights-unsettled.safetensors"  # of a round after the last checkpoint
+
+
+class Stage(NamedTuple):
+    """Where in the run a model was taken."""
+
+    name: str
+    round: int  # the last whose aggregate or local update is in it, from 1
 
 
 class ClientModel(NamedTuple):
     """A model and its stage."""
 
     model: Personal
-    stage: str
+    stage: Stage
 
 
 class ClientModels(Protocol):
@@ -37,13 +47,16 @@ class ClientModels(Protocol):
 
     def wanted(self, client: int) -> bool: ...
 
-    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None: ...
+    def put(self, client: int, model: Personal, round: int, stage: str = TRAINED) -> None: ...
 
     def drop(self, client: int) -> None: ...
 
+    def settle(self, round: int) -> None:
+        """There is a checkpoint of this round: the models up to it stay, later ones will be trained again."""
+
     def get(self, client: int) -> ClientModel | None: ...
 
-    def stage(self, client: int) -> str | None: ...
+    def stage(self, client: int) -> Stage | None: ...
 
 
 @dataclass
@@ -56,23 +69,30 @@ class InMemory:
     def wanted(self, client: int) -> bool:
         return self.only is None or client in self.only
 
-    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None:
+    def put(self, client: int, model: Personal, round: int, stage: str = TRAINED) -> None:
         # A copy: the model is a row of all clients', which would stay in memory with it.
-        self.models[client] = ClientModel(tree.each(torch.clone, model), stage)
+        self.models[client] = ClientModel(tree.each(torch.clone, model), Stage(stage, round))
 
     def drop(self, client: int) -> None:
         self.models.pop(client, None)
 
+    def settle(self, round: int) -> None:
+        pass  # without a folder, nothing is trained again
+
     def get(self, client: int) -> ClientModel | None:
         return self.models.get(client)
 
-    def stage(self, client: int) -> str | None:
+    def stage(self, client: int) -> Stage | None:
         return self.models[client].stage if client in self.models else None
 
 
 @dataclass(frozen=True)
 class InFolder:
-    """The models in the folder models/ of a run: a folder per client with the weights."""
+    """The models in the folder models/ of a run: a folder per client with the weights.
+
+    A run that was stopped goes on from its last checkpoint. So a model of a later round replaces an earlier one
+    only with the next checkpoint.
+    """
 
     path: Path
     layout: Layout
@@ -84,27 +104,37 @@ class InFolder:
     def wanted(self, client: int) -> bool:
         return True
 
-    def put(self, client: int, model: Personal, stage: str = TRAINED) -> None:
-        write_weights(self.of(client) / WEIGHTS, self.layout, model, stage)
+    def put(self, client: int, model: Personal, round: int, stage: str = TRAINED) -> None:
+        write_weights(self.of(client) / UNSETTLED, self.layout, model, Stage(stage, round))
 
     def drop(self, client: int) -> None:
-        (self.of(client) / WEIGHTS).unlink(missing_ok=True)
+        for name in (UNSETTLED, WEIGHTS):
+            (self.of(client) / name).unlink(missing_ok=True)
+
+    def settle(self, round: int) -> None:
+        for path in sorted(self.path.glob(f"*/{UNSETTLED}")):
+            if read_stage(path).round <= round:
+                os.replace(path, path.with_name(WEIGHTS))
+            else:
+                path.unlink()
 
     def get(self, client: int) -> ClientModel | None:
         path = self.of(client) / WEIGHTS
         return read_weights(path, self.layout) if path.is_file() else None
 
-    def stage(self, client: int) -> str | None:
+    def stage(self, client: int) -> Stage | None:
         path = self.of(client) / WEIGHTS
         return read_stage(path) if path.is_file() else None
 
 
-def write_weights(path: Path, layout: Layout, model: Personal, stage: str) -> None:
+def write_weights(path: Path, layout: Layout, model: Personal, stage: Stage) -> None:
     """The tensors by name, with the stage as metadata."""
     from safetensors.torch import save
 
+    # One entry: safetensors writes several in any order, and the same model should be the same bytes.
+    about = {"stage": json.dumps(stage._asdict())}
     # On disk before the checkpoint of its round: the checkpoint does not have this model.
-    files.write_bytes(path, save(named_tensors(layout, model), {"stage": stage}))
+    files.write_bytes(path, save(named_tensors(layout, model), about))
 
 
 def read_weights(path: Path, layout: Layout) -> ClientModel:
@@ -116,12 +146,12 @@ def read_weights(path: Path, layout: Layout) -> ClientModel:
         return ClientModel(joined(layout, load_file(path)), stage)
 
 
-def read_stage(path: Path) -> str:
+def read_stage(path: Path) -> Stage:
     """The stage of the model in this file."""
     from safetensors import safe_open
 
     with _reading(path), safe_open(path, framework="pt") as file:
-        return str(file.metadata()["stage"])
+        return Stage(**json.loads(file.metadata()["stage"]))
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:

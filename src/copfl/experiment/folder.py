@@ -5,7 +5,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           rounds.jsonl       one line per round, the same bytes for the same run
           timing.jsonl       the seconds of each round
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
-          models/            each client's model, as its last evaluation measured it
+          models/            each client's model, as its last evaluation measured it, or its best one: run.select
           environment.json   versions and hardware
           data.npz           the samples, if `Result.save` stored them
 """
@@ -137,6 +137,15 @@ class RunFolder:
         self, state: State, fingerprints: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it."""
+        lines = self.load_state(state, fingerprints)
+        # The rounds after the checkpoint are trained again.
+        timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
+        for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
+            files.write_bytes(self.path / name, b"".join(map(records.encoded, kept[: state.round])))
+        return lines[: state.round], [line["seconds"] for line in timing[: state.round]]
+
+    def load_state(self, state: State, fingerprints: Mapping[str, str]) -> list[dict[str, Any]]:
+        """All records; the state is set to the checkpoint, if there is one. Nothing is written."""
         lines = records.read(self.path / "rounds.jsonl")
         if self._state.exists():
             trees, header = checkpoint.load(self._state, _trees(state))
@@ -144,11 +153,7 @@ class RunFolder:
             state.server, state.known_masks = trees["server"], trees["known_masks"]
             state.round = header["round"]
             state.clients.restore(trees["clients"])
-        # The rounds after the checkpoint are trained again.
-        timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
-        for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
-            files.write_bytes(self.path / name, b"".join(map(records.encoded, kept[: state.round])))
-        return lines[: state.round], [line["seconds"] for line in timing[: state.round]]
+        return lines
 
     def _check(self, header: Mapping[str, Any], fingerprints: Mapping[str, str], rounds: int) -> None:
         """A RunError, if the checkpoint does not belong to the run as it is now."""

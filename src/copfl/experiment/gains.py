@@ -81,12 +81,17 @@ def compared(clients: int) -> list[int]:
     return chosen
 
 
-def cross_evaluation(task: Task, federation: Federation, model_of: Callable[[int], Personal]) -> Cross:
-    """Every model on every client's test samples, at most SAMPLES of them; by class, on all of its own."""
-    clients = compared(federation.clients)
+def cross_evaluation(
+    task: Task,
+    federation: Federation,
+    model_of: Callable[[int], Personal],
+    clients: Sequence[int],
+    samples: int = SAMPLES,
+) -> Cross:
+    """Every model of these clients on the test samples of each, at most so many; by class, on all of its own."""
     count = len(clients)
     whole = [tree.row(federation.test.rows([n]), 0) for n in clients]
-    tests = [evenly_chosen(data, SAMPLES) for data in whole]
+    tests = [evenly_chosen(data, samples) for data in whole]
     table = np.full((count, count), np.nan)
     per_class = np.zeros((task.classes if task.criterion.kind == "classification" else 0, 2), np.int64)
     for row, (n, data) in enumerate(zip(clients, whole, strict=True)):
@@ -98,7 +103,7 @@ def cross_evaluation(task: Task, federation: Federation, model_of: Callable[[int
                 per_class[:, 0] += np.bincount(data.y[right].cpu(), minlength=len(per_class))
                 per_class[:, 1] += np.bincount(data.y.cpu(), minlength=len(per_class))
     counts = [(right, tested) for right, tested in per_class.tolist()]
-    return Cross(clients, table, task.metrics[0].name, counts)
+    return Cross(list(clients), table, task.metrics[0].name, counts)
 
 
 def evenly_chosen(data: Data, most: int) -> Data:

@@ -21,6 +21,7 @@ from copfl.core.algorithm import (
     next_message,
     traits,
 )
+from copfl.core.evaluation import VALIDATED
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import generator
@@ -42,6 +43,7 @@ class NewClients(NamedTuple):
     clients: list[int]
     accuracy: dict[str, Numbers]  # by number of samples, [new clients]
     alone: dict[str, Numbers]  # with the same optimizer, learning rate and number of local epochs
+    validation: Numbers  # of all samples, [new clients]; nan without validation samples
 
 
 class Nothing(NamedTuple):
@@ -96,12 +98,13 @@ class Renumbered:
 
     models: Models
     clients: Ids
+    round: int  # the last of the federation
 
     def wanted(self, client: int) -> bool:
         return self.models.wanted(int(self.clients[client]))
 
-    def put(self, client: int, model: Personal) -> None:
-        self.models.put(int(self.clients[client]), model)
+    def put(self, client: int, model: Personal, round: int) -> None:
+        self.models.put(int(self.clients[client]), model, self.round)
 
     def drop(self, client: int) -> None:
         self.models.drop(int(self.clients[client]))
@@ -118,12 +121,12 @@ def fitted(
     honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
     message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
     own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
-    found = NewClients(new.tolist(), {}, {})
+    found = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
     for name, count in SAMPLES.items():
         federation = _only(whole, new, count, simulation.seed, device)
-        kept = Renumbered(models, new) if models is not None and count is None else None
-        found.accuracy[name] = _accuracy(simulation, own, federation, kept)
-        found.alone[name] = _accuracy(simulation, alone, federation)
+        kept = Renumbered(models, new, state.round) if models is not None and count is None else None
+        found.accuracy[name], found.validation[:] = _accuracies(simulation, own, federation, kept)
+        found.alone[name], _ = _accuracies(simulation, alone, federation)
     return found
 
 
@@ -139,20 +142,24 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
     train, test = tuple(map(np.sort, drawn)), tuple(partition.test[n] for n in ids)
     labels = None if partition.labels is None else partition.labels[ids]
-    chosen = dataclasses.replace(partition, train=train, test=test, labels=labels)
+    validation = tuple(partition.validation[n] for n in ids) if partition.validation else ()
+    chosen = dataclasses.replace(partition, train=train, test=test, labels=labels, validation=validation)
     return Federation(whole.dataset, chosen, device)
 
 
-def _accuracy(
+def _accuracies(
     simulation: Simulation,
     algorithm: AnyAlgorithm | None,
     federation: Federation,
     models: Models | None = None,
-) -> Numbers:
-    """The primary metric of each client's model after all local updates; nan without an algorithm."""
-    task = simulation.task
+) -> tuple[Numbers, Numbers]:
+    """The primary metric of each client's model after all local updates, on its test and its validation samples.
+
+    nan without an algorithm, and without such samples.
+    """
+    task, unknown = simulation.task, np.full(federation.clients, np.nan)
     if algorithm is None:
-        return np.full(federation.clients, np.nan)
+        return unknown, unknown
     *_, last = simulate(
         algorithm,
         task,
@@ -166,7 +173,8 @@ def _accuracy(
         eval_models="final",
         models=models,
     )
-    return last.clients[task.metrics[0].name]
+    name = task.metrics[0].name
+    return last.clients[name], last.clients.get(f"{name}{VALIDATED}", unknown)
 
 
 def write(found: NewClients, folder: Path) -> None:
@@ -185,4 +193,5 @@ def read(folder: Path) -> NewClients | None:
         {name: np.array(values, np.float64) for name, values in content[key].items()}
         for key in ("accuracy", "alone")
     )
-    return NewClients(content["clients"], accuracy, alone)
+    validation = np.array(content["validation"], np.float64)
+    return NewClients(content["clients"], accuracy, alone, validation)

@@ -129,7 +129,7 @@ class Personalisation:
     def _bundle(self, model: Tensor, score: float, samples: int) -> Bundle:
         """The bundle of a new client's model; its base is that of the run."""
         facts, metric = self.shared.description, self.shared.task.metrics[0].name
-        origin = dataclasses.replace(facts.origin, stage=TRAINED, name="a new client")
+        origin = dataclasses.replace(facts.origin, stage=TRAINED, round=0, name="a new client")
         found = (Score(metric, "test", score, samples),) if math.isfinite(score) else ()
         own = dataclasses.replace(facts, origin=origin, scores=found)
         return dataclasses.replace(self.shared, description=own, model=model)

@@ -12,7 +12,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
-from copfl.data.partition import Partition, hold_out
+from copfl.data.partition import Partition, hold_out, with_validation
 from copfl.data.samples import Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
@@ -49,6 +49,9 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     device = computing(run.run)
     samples = dataset(run, tell)
     clients = Federation(samples, partition(run, samples, validation), device)
+    if run.run.select == "best":
+        held_out = f"{run.run.validation:g} of each client's training samples is for validation"
+        tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
     module = build_model(run.model, run.adapter, clients.shape, len(samples.classes), run.run.seed)
     made = algorithm_of(run)
     learned = task(run, module, clients, made, tell)
@@ -115,15 +118,19 @@ def dataset(run: Run, tell: Tell) -> Dataset:
 
 
 def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
-    """The samples of each client: by a scheme, from a file, or as a value."""
+    """The samples of each client: by a scheme, from a file, or as a value; with validation samples if asked for."""
     chosen, settings = run.partition, run.run
     if chosen.value is not None:
-        return chosen.value  # type: ignore[no-any-return]
-    if chosen.name.endswith(".json"):
-        found = Partition.load(chosen.name)
+        parts: Partition = chosen.value
+    elif chosen.name.endswith(".json"):
+        parts = Partition.load(chosen.name)
     else:
-        found = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
-    return hold_out(found, validation, samples, settings.seed) if validation else found
+        parts = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+    if validation and chosen.value is None:
+        parts = hold_out(parts, validation, samples, settings.seed)
+    if settings.validation and not parts.validation:  # a run that goes on has them
+        parts = with_validation(parts, settings.validation, samples, settings.seed)
+    return parts
 
 
 def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorithm, tell: Tell) -> Task:

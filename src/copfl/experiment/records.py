@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from copfl.engine.rounds import Round, Values
+from copfl.core.metrics import MetricInfo
+from copfl.engine.rounds import Ids, Round, Values
+from copfl.engine.selection import BestRounds
 from copfl.errors import RunError, raised_as
 from copfl.wire import plain
 
@@ -103,15 +105,54 @@ def latest(records: list[Record], name: str, clients: int) -> Values:
     return newest
 
 
+def best_rounds(records: list[Record], metric: MetricInfo, clients: int) -> BestRounds:
+    """Each client's best round by its validation samples."""
+    best = BestRounds.none_of(metric, clients)
+    for record in records:
+        values = {name: _numbers(column) for name, column in record["per_client"].items()}
+        best.add(record["round"], _clients(record, clients), values)
+    return best
+
+
+def last_rounds(records: list[Record], metric: MetricInfo, clients: int) -> Ids:
+    """The round of each client's last value of the metric, from 1; 0 where there is none."""
+    last = np.zeros(clients, np.int64)
+    for record in records:
+        row = np.full(clients, np.nan)
+        _fill(row, record, metric.name)
+        last[~np.isnan(row)] = record["round"]
+    return last
+
+
+def at_rounds(records: list[Record], name: str, rounds: Ids) -> Values:
+    """One metric of each client in its round, from 1, [clients]; nan where there is none."""
+    values = np.full(len(rounds), np.nan)
+    for record in records:
+        if (clients := rounds == record["round"]).any():
+            row = np.full(len(rounds), np.nan)
+            _fill(row, record, name)
+            values[clients] = row[clients]
+    return values
+
+
+def _clients(record: Record, count: int) -> Ids:
+    """The clients of a round; RunError if there are not so many."""
+    clients = np.array(record["clients"], np.int64)
+    if len(clients) and clients.max() >= count:
+        problem = f"round {record['round']} names client {clients.max()}, but there are {count}"
+        changed = "its rounds.jsonl or its partition.json was changed"
+        raise RunError(f"{problem}: {changed}; restore them, or start the run again")
+    return clients
+
+
+def _numbers(values: Iterable[float | None]) -> Values:
+    return np.array([math.nan if v is None else v for v in values], np.float64)
+
+
 def _fill(row: Values, record: Record, name: str) -> None:
     """Writes the values of one round that are known into a row [clients]."""
     if (values := record["per_client"].get(name)) is None:
         return
-    clients = np.array(record["clients"], np.int64)
-    if len(clients) and clients.max() >= len(row):
-        problem = f"round {record['round']} names client {clients.max()}, but there are {len(row)}"
-        changed = "its rounds.jsonl or its partition.json was changed"
-        raise RunError(f"{problem}: {changed}; restore them, or start the run again")
-    new = np.array([math.nan if v is None else v for v in values], np.float64)
+    clients, new = _clients(record, len(row)), _numbers(values)
     known = ~np.isnan(new)
     row[clients[known]] = new[known]

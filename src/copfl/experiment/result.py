@@ -12,6 +12,7 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
+from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.arrays import stored
@@ -19,11 +20,11 @@ from copfl.data.federation import Federation
 from copfl.data.schemes import names_of_clients
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
-from copfl.engine.rounds import State
+from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
-from copfl.experiment.bundle.description import Origin
+from copfl.experiment.bundle.description import Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.client_models import (
     TRAINED,
@@ -127,7 +128,7 @@ class Experiment:
     def fingerprints(self) -> dict[str, str]:
         """Hashes that a checkpoint must share with the run that continues from it."""
         samples = hashlib.sha256()
-        for split in (self.federation.train, self.federation.test):
+        for split in self.federation.splits:
             for tensor in tree.leaves((split.x, split.y)):
                 samples.update(tensor.cpu().numpy().tobytes())
         return {
@@ -152,7 +153,7 @@ class Result:
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
         e, metric = self.experiment, self.primary
-        values = self.latest(metric.name) if self.records else np.zeros(0)
+        values = self.final(metric.name) if self.records else np.zeros(0)
         known = values[~np.isnan(values)]
         mean = f", {metric.title} {metric.text(float(known.mean()))}{metric.unit}" if len(known) else ""
         folder = "" if self.folder is None else f", in {self.folder}"
@@ -174,8 +175,9 @@ class Result:
             if self.models is not None:
                 models = folder.models(e.task)
                 for n in range(e.clients):
-                    if (found := self.models.get(n)) is not None:
-                        models.put(n, *found)
+                    if (kept := self.models.get(n)) is not None:
+                        models.put(n, kept.model, kept.stage.round, kept.stage.name)
+                models.settle(self.state.round)
                 self.write_bundles(models)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
@@ -188,19 +190,32 @@ class Result:
         """Completes the clients' models in a run folder to bundles, and adds the global model's."""
         e, partition = self.experiment, self.experiment.federation.partition
         data, rounds = e.federation.dataset, len(self.records)
-        origin = Origin(e.title, data.name, TRAINED, rounds, e.clients, note=data.note)
+        origin = Origin(
+            e.title, data.name, TRAINED, rounds, e.clients, select=e.settings.select, note=data.note
+        )
         general = describe(e.run.tables(), e.task, data, e.settings.seed, origin)
-        scores = {metric.name: self.latest(metric.name) for metric in e.task.metrics}
-        if self.new_clients is not None:
-            scores[self.primary.name][self.new_clients.clients] = self.new_clients.accuracy["all"]
-        samples = [len(test) for test in partition.test]
-        split = "test" if partition.test_from == "test" else "validation"
-        names = names_of_clients(data, partition)
-        model = self._global_model()
-        write_bundles(models, general, e.task, e.run.tables(), model, names, scores, split, samples)
+        names, scores = names_of_clients(data, partition), self._scores(models)
+        write_bundles(models, general, e.task, e.run.tables(), self._global_model(), names, scores)
+
+    def _scores(self, models: ClientModels) -> list[list[Score]]:
+        """The metrics of each client's model, in the round that it was taken from."""
+        e, partition, new = self.experiment, self.experiment.federation.partition, self.new_clients
+        stages = [models.stage(n) for n in range(e.clients)]
+        trained = [stage.round if stage is not None and stage.name == TRAINED else 0 for stage in stages]
+        scores: list[list[Score]] = [[] for _ in stages]
+        splits = [("test" if partition.test_from == "test" else "validation", "", partition.test)]
+        splits += [("validation", VALIDATED, partition.validation)] if partition.validation else []
+        for split, suffix, samples in splits:
+            for metric in e.task.metrics:
+                values = records.at_rounds(self.records, f"{metric.name}{suffix}", np.array(trained))
+                if new is not None and metric == self.primary:
+                    values[new.clients] = new.validation if suffix else new.accuracy["all"]
+                for n in np.flatnonzero(np.isfinite(values)).tolist():
+                    scores[n].append(Score(metric.name, split, float(values[n]), len(samples[n])))
+        return scores
 
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:
-        """A copy of the network with this client's weights as its last evaluation measured them.
+        """A copy of the network with this client's weights as its evaluation measured them, see `rounds_taken`.
 
         Of a mixture, the weights are those with the largest share. With `before_training` they are those that
         the client has after the last aggregation, from which it would train in a further round.
@@ -251,13 +266,32 @@ class Result:
         """The newest value of a metric for each client, nan where there is none."""
         return records.latest(self.records, name, self.experiment.clients)
 
+    @cached_property
+    def rounds_taken(self) -> Ids:
+        """The round, from 1, of each client's model and final metrics, see run.select; 0: it was not evaluated."""
+        e = self.experiment
+        if e.settings.select == "best":
+            return records.best_rounds(self.records, self.primary, e.clients).rounds
+        return records.last_rounds(self.records, self.primary, e.clients)
+
+    def final(self, name: str) -> Numbers:
+        """A metric of each client's model that the run ended with: with run.select="best", of its best round."""
+        if self.experiment.settings.select == "best":
+            return records.at_rounds(self.records, name, self.rounds_taken)
+        return self.latest(name)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the rounds ended because no client improved any more, see run.patience."""
+        return len(self.records) < self.experiment.settings.rounds
+
     @property
     def gains(self) -> Gains | None:
         """Each client's metric alone, with the global model and with its own; None without a baseline."""
         if self.analysis is None:
             return None
         name = self.primary.name
-        of_global, personal = (self.latest(one) for one in (f"{name}_global", name))
+        of_global, personal = (self.final(one) for one in (f"{name}_global", name))
         return Gains(self.analysis.alone, of_global, personal, self.primary)
 
     @property

@@ -19,6 +19,7 @@ from copfl.data.partition import Partition
 from copfl.engine import ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
+from copfl.engine.selection import BestRounds
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
@@ -218,7 +219,8 @@ def train(
     result = execute(experiment, folder, after)
     if experiment.settings.local_baseline:
         e = experiment
-        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model)
+        compared = gains.compared(e.clients)
+        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
         result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)
@@ -234,11 +236,11 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     e, primary = result.experiment, result.primary.name
     alone = _baseline(e)
     if alone is e:
-        return result.latest(primary)
+        return result.final(primary)
     if alone is None:
         return np.full(e.clients, np.nan)
     folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
-    return train_rounds(alone, folder, on_round).latest(primary)
+    return train_rounds(alone, folder, on_round).final(primary)
 
 
 def _baseline(e: Experiment) -> Experiment | None:
@@ -272,9 +274,13 @@ def execute(
         if folder is not None:
             new_clients.write(result.new_clients, folder.path)
     if models is not None:
+        models.settle(result.state.round)
         for n in filter(models.wanted, range(e.clients)):
-            if models.stage(n) != TRAINED:  # it was never evaluated, or diverged
-                models.put(n, received_model(e.algorithm, e.task, result.state, n), RECEIVED)
+            stage = models.stage(n)
+            if stage is None or stage.name != TRAINED:  # it was never evaluated, or diverged
+                received = received_model(e.algorithm, e.task, result.state, n)
+                models.put(n, received, result.state.round, RECEIVED)
+        models.settle(result.state.round)
         if isinstance(models, InFolder):
             result.write_bundles(models)
     return result
@@ -296,7 +302,7 @@ def train_rounds(
 ) -> Result:
     """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients.
 
-    `models` gets each client's model of its last evaluation.
+    `models` gets each client's model of its last evaluation, or of its best with run.select="best".
     """
     settings = e.settings
     if settings.store == "disk" and folder is None:
@@ -307,19 +313,27 @@ def train_rounds(
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints)
+        if models is not None:
+            models.settle(state.round)
         folder.write_tables(e.run.tables())  # the number of rounds or the device may be new
     elif folder is not None:
         folder.begin(e.run.tables(), e.federation.partition, e.about())
+    primary = e.task.metrics[0]
+    best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
     clock = time.perf_counter()
-    with contextlib.closing(_rounds(e, state, executor, models)) as rounds:
+    with contextlib.closing(_rounds(e, state, executor, models, best)) as rounds:
         for round in rounds:
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
             result.seconds.append(seconds)
             if folder is not None:
                 folder.append(result.records[-1], seconds)
-                if state.round % settings.checkpoint_every == 0 or state.round == settings.rounds:
+                is_stopped = best is not None and best.unimproved >= settings.patience > 0
+                is_last = state.round == settings.rounds or is_stopped
+                if is_last or state.round % settings.checkpoint_every == 0:
                     folder.checkpoint(state, fingerprints)
+                    if models is not None:
+                        models.settle(state.round)
             if on_round is not None:
                 on_round(round, seconds)
     return result
@@ -332,7 +346,11 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
 
 
 def _rounds(
-    e: Experiment, state: State, executor: simulate.Executor | None, models: ClientModels | None
+    e: Experiment,
+    state: State,
+    executor: simulate.Executor | None,
+    models: ClientModels | None,
+    best: BestRounds | None,
 ) -> Generator[Round, None, None]:
     settings = e.settings
     e.training.compute()
@@ -357,4 +375,6 @@ def _rounds(
             population=settings.split_clients[0],
             executor=executor,
             models=models,
+            best=best,
+            patience=settings.patience,
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from copfl.charts import Chart
+from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.convergence import still_rises
 from copfl.experiment.gains import EQUAL
@@ -47,7 +48,7 @@ def document_of(runs: Runs) -> Document:
             Source(run.label, str(run.path), _command(run.environment.get("command", "")), run.toml)
             for run in runs
         ],
-        ended=all(len(run.records) >= run.planned for run in runs),
+        ended=all(run.ended for run in runs),
     )
 
 
@@ -117,7 +118,7 @@ def _unequal(runs: Runs) -> str:
 
 def _progress(run: RunData, several: bool) -> str:
     planned = f" of {run.planned}" if len(run.records) < run.planned else ""
-    rounds = f"{len(run.records)}{planned} rounds"
+    rounds = f"{len(run.records)}{planned} rounds{', as no client improved any more' * run.stopped_early}"
     time = f", {span(sum(run.seconds))}" if run.seconds else ""
     return f"{run.label}: " * several + f"{rounds}, {run.clients} clients{time}"
 
@@ -132,7 +133,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
     tiles = []
     for run in runs:
         metric = run.primary
-        values = run.last(metric.name)
+        values = run.final(metric.name)
         if not np.isnan(values).all():
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
             place, clients = int(find(values)), int((~np.isnan(values)).sum())
@@ -145,9 +146,9 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
             ("before training", "_before", "with the new global model"),
             ("global model", "_global", "alone, as for a new client"),
         ):
-            if mean := _mean(run.last(run.primary.name + of), run.primary):
+            if mean := _mean(run.final(run.primary.name + of), run.primary):
                 tiles.append((name, mean, note))
-        if mean := _mean(run.last("personal_fraction")):
+        if mean := _mean(run.final("personal_fraction")):
             tiles.append(("personal parameters", mean, "of a client's parameters; the others are shared"))
         if run.has("bytes_up"):
             total = sum(float(np.nansum(run.metric(way))) for way in ("bytes_up", "bytes_down"))
@@ -174,9 +175,11 @@ def _facts_of(run: RunData) -> dict[str, str]:
     return {
         "rounds": f"{len(run.records)} of {run.planned}",
         "clients": str(run.clients),
-        f"{metric.title} after training": _mean(run.last(metric.name), metric),
-        f"{metric.title} before training": _mean(run.last(f"{metric.name}_before"), metric),
-        f"{metric.title} of the global model": _mean(run.last(f"{metric.name}_global"), metric),
+        "values of": "" if run.best is None else run.selection,
+        f"{metric.title} after training": _mean(run.final(metric.name), metric),
+        f"{metric.title} on validation samples": _mean(run.final(metric.name + VALIDATED), metric),
+        f"{metric.title} before training": _mean(run.final(f"{metric.name}_before"), metric),
+        f"{metric.title} of the global model": _mean(run.final(f"{metric.name}_global"), metric),
         f"{metric.title} of honest clients": _honest(run),
         "epsilon": _epsilon(run),
         "to the server, per client and round": _traffic(run, "bytes_up"),
@@ -206,7 +209,7 @@ def _traffic(run: RunData, way: str) -> str:
 def _honest(run: RunData) -> str:
     malicious = np.nan_to_num(run.metric("malicious")).any(0)
     clients = listed([run.client_names[n] for n in np.flatnonzero(malicious)], 2 * NAMED)
-    mean = _mean(run.last(run.primary.name)[~malicious], run.primary)
+    mean = _mean(run.final(run.primary.name)[~malicious], run.primary)
     return f"{mean or '–'}; malicious: {clients}" if clients else ""
 
 
@@ -228,7 +231,7 @@ def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
     means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
     head = ["run", *means, "verdict", "clients better", "equal", "worse"]
     note = "The interval resamples the clients of these runs; it does not cover other seeds"
-    what = f"each client compared with the same client under {first.label}, last evaluation"
+    what = f"each client compared with the same client under {first.label}, {first.selection}"
     return Table(f"Paired differences: {what}", head, rows, [note])
 
 
@@ -238,7 +241,7 @@ def _notes(run: RunData) -> list[str]:
     if not run.records:
         notes.append("no round has ended yet")
     if run.masks is None and run.has("personal_fraction"):
-        ended = len(run.records) >= run.planned
+        ended = run.ended
         notes.append(
             f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
         )
@@ -273,7 +276,7 @@ def _gain(run: RunData) -> list[str]:
     """Who gains over training alone, and who does not."""
     found, metric = run.gains, run.primary
     if found is None:
-        mean = _mean(run.last(metric.name), metric)
+        mean = _mean(run.final(metric.name), metric)
         if not mean:
             return ["No client has been evaluated yet."]
         return [

@@ -40,11 +40,11 @@ def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
     local = next((other for other in runs if other.algorithm == "local"), run)
     if "" not in names or (run is local and len(runs) > 1):
         return
-    series = [_model(of, MODELS[of][0], metric, run.last(metric.name + of)) for of in names]
+    series = [_model(of, MODELS[of][0], metric, run.final(metric.name + of)) for of in names]
     meanings = ", ".join(MODELS[of][1] for of in names[::-1])
-    about = f"Each client at its last evaluation: {meanings}."
+    about = f"Each client at its {run.selection}: {meanings}."
     if run is not local and local.clients == run.clients and local.has(metric.name):
-        series.append(_model("alone", "local training only", metric, local.last(metric.name)))
+        series.append(_model("alone", "local training only", metric, local.final(metric.name)))
         about += " Local training only: the same client in the run of the algorithm local."
     title = f"{capital(metric.title)} per client"
     yield Dots("clients", title, about, run.client_names, metric.label, series, metric.unit)
@@ -240,12 +240,12 @@ def differences(runs: Runs) -> Iterator[Chart]:
     series = []
     for pair in paired(runs):
         run = runs[names.index(pair.label)]
-        difference = metric.factor * (run.last(metric.name) - runs[0].last(metric.name))
+        difference = metric.factor * (run.final(metric.name) - runs[0].final(metric.name))
         place = names.index(pair.label)
         series.append(Line(pair.label, values_of(difference), colour=place, symbol=place))
     if series:
         first, unit = runs[0].label, " points" if metric.fraction else ""
-        about = f"{capital(metric.title)} minus that of the same client under {first}, last evaluation."
+        about = f"{capital(metric.title)} minus that of the same client under {first}, {runs[0].selection}."
         x_title = f"difference to {first}{',' * metric.fraction}{unit}"
         yield Dots("differences", "Paired differences", about, rows, x_title, series, unit, zero=True)
 

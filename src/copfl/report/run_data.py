@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.schemes import client_titles
 from copfl.engine import checkpoint
+from copfl.engine.selection import BestRounds
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder
@@ -87,9 +88,36 @@ class RunData:
         """A metric of the clients, in every round."""
         return records.table(self.records, name, self.clients)
 
-    def last(self, name: str) -> Numbers:
-        """Each client's newest value, [clients]."""
+    @cached_property
+    def best(self) -> BestRounds | None:
+        """Each client's best round on its validation samples; None where its last one was taken."""
+        if self.tables["run"].get("select", "last") != "best":
+            return None
+        return records.best_rounds(self.records, self.primary, self.clients)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended because no client improved any more."""
+        return self.best is not None and self.best.unimproved >= int(self.tables["run"]["patience"]) > 0
+
+    @property
+    def ended(self) -> bool:
+        return len(self.records) >= self.planned or self.stopped_early
+
+    def final(self, name: str) -> Numbers:
+        """Each client's value in the round that its model is taken from, or is so far, [clients]."""
+        if self.best is not None:
+            return records.at_rounds(self.records, name, self.best.rounds)
         return records.latest(self.records, name, self.clients)
+
+    @property
+    def selection(self) -> str:
+        """Which round a client's values are of, in words."""
+        if self.best is None:
+            return "last evaluation"
+        taken = self.best.rounds[self.best.rounds > 0]
+        rounds = f": rounds {taken.min()} to {taken.max()}, median {np.median(taken):g}" if len(taken) else ""
+        return f"best round of each client on its validation samples{rounds}"
 
     @cached_property
     def client_names(self) -> list[str]:
@@ -103,7 +131,7 @@ class RunData:
         name = self.primary.name
         if self.analysis is None or not self.has(name):
             return None
-        found = Gains(self.analysis.alone, self.last(f"{name}_global"), self.last(name), self.primary)
+        found = Gains(self.analysis.alone, self.final(f"{name}_global"), self.final(name), self.primary)
         return None if np.isnan(found.gain).all() else found
 
     def federation(self, name: str) -> list[float | None]:
@@ -162,7 +190,7 @@ def paired(runs: Runs) -> list[Paired]:
     name, found = first.primary.name, []
     for run in others:
         if run.partition == first.partition:
-            difference = difference_of_known(run.last(name), first.last(name))
+            difference = difference_of_known(run.final(name), first.final(name))
             found.append(Paired(run.label, difference, first.primary))
     return [pair for pair in found if len(pair.difference)]
 

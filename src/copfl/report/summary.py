@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import names_of_clients
 from copfl.experiment.convergence import still_rises
@@ -33,11 +34,14 @@ ROWS = 30  # of more clients than this, only the worst are shown
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """The last evaluation of every client, the means, and the folder of the run."""
-    last, malicious, federation = _last(result), _malicious(result), result.experiment.federation
+    """The final evaluation of every client, the means, and the folder of the run."""
+    last, malicious, federation = _final(result), _malicious(result), result.experiment.federation
     content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
+        "select": result.experiment.settings.select,
+        "rounds_taken": result.rounds_taken,
+        "stopped_early": result.stopped_early,
         "partition": result.experiment.partition_text,
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: mean_of_known(values) for name, values in last.items()},
@@ -75,7 +79,7 @@ def show(result: Result, out: IO[str]) -> None:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
-    notes += _others(result)
+    notes += [_selection(result), *_others(result)]
     honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
     if text := still_rises(honest, result.primary):
         notes.append(f"{capital(text)}.")
@@ -96,12 +100,13 @@ def show(result: Result, out: IO[str]) -> None:
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
-    print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{folder}", file=out)
+    early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
+    print(f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}.{folder}", file=out)
 
 
 def _table(result: Result, width: int) -> Table:
     experiment, gains, metric = result.experiment, result.gains, result.primary
-    last, malicious = _last(result), _malicious(result)
+    last, malicious = _final(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
     names = client_names(experiment.federation)
     names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
@@ -177,12 +182,35 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
     return f"{metric.text(abs(mean))}{unit} {brackets} {'better' if mean > 0 else 'worse'} than {other}"
 
 
+def _selection(result: Result) -> str:
+    """Which rounds the values are of, and the validation value where there are such samples; "" if of the last."""
+    e, metric = result.experiment, result.primary
+    if e.federation.validation is None:
+        return ""
+    value = metric.text(float(mean_of_known(result.final(f"{metric.name}{VALIDATED}"))))
+    validated = f"mean {metric.title} on validation samples {value}{metric.unit}"
+    if e.settings.select == "last":
+        return f"{capital(validated)}."
+    trained = e.settings.split_clients[0]
+    taken = result.rounds_taken[trained][result.rounds_taken[trained] > 0]
+    rounds = f"{taken.min()} to {taken.max()}, median {np.median(taken):g}" if len(taken) else "none"
+    unknown = int(np.isnan(result.final(f"{metric.name}{VALIDATED}")[trained]).sum())
+    others = f"; {unknown} clients without such a value have their last evaluation" if unknown else ""
+    stopped = ""
+    if result.stopped_early:
+        stopped = f" The run ended as no client improved in {e.settings.patience} evaluations."
+    return (
+        f"Values are those of each client's best round on its validation samples: rounds {rounds} of "
+        f"{len(result.records)}; {validated}{others}.{stopped}"
+    )
+
+
 def _others(result: Result) -> list[str]:
     """The means of the other metrics, and how many clients do not define the primary one."""
     metric, others = result.primary, result.experiment.task.metrics[1:]
-    means = [f"{m.title} {m.text(float(mean_of_known(result.latest(m.name))))}{m.unit}" for m in others]
+    means = [f"{m.title} {m.text(float(mean_of_known(result.final(m.name))))}{m.unit}" for m in others]
     notes = [f"Mean after training: {', '.join(means)}."] if means else []
-    value, loss = (result.latest(name) for name in (metric.name, "test_loss"))
+    value, loss = (result.final(name) for name in (metric.name, "test_loss"))
     if missing := int((np.isnan(value) & ~np.isnan(loss)).sum()):
         notes.append(
             f"The test samples of {missing} clients do not define the {metric.title}; means omit them."
@@ -223,10 +251,11 @@ def _listed(names: Sequence[str], room: int) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} classes"
 
 
-def _last(result: Result) -> dict[str, Numbers]:
-    """The newest value of each metric for each client."""
-    evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in EVALUATED]
-    return {name: result.latest(name) for name in (*evaluated, "weight")}
+def _final(result: Result) -> dict[str, Numbers]:
+    """The value of each metric for each client, in the round that its model is taken from."""
+    suffixes = (*EVALUATED, *([VALIDATED] if result.experiment.federation.validation is not None else []))
+    evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in suffixes]
+    return {name: result.final(name) for name in (*evaluated, "weight")}
 
 
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -17,6 +17,8 @@ NEUTRAL = {
     "task": {"code"},
     "run": {*COMPUTING.split(), *KEEPING.split()},
 }
+# Settings that records lack which were made before there were such settings, with what they had.
+ADDED = {"new_clients": 0.0, "validation": 0.0, "select": "last", "patience": 0}
 USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
 
 
@@ -32,8 +34,9 @@ def essential(run: Run) -> Tables:
     if "sha256" in model:  # the content of a pretrained model counts, not its place
         model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
-    if not run.run.new_clients:  # none: as before there was such a setting
-        del result["run"]["new_clients"]
+    for name, usual in ADDED.items():
+        if result["run"][name] == usual:
+            del result["run"][name]
     plain: Tables = json.loads(json.dumps(result, default=str))
     return plain
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EVAL_MODELS = ("all", "personal", "final")
 SWITCH = ("auto", "on", "off")
+SELECTION = 0.2  # of each client's training samples, for the choice of its round
 
 
 def setting(
@@ -317,6 +318,27 @@ class RunSettings:
         "Which models are evaluated; personal: without the global model; final: only after local training.",
         enum=EVAL_MODELS,
     )
+    validation: float = setting(
+        0.0,
+        "Fraction of each client's training samples that nobody trains on, for a validation score.",
+        "Federation",
+        minimum=0,
+        exclusiveMaximum=1,
+        shown=f"{SELECTION} with --select best",
+    )
+    select: str = setting(
+        "last",
+        "Each client's model: of its last evaluation, or of the best one on its validation samples.",
+        "Federation",
+        enum=("last", "best"),
+    )
+    patience: int = setting(
+        0,
+        "With --select best: end the run after so many evaluations in which no client improved; 0: never.",
+        "Federation",
+        minimum=0,
+        maximum=10**9,
+    )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
     buffers: str = setting("local", "Batch-norm statistics: local, or average.", enum=("local", "average"))
     augment: bool = setting(True, "Random crops and flips of images, on data sets that have them.")
@@ -368,6 +390,13 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, converted(f"run.{name}", value, *_types(RunSettings)[name]))
+        if self.patience and self.select != "best":
+            raise UsageError(
+                f"run.patience={self.patience} is the number of evaluations without a better one on validation "
+                'samples; it needs run.select="best" (--select best)'
+            )
+        if self.select == "best" and not self.validation:
+            object.__setattr__(self, "validation", SELECTION)
         if self.new_clients and self.clients < 2:
             needed = "needs at least two clients, and one of them trains"
             raise UsageError(f"run.new_clients={self.new_clients} {needed}")

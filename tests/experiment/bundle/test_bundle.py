@@ -37,34 +37,45 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_samples(result: copfl.Result, client: int) -> tuple[Any, NDArray[Any]]:
-    """The test samples of a client, and their targets."""
+def samples_of(result: copfl.Result, client: int, split: str = "test") -> tuple[Any, NDArray[Any]]:
+    """The test or validation samples of a client, and their targets."""
     federation = result.experiment.federation
-    samples = federation.dataset.test.take(federation.partition.test[client])
+    data, partition = federation.dataset, federation.partition
+    if split == "test":
+        samples = data.test.take(partition.test[client])
+    else:
+        samples = data.train.take(partition.validation[client])
     return samples.x, samples.y
 
 
-test_samples.__test__ = False  # type: ignore[attr-defined]
+ADDONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "all add-ons": {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"},
+}
+WITHOUT_WEIGHTS = ("ktpfl", "local", "reads")  # at the server, so it has no momentum
 
 
+@pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_clients_bundle_gives_the_number_of_the_table(name: str, tmp_path: Path) -> None:
-    addons = {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"}
-    result = trained(name, tmp_path, out=tmp_path / "run", addons=addons)
-    table = result.latest("accuracy")
-    assert scores(result, result.client_model) == table.tolist()
+def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"select": "best", "rounds": 3}
+    if ADDONS[addons]:
+        settings["addons"] = ADDONS[addons]
+        if name not in WITHOUT_WEIGHTS:
+            settings["server"] = {"name": "momentum"}
+    result = trained(name, tmp_path, out=tmp_path / "run", **settings)
+    table = {"test": result.final("accuracy"), "validation": result.final("accuracy_validation")}
+    assert scores(result, result.client_model) == table["test"].tolist()
     for n in range(result.experiment.clients):
         bundle = copfl.load(tmp_path / "run", n)
-        x, y = test_samples(result, n)
-        outputs = bundle.outputs(x)
-        assert np.float32(bundle.score(outputs, y)) == np.float32(table[n])
-        (score,) = bundle.description.scores
-        assert (score.metric, score.split, score.value, score.samples) == (
-            "accuracy",
-            "test",
-            table[n],
-            len(y),
-        )
+        assert bundle.description.origin.round == result.rounds_taken[n]
+        assert [score.split for score in bundle.description.scores] == ["test", "validation"]
+        for score in bundle.description.scores:
+            x, y = samples_of(result, n, score.split)
+            outputs = bundle.outputs(x)
+            value = table[score.split][n]
+            assert (score.metric, score.value, score.samples) == ("accuracy", value, len(y))
+            assert np.float32(bundle.score(outputs, y)) == np.float32(value)
         tensors = (
             {k: torch.from_numpy(a) for k, a in x.items()} if isinstance(x, dict) else torch.from_numpy(x)
         )
@@ -85,7 +96,7 @@ def test_a_bundle_is_complete_by_itself(tmp_path: Path) -> None:
     bundle = copfl.load(tmp_path / "sent")
     assert np.array_equal(bundle.predict_proba(texts), expected)
     assert bundle.predict(texts[:1]).tolist() == [tiny.CLASSES[expected[0].argmax()]]
-    x, y = test_samples(result, 2)
+    x, y = samples_of(result, 2)
     assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(result.latest("accuracy")[2])
     written = files(tmp_path / "sent")
     assert {Path(name).suffix for name in written} == {".json", ".safetensors", ".md"}
@@ -111,7 +122,7 @@ def test_the_global_model_and_its_name(run: Path) -> None:
     result = copfl.run("copfl", **{**MLP, "rounds": 3})
     bundle = copfl.load(run, "global")
     assert (bundle.description.origin.stage, bundle.description.scores) == (GLOBAL, ())
-    x, y = test_samples(result, 2)
+    x, y = samples_of(result, 2)
     assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(result.accuracy_global[2, 2])
 
 
@@ -149,7 +160,7 @@ def test_regression_values_are_in_the_units_of_the_targets(tmp_path: Path) -> No
     settings: dict[str, Any] = {"model": "mlp", "clients": 2, "partition": "iid", "rounds": 3, "lr": 0.05}
     result = copfl.run("apfl", data, **settings, out=tmp_path / "run")
     bundle = copfl.load(tmp_path / "run", 1)
-    own, y = test_samples(result, 1)
+    own, y = samples_of(result, 1)
     assert bundle.evaluate(own, y).metrics["rmse"] == pytest.approx(result.latest("rmse")[1], rel=1e-6)
     assert bundle.predict(own).shape == y.shape
     assert abs(bundle.predict(own).mean() - 1000) < 100
@@ -163,7 +174,7 @@ def test_a_model_that_a_program_passed_is_passed_again(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a value that a Python program passed; pass it again: copfl.load"):
         copfl.load(tmp_path / "run", 0)
     bundle = copfl.load(tmp_path / "run", 0, model=net)
-    x, y = test_samples(result, 0)
+    x, y = samples_of(result, 0)
     assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(result.latest("accuracy")[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -10,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import copfl
+from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
-from copfl.experiment.bundle import exporting
+from copfl.experiment.bundle import exporting, mlflow_folder
 from copfl.models import build
 from tests.commands import called
+from tests.experiment.bundle.test_bundle import samples_of
 from tests.experiment.bundle.test_tables import frame
+from tests.experiment.test_client_models import trained
 from tests.models import tiny
+from tests.slow import slow
 
 MLP: dict[str, Any] = {
     "clients": 2,
@@ -81,7 +87,7 @@ WRITES = f"""
 import sys
 from pathlib import Path
 import copfl
-from copfl.experiment.bundle import exporting
+from copfl.experiment.bundle import exporting, mlflow_folder
 for name in sys.argv[2:]:
     bundle = copfl.load(name, 1)
     if name in {TORCH}:
@@ -169,6 +175,53 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
     with pytest.warns(RuntimeWarning, match="filled"):
         expected = found["table"].predict_proba(rows, missing="fill")
     assert session.run(["probabilities"], feed)[0] == pytest.approx(expected, abs=1e-5)
+
+
+@slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_onnx_gives_the_number_of_the_table_for_every_algorithm(name: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    result = trained(name, tmp_path, out=tmp_path / "run")
+    bundle, (x, y) = copfl.load(tmp_path / "run", 1), samples_of(result, 1)
+    with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
+        file, *_ = exporting.write(bundle, "onnx", tmp_path / "model.onnx")
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    probabilities = session.run(["probabilities"], x if isinstance(x, dict) else {"x": x})[0]
+    assert probabilities == pytest.approx(bundle.outputs(x), abs=1e-5)
+    assert bundle.score(probabilities, y) == pytest.approx(result.final("accuracy")[1], abs=1e-6)
+
+
+def test_mlflow_loads_the_bundle_by_its_loader_and_signature(
+    found: dict[str, copfl.Bundle], tmp_path: Path
+) -> None:
+    yaml = pytest.importorskip("yaml", reason="MLflow reads MLmodel as YAML")
+    for name, bundle in found.items():
+        folder = mlflow_folder.write(bundle, tmp_path / name)
+        content = yaml.safe_load((folder / "MLmodel").read_text("utf-8"))
+        flavour = content["flavors"]["python_function"]
+        model = importlib.import_module(flavour["loader_module"])._load_pyfunc(str(folder / flavour["data"]))
+        inputs, outputs = (json.loads(content["signature"][key]) for key in ("inputs", "outputs"))
+        samples: Any = raw(name, 9)
+        if name == "texts":
+            samples = pd.DataFrame({inputs[0]["name"]: samples})
+        if name in ("table", "texts"):
+            assert [column["name"] for column in inputs] == list(samples.columns)
+            assert [column["type"] for column in inputs] == [
+                "double" if np.issubdtype(kind, np.number) else "string" for kind in samples.dtypes.map(str)
+            ]
+        else:
+            spec = inputs[0]["tensor-spec"]
+            assert (spec["dtype"], spec["shape"]) == (str(samples.dtype), [-1, *samples.shape[1:]])
+        answers = model.predict(samples)
+        assert answers.to_dict("list") == bundle.columns(bundle.outputs(bundle.preparation.of(samples).x))
+        assert list(answers.columns) == [column["name"] for column in outputs]
+        kinds = {"double": "f", "long": "i", "string": "O"}
+        for column in outputs:
+            assert np.asarray(answers[column["name"]].to_numpy(), None).dtype.kind == kinds[column["type"]]
+        assert (folder / "requirements.txt").read_text("utf-8") == f"copfl=={copfl.__version__}\n"
+        assert not list(folder.rglob("*.pkl"))
+    with pytest.raises(UsageError, match="exists already"):
+        mlflow_folder.write(found["table"], tmp_path / "table")
 
 
 def test_safetensors_load_into_the_users_own_class(tmp_path: Path) -> None:

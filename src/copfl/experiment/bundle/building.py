@@ -1,7 +1,7 @@
 """The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import models
 from copfl.experiment.bundle.base import FROZEN, TOKENIZER
-from copfl.experiment.bundle.description import Description, Tokenizer
+from copfl.experiment.bundle.description import Description, Tokenizer, own_code
 from copfl.experiment.tasks import build_task
 from copfl.models import pretrained, text
+from copfl.settings import user_code
 from copfl.settings.schema import record_of
 
 
@@ -34,6 +35,7 @@ def build(description: Description, base: Path | None, trained: Collection[str],
         table = {key: value for key, value in table.items() if key != "sha256"} | {"weights": "none"}
         if name.startswith("hf:"):
             table["name"] = f"hf:{base}"
+    table = _with_code("model", table, own_code(table))
     settings = dataclasses.replace(record_of("model", table), value=model)
     adapter = record_of("adapter", description.adapter)
     module = models.build_model(settings, adapter, shape, count, description.seed)
@@ -46,9 +48,8 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     if isinstance(module, pretrained.Pretrained) and description.input.text is not None:
         module.mask = pretrained.mask_of(module)  # found by comparing outputs, now those of the real tensors
     output = description.output
-    criterion, metrics = build_task(
-        record_of("task", description.task), output.kind, (output.mean, output.std)
-    )
+    learned = _with_code("task", description.task, own_code(description.task))
+    criterion, metrics = build_task(record_of("task", learned), output.kind, (output.mean, output.std))
     return task_of(
         module,
         count,
@@ -59,6 +60,23 @@ def build(description: Description, base: Path | None, trained: Collection[str],
         head=table.get("head"),
         dtype=dtype,
     )
+
+
+def _with_code(kind: str, table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The table, if the modules of these names can be imported; without its folder, if that is not here."""
+    folder = table.get("code")
+    is_here = folder is not None and Path(folder).is_dir()
+    for name in names:
+        module = name.partition(":")[0]
+        try:
+            user_code.attribute(kind, name, folder if is_here else None)
+        except UsageError as error:
+            raise RunError(
+                f"the {kind} of this bundle is {name}, and a bundle has no code: the module {module} must be "
+                f"importable, as it was in training. Install its package, start in the folder that has it, or "
+                f"add that to PYTHONPATH ({error})"
+            ) from error
+    return dict(table) if is_here else {key: value for key, value in table.items() if key != "code"}
 
 
 def _fill(module: nn.Module, path: Path) -> None:

@@ -25,8 +25,9 @@ from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.bundle.writing import OF_SERVER, write_facts
-from copfl.experiment.client_models import WEIGHTS, read_weights, write_weights
+from copfl.experiment.bundle.writing import OF_SERVER, write_bundle
+from copfl.experiment.client_models import WEIGHTS, read_weights
+from copfl.settings import toml
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
 SHOWN = 10  # names of clients in a message
@@ -131,6 +132,20 @@ class Bundle:
             return (outputs > 0.5).astype(np.int64)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
+    def columns(self, outputs: NDArray[np.float64]) -> dict[str, list[Any]]:
+        """The predictions as columns: prediction, and probability_CLASS of each class.
+
+        Several labels or values are prediction_NAME each.
+        """
+        output, decided = self.description.output, self.decided(outputs)
+        if decided.ndim == 1:
+            columns = {"prediction": decided.tolist()}
+        else:
+            columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
+        if not output.is_regression:
+            columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
+        return columns
+
     def evaluate(self, data: Any, targets: Any, *, missing: str | None = None) -> Evaluation:
         """All metrics of the predictions for these samples, with a confusion matrix and the calibration."""
         outputs = self._outputs_of(data, missing)
@@ -161,11 +176,18 @@ class Bundle:
         if target.exists():
             raise UsageError(f"{target} exists already; name a new folder")
         base = None if self.path is None else base_of(self.path, self.description)
-        write_weights(target / WEIGHTS, self.task.layout, self.model, self.description.origin.stage)
         if base is not None:
             copy_base(base, target / OWN_BASE)
-        own = dataclasses.replace(self.description, base="" if base is None else OWN_BASE)
-        write_facts(target, own)
+        facts = self.description
+        own = dataclasses.replace(
+            facts,
+            base="" if base is None else OWN_BASE,
+            model={
+                key: value for key, value in facts.model.items() if key != "code"
+            },  # a path of this machine
+            task={key: value for key, value in facts.task.items() if key != "code"},
+        )
+        write_bundle(target, own, self.task.layout, self.model)
         return target
 
     def estimator(self) -> Any:
@@ -194,12 +216,30 @@ def _calibration(outputs: NDArray[np.float64], y: NDArray[Any]) -> tuple[Calibra
 # Folders
 
 
-def load(path: str | Path, client: int | str | None = None, *, model: Any = None) -> Bundle:
-    """The model in a bundle, or of one client in a run folder; client="global" is the global model.
+def load(
+    path: str | Path,
+    client: int | str | None = None,
+    *,
+    before_training: bool = False,
+    model: Any = None,
+    **values: Any,
+) -> Bundle:
+    """The model in a bundle, or of one client in a run folder.
 
-    `client` is a number from 0, or the client's name in the data. `model` must be given where the run was: an
-    nn.Module, or the function that makes it.
+    Args:
+        path: The folder of a bundle, or of a run.
+        client: In a run folder, a number from 0, or the client's name in the data; "global" is the global model.
+        before_training: The model that the client has after the last aggregation, before it trains again, in place
+            of the one that the table scores. It is made from the run's checkpoint and data, which must be there.
+        model: An nn.Module or the function that makes it, where the run was given one.
+        values: With `before_training`, what else a program passed to the run: `algorithm`, `data`.
     """
+    if before_training:
+        from copfl.experiment.finished import received_bundle
+
+        if client is None:
+            raise UsageError("name the client whose model before local training is wanted, in its run folder")
+        return received_bundle(path, client, **({} if model is None else {"model": model}), **values)
     folder = located(Path(path), client)
     facts = description.read(folder)
     base = base_of(folder, facts)
@@ -232,8 +272,13 @@ def located(path: Path, client: int | str | None = None) -> Path:
                 f"{path} is of an earlier version of copfl, whose models lack what their use needs; run it "
                 f"again: `copfl run -c {path}/run.toml`"
             )
-        reason = "bundles are written when a run ends, unless run.save_models is off"
-        raise RunError(f"{models} has no bundles: {reason}. `copfl resume {path}` ends it")
+        kept = toml.read_file(path / "run.toml").get("run", {}).get("save_models", True)
+        if not kept:
+            again = f"`copfl run -c {path}/run.toml --set run.save_models=true`"
+            raise RunError(f"{models} has no bundles, as run.save_models is off; {again} makes them")
+        raise RunError(
+            f"{models} has no bundles: they are written when a run ends. `copfl resume {path}` ends it"
+        )
     return models / (OF_SERVER if client == OF_SERVER else f"client-{number_of(models, client):04d}")
 
 

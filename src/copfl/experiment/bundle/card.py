@@ -3,7 +3,7 @@
 import json
 
 from copfl.core.metrics import METRICS
-from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description, own_code
 
 MOST = 20  # names that are listed
 
@@ -36,7 +36,7 @@ def card(description: Description, folder: str) -> str:
         f"# {who}: {origin.title}",
         "",
         f"- **Trained:** {origin.clients} clients, {origin.rounds} rounds, copfl {description.copfl}",
-        f"- **State:** {origin.stage}",
+        f"- **State:** {origin.stage}{_round(description)}",
         f"- **Data:** {origin.data}{f'. {origin.note}' if origin.note else ''}",
         f"- **Takes:** {_input(description)}",
         f"- **Returns:** {output.kind}: {_listed(output.names) if output.names else f'{output.count} tokens'}",
@@ -44,6 +44,8 @@ def card(description: Description, folder: str) -> str:
           f"{s.samples:,} {s.split} samples of the client" for s in description.scores),
         f"- **Network:** {json.dumps(description.model, ensure_ascii=False)}",
         *([f"- **Adapter:** {json.dumps(description.adapter)}"] if description.adapter else []),
+        *([f"- **Needs:** {', '.join(code)}, code that is not in the bundle; its module must be importable"]
+          if (code := [*own_code(description.model), *own_code(description.task)]) else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",
     ]  # fmt: skip
@@ -51,6 +53,15 @@ def card(description: Description, folder: str) -> str:
     examples = {TABLE: ("dataframe", "rows.csv"), TEXT: ('["a sentence"]', "sentences.txt")}
     example, file = examples.get(kind, ("images" if kind == IMAGE else "x", "x.npz"))
     return "\n".join([*lines, USE.format(folder=folder, example=example, file=file), ""])
+
+
+def _round(description: Description) -> str:
+    origin = description.origin
+    if not origin.round:
+        return ""
+    validated = any(score.split == "validation" for score in description.scores)
+    how = ", the best on the client's validation samples" if origin.select == "best" and validated else ""
+    return f", round {origin.round} of {origin.rounds}{how}"
 
 
 def _input(description: Description) -> str:

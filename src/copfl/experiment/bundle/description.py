@@ -14,6 +14,7 @@ from copfl.data.samples import REGRESSION, Inputs
 from copfl.data.tables import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
+from copfl.settings.user_code import is_reference
 
 FILE = "bundle.json"
 FORMAT = 1
@@ -85,7 +86,7 @@ class Score:
     """A metric of the model, measured when it was trained."""
 
     metric: str
-    split: str  # "test", or "validation": samples that were held out of the training samples
+    split: str  # "test", or "validation": training samples of the client that nobody trained on
     value: float
     samples: int
 
@@ -97,8 +98,10 @@ class Origin:
     title: str  # such as "copfl on digits"
     data: str
     stage: str  # of copfl.experiment.client_models
-    rounds: int
+    rounds: int  # of the run
     clients: int
+    round: int = 0  # the one that the model is of, from 1; 0: it is of none, as a later training's
+    select: str = "last"  # how this round was chosen: run.select
     client: int | None = None  # None: the global model, or a new client's
     name: str = ""  # of the client, where it has one
     note: str = ""  # about the data
@@ -126,6 +129,12 @@ class Description:
         content = dataclasses.asdict(self)
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         write_bytes(folder / FILE, text.encode(), durable=False)
+
+
+def own_code(table: Mapping[str, Any]) -> list[str]:
+    """The names in a table of a bundle that are of the form module:attribute: code that the bundle lacks."""
+    names = [table.get("name"), table.get("loss"), *table.get("metrics", ())]
+    return [name for name in names if isinstance(name, str) and is_reference(name)]
 
 
 def read(folder: Path) -> Description:

@@ -1,4 +1,4 @@
-"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, or a bundle to send."""
+"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, a model of MLflow, or a bundle to send."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from copfl.experiment.client_models import named_tensors, with_entries
 from copfl.files import write_bytes
 from copfl.models import adapters
 
-FORMATS = ("bundle", "safetensors", "torch", "onnx", "peft")
+FORMATS = ("bundle", "safetensors", "torch", "onnx", "peft", "mlflow")
 TOLERANCE = 1e-5  # of the file's probabilities, or of the largest value
 EXAMPLES = 3  # samples that a program is traced with
 CHECKED = 50  # samples on which a file is compared with the model
@@ -38,6 +38,7 @@ def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
     torch         a program of torch.export: `torch.export.load(path).module()`
     onnx          raw columns, images or tokens in, classes and probabilities or values out
     peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
+    mlflow        a folder for `mlflow models serve` and `mlflow.pyfunc.load_model(path)`
     """
     one_of(FORMATS, format=format)
     if format == "bundle":
@@ -46,6 +47,10 @@ def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
         from copfl.experiment.bundle import peft_folder
 
         return [peft_folder.write(bundle, path)]
+    if format == "mlflow":
+        from copfl.experiment.bundle import mlflow_folder
+
+        return [mlflow_folder.write(bundle, path)]
     if format == "onnx":
         from copfl.experiment.bundle import onnx_file
 

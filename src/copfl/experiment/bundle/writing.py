@@ -1,21 +1,20 @@
 """The bundles of a run: one for each client, and one of the global model."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from copfl import __version__
+from copfl.core.layout import Layout
 from copfl.core.task import Personal, Task
 from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
 from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
-from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, write_weights
+from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
 from copfl.files import write_bytes
 from copfl.settings.toml import Tables
-from copfl.stats import Numbers
 
 BASE = "base"  # the folder of what all bundles of a run have in common
 OF_SERVER = "global"  # the folder of the global model
@@ -67,13 +66,11 @@ def write_bundles(
     tables: Tables,
     global_model: Personal,
     names: Sequence[str],
-    scores: dict[str, Numbers],
-    split: str,
-    samples: Sequence[int],
+    scores: Sequence[Sequence[Score]],
 ) -> None:
     """Completes the folders of the clients' models, and adds the global model's.
 
-    `scores` are the clients' last values of each metric, on so many `samples` of the split.
+    `names` and `scores` are those of each client.
     """
     takes_text = general.input.text is not None
     has_base = base.write_base(models.path / BASE, task, tables["model"], takes_text)
@@ -82,18 +79,29 @@ def write_bundles(
         stage = models.stage(n)
         if stage is None:
             continue
-        measured = {metric: float(values[n]) for metric, values in scores.items()} if stage == TRAINED else {}
-        found = tuple(
-            Score(metric, split, value, samples[n])
-            for metric, value in measured.items()
-            if math.isfinite(value)
+        select = general.origin.select if stage.name == TRAINED else "last"
+        origin = dataclasses.replace(
+            general.origin, client=n, name=name, stage=stage.name, round=stage.round, select=select
         )
-        origin = dataclasses.replace(general.origin, client=n, name=name, stage=stage)
-        write_facts(models.of(n), dataclasses.replace(general, origin=origin, scores=found))
-    folder = models.path / OF_SERVER
-    write_weights(folder / WEIGHTS, models.layout, global_model, GLOBAL)
-    origin = dataclasses.replace(general.origin, stage=GLOBAL)
-    write_facts(folder, dataclasses.replace(general, origin=origin))
+        write_facts(models.of(n), dataclasses.replace(general, origin=origin, scores=tuple(scores[n])))
+    last = dataclasses.replace(general.origin, stage=GLOBAL, round=general.origin.rounds, select="last")
+    write_bundle(
+        models.path / OF_SERVER, dataclasses.replace(general, origin=last), models.layout, global_model
+    )
+
+
+def write_bundle(folder: Path, facts: Description, layout: Layout, model: Personal) -> None:
+    """A bundle as a folder.
+
+    Args:
+        folder: Where it is written; files of an earlier bundle there are replaced.
+        facts: What the model takes and returns, where it comes from, and how good it is.
+        layout: The names and shapes of its tensors.
+        model: The tensors, as one vector or a mixture.
+    """
+    stage = Stage(facts.origin.stage, facts.origin.round)
+    write_weights(folder / WEIGHTS, layout, model, stage)
+    write_facts(folder, facts)
 
 
 def write_facts(folder: Path, facts: Description) -> None:

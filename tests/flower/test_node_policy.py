@@ -383,4 +383,4 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
     file.write_text("x")
     assert called(capsys, "federate", "policy", file).code == 2
     assert called(capsys, "federate", "policy", tmp_path / "none.toml", "--app", app).code == 2
-    assert explained(Policy(), read_app(app)["config"])[1] == "metrics     are sent"
+    assert explained(Policy(), read_app(app)["config"])[2] == "metrics     are sent"

@@ -146,12 +146,13 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                         logger.warning(text, address.key, printable(error.response.text))
                     time.sleep(5)
 
-        if address.key is None:
+        is_registered = address.key is not None and certificates is not None  # by the server's owner
+        if not is_registered:
             request(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
         earlier = node_id.read_text() if node_id.exists() else ""
         if earlier.isdecimal():
             request(lambda: leave(int(earlier)))
-        if address.key is not None:
+        if is_registered:
             request(activate, is_awaited=True)  # Flower's connection ends the process without the key
 
 

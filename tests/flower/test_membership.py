@@ -56,7 +56,9 @@ def signed(app: Path, **config: Any) -> Any:
     return propose(app, {"run": "first", **config}, coordinator_key(app), read_roster(app))
 
 
-def test_members_make_their_own_keys(admitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_make_their_own_keys(
+    admitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = called(capsys, "federate", "members", admitted)
     lines = done.out.splitlines()
     names = ("north", "south", "west")
@@ -69,7 +71,9 @@ def test_members_make_their_own_keys(admitted: Path, tmp_path: Path, capsys: pyt
     assert "all 3 clients have a member" in full.err
 
 
-def test_a_key_or_a_number_is_one_members(app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_or_a_number_is_one_members(
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         called(capsys, "federate", "key", tmp_path / name)
     (tmp_path / "rsa.pub").write_text("ssh-rsa AAAA")
@@ -147,7 +151,9 @@ def test_a_proposal_signed_elsewhere_is_started_here(
     assert "setting      rounds = 7" in done.out
     agreed = read((tmp_path / "p.json").read_bytes()).proposal
     given = overrides(admitted, agreed)
-    assert given == {"run": "first", "rounds": 7} | {k: v for k, v in given.items() if k not in ("run", "rounds")}
+    assert given == {"run": "first", "rounds": 7} | {
+        k: v for k, v in given.items() if k not in ("run", "rounds")
+    }
     assert differences(agreed, {**read_app(admitted)["config"], **given}) == []
     both = called(capsys, "federate", "run", admitted, "--proposal", tmp_path / "p.json", "--rounds", "3")
     assert "has all settings of the run" in both.err
@@ -208,7 +214,9 @@ def test_a_trial_has_members_of_its_own(admitted: Path) -> None:
 # -- certificates --------------------------------------------------------------------------------------------
 
 
-def test_a_server_gets_a_new_certificate(app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_gets_a_new_certificate(
+    app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from cryptography import x509
 
     keys = app / "keys"
@@ -229,7 +237,8 @@ def test_a_server_gets_a_new_certificate(app: Path, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("days", "named"), [(31, ""), (29.4, "expires in 29 days"), (0.4, "expires in 0 days"), (-1, "expired on")]
+    ("days", "named"),
+    [(31, ""), (29.4, "expires in 29 days"), (0.4, "expires in 0 days"), (-1, "expired on")],
 )
 def test_a_certificate_that_ends_soon_is_named(days: float, named: str, app: Path) -> None:
     ends = expiries(app / "keys")

@@ -41,7 +41,7 @@ from copfl.flower.worker import Request
 from copfl.parts.averaging import Upload
 from copfl.wire import Packet
 from tests.commands import called
-from tests.flower.network import UNSIGNED, CONFIG, DirectTransport, digits, play, unsigned, write_nodes
+from tests.flower.network import CONFIG, UNSIGNED, DirectTransport, digits, play, unsigned, write_nodes
 from tests.flower.test_worker import folder_of, processes
 
 SECURE = CONFIG | {"secure-aggregation": True, "rounds": 1}

@@ -160,7 +160,7 @@ def test_a_new_key_is_the_same_member_if_the_old_one_signed_it(nodes: list[dict[
     forged = rotated._replace(rotations=(Rotation(first.key, new.sign(rotation_statement(new.public))),))
     stolen = rotated._replace(rotations=(Rotation(others[0].key, signature),))
     for wrong in (forged, stolen):
-        with pytest.raises(UsageError, match="not signed with its old one|same number, name or key"):
+        with pytest.raises(UsageError, match=r"not signed with its old one|same number, name or key"):
             proposed(CONFIG, nodes, members=(wrong, *others))
 
 
@@ -320,17 +320,23 @@ def test_a_member_cannot_take_the_number_of_another(nodes: list[dict[str, Any]],
         message_id = honest(node_id, request, content, seconds)
         if request == HELLO and node_id == 102:
             fields = json.loads(transport.inbox[message_id].content[0]) | {"client": 0}
-            transport.inbox[message_id] = transport.inbox[message_id]._replace(content=(json.dumps(fields), b""))
+            transport.inbox[message_id] = transport.inbox[message_id]._replace(
+                content=(json.dumps(fields), b"")
+            )
         return message_id
 
     transport.send = send  # type: ignore[method-assign]
     transport.online = {102: transport.online[102], 100: transport.online[100], 101: transport.online[101]}
     (record,) = server.rounds()
     assert record["clients"] == [0, 1]
-    assert any("node 102 is rejected: it reports client=0, and has not the key of clinic-0" in x for x in lines)
+    assert any(
+        "node 102 is rejected: it reports client=0, and has not the key of clinic-0" in x for x in lines
+    )
 
 
-def test_an_old_answer_to_a_greeting_is_not_accepted_again(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_an_old_answer_to_a_greeting_is_not_accepted_again(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
     signed = proposed(CONFIG, nodes)
     old = answer(nodes[0], CONFIG | {KEY: signed.text}, HELLO, GREETING)
     server, lines = signed_run(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")

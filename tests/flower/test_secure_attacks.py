@@ -407,7 +407,9 @@ def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Pat
         Field.KEYS: {n: about[Field.KEYS] for n, about in begun.items()},
         Field.SIGNATURE: {n: about[Field.SIGNATURE] for n, about in begun.items()},
     }
-    assert unsigned.about("shares", 0, as_member(unsigned, tmp_path / "server", 4)(shown))  # trust on first use
+    assert unsigned.about(
+        "shares", 0, as_member(unsigned, tmp_path / "server", 4)(shown)
+    )  # trust on first use
 
 
 def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_path: Path) -> None:

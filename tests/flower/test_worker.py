@@ -115,7 +115,8 @@ def test_a_worker_ends_with_its_node(nodes: list[dict[str, Any]], tmp_path: Path
     program = (
         "import json, os, sys; from copfl.flower.worker import *\n"
         "given = json.loads(sys.stdin.readline()); head = sys.stdin.readline()[:-1]\n"
-        "print(call(Request(**given | {'content': (head, bytes.fromhex(sys.stdin.readline()))}), os.getpid()).content[0])\n"
+        "given |= {'content': (head, bytes.fromhex(sys.stdin.readline()))}\n"
+        "print(call(Request(**given), os.getpid()).content[0])\n"
         "sys.stdout.flush(); sys.stdin.readline()"
     )
     with subprocess.Popen(

@@ -108,7 +108,8 @@ def approve(
     *,
     state: StateFolder,
     proposal: Annotated[
-        str | None, argument("A file, or the first digits of one that waits; default: the only one that waits.")
+        str | None,
+        argument("A file, or the first digits of one that waits; default: the only one that waits."),
     ] = None,
     policy: Annotated[
         Path | None, option("Federation", "The node's policy; default: policy.toml in its state-dir.")
@@ -148,7 +149,9 @@ def revoke(*, folder: AppFolder, member: MemberName) -> None:
 @command
 def rotate(
     *,
-    path: Annotated[Path, argument("A member's private key, or the app's folder for the server's certificate.")],
+    path: Annotated[
+        Path, argument("A member's private key, or the app's folder for the server's certificate.")
+    ],
     authority: Annotated[
         Path | None, option("Federation", "The folder of the authority's key; default: where init put it.")
     ] = None,
@@ -163,7 +166,9 @@ def rotate(
         return
     statement = membership.rotate_member(path)
     print(f"{path} is a new key; the old one is {path}.old")
-    print(f"Send {path}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub --rotation FILE")
+    print(
+        f"Send {path}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub --rotation FILE"
+    )
 
 
 @command

@@ -62,7 +62,9 @@ def _require_consent(policy: Policy, node_config: Mapping[str, Any], signed: Sig
     folder, proposal = state_dir(node_config) / FOLDER, signed.proposal
     if gone := sorted(_revoked(folder) & {member.key for member in proposal.members}):
         named = proposal.by_key(gone[0])
-        raise UsageError(f"the proposal has {named.name if named else '?'} as a member, whose key was revoked")
+        raise UsageError(
+            f"the proposal has {named.name if named else '?'} as a member, whose key was revoked"
+        )
     if (folder / APPROVED.format(proposal.digest)).exists():
         return
     name = fingerprint(proposal.coordinator)
@@ -80,7 +82,9 @@ def coordinators(policy: Policy, node_config: Mapping[str, Any]) -> frozenset[st
     """The fingerprints of the coordinators whose proposals this node accepts."""
     configured = node_config.get("coordinator")
     if configured is not None and not (isinstance(configured, str) and FINGERPRINT.fullmatch(configured)):
-        raise UsageError("coordinator must be the fingerprint of a key, as `copfl federate members` prints it")
+        raise UsageError(
+            "coordinator must be the fingerprint of a key, as `copfl federate members` prints it"
+        )
     return frozenset(policy.proposals.coordinators) | ({configured} if configured else frozenset())
 
 

@@ -95,7 +95,11 @@ def append(state: Path, entry: Entry) -> None:
     with raised_as(RunError, failed, OSError, ValueError, KeyError, TypeError), _opened(state / FILE) as file:
         last = _last(file)
         if last.torn:  # a kill cut it off, maybe its line break alone
-            mark = b"" if _is_whole(last.torn) else _line({"event": RECOVERED}, last.number + 2, _hash(last.torn))
+            mark = (
+                b""
+                if _is_whole(last.torn)
+                else _line({"event": RECOVERED}, last.number + 2, _hash(last.torn))
+            )
             _write(file, b"\n" + mark)
             last = _last(file)
         _write(file, _line(entry._asdict(), last.number + 1, last.hash))
@@ -210,7 +214,9 @@ def verified(path: Path, noted: Sequence[str] = ()) -> Verified:
     hashes = {line.get("hash") for line in lines}
     for hash in noted:
         if hash not in hashes and not problem:
-            problem = f"no line has the noted hash {hash[:16]}: lines at the end were removed, or all were replaced"
+            problem = (
+                f"no line has the noted hash {hash[:16]}: lines at the end were removed, or all were replaced"
+            )
     return Verified(lines, problem, previous, bool(torn))
 
 

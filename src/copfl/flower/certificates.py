@@ -76,7 +76,9 @@ def issue_server(folder: Path, host: str, authority_key: Path) -> None:
 
 def expiries(folder: Path) -> dict[str, datetime.datetime]:
     """Until when the certificates in the folder are valid, by the names of their files."""
-    return {name: _read(folder / name).not_valid_after_utc for name in CERTIFICATES if (folder / name).exists()}
+    return {
+        name: _read(folder / name).not_valid_after_utc for name in CERTIFICATES if (folder / name).exists()
+    }
 
 
 def expiry_warnings(ends: dict[str, datetime.datetime], now: datetime.datetime) -> list[str]:
@@ -88,7 +90,9 @@ def expiry_warnings(ends: dict[str, datetime.datetime], now: datetime.datetime) 
         if days < 0:
             lines.append(f"the certificate {name} expired on {end:%Y-%m-%d}; it needs {how}")
         elif days < WARNING_DAYS:
-            lines.append(f"the certificate {name} expires in {days:.0f} days, on {end:%Y-%m-%d}; it needs {how}")
+            lines.append(
+                f"the certificate {name} expires in {days:.0f} days, on {end:%Y-%m-%d}; it needs {how}"
+            )
     return lines
 
 

@@ -17,7 +17,14 @@ from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
 from copfl.flower.keys import public_text, read_public
-from copfl.flower.membership import COORDINATOR, coordinator_key, overrides, propose, read_roster, revoked_keys
+from copfl.flower.membership import (
+    COORDINATOR,
+    coordinator_key,
+    overrides,
+    propose,
+    read_roster,
+    revoked_keys,
+)
 from copfl.flower.membership import FILE as MEMBERS
 from copfl.flower.proposal import KEY, Signed
 from copfl.flower.status import answers, is_locked, read_app, status
@@ -57,7 +64,9 @@ def _quoted(key: str, value: Any) -> str:
     if not isinstance(value, str) or '"' not in value:
         return json.dumps(value)
     if "'" in value or not value.isprintable():
-        raise UsageError(f"{key}={value[:40]} has both kinds of quotes, which Flower's command line cannot read")
+        raise UsageError(
+            f"{key}={value[:40]} has both kinds of quotes, which Flower's command line cannot read"
+        )
     return f"'{value}'"
 
 

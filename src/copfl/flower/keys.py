@@ -140,7 +140,9 @@ def read_public(path: Path) -> str:
 
     with raised_as(UsageError, f"{path}: {{}}; name a file that this user can read", OSError):
         content = path.expanduser().read_bytes()
-    with raised_as(UsageError, f"{path} is no public key: {{}}", ValueError, UnsupportedAlgorithm, UsageError):
+    with raised_as(
+        UsageError, f"{path} is no public key: {{}}", ValueError, UnsupportedAlgorithm, UsageError
+    ):
         return public_text(load_ssh_public_key(content))
 
 

@@ -8,6 +8,7 @@ import datetime
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from copfl.errors import RunError, UsageError, raised_as, unknown
@@ -30,14 +31,16 @@ from copfl.flower.status import read_app
 
 FILE, PROPOSALS = "members.json", "proposals"  # in the app's folder
 COORDINATOR = "coordinator"  # the name of the coordinator's key, in keys/ or in the authority's folder
-AUTHORITY = "authority"  # in [tool.copfl] of pyproject.toml: the folder of the authority's and the coordinator's keys
+AUTHORITY = (
+    "authority"  # in [tool.copfl] of pyproject.toml: the folder of the authority's and the coordinator's keys
+)
 
 
 class Roster(NamedTuple):
     """The members of a federation, and the keys that are members no more."""
 
     members: tuple[Member, ...] = ()
-    revoked: dict[str, str] = {}  # public key -> the name of its member
+    revoked: Mapping[str, str] = MappingProxyType({})  # public key -> the name of its member
 
     def named(self, name: str) -> Member:
         """The member of this name; UsageError if there is none."""
@@ -71,7 +74,7 @@ def write_roster(folder: Path, roster: Roster) -> None:
         member._asdict() | {"rotations": [rotation._asdict() for rotation in member.rotations]}
         for member in sorted(roster.members)
     ]
-    content = json.dumps({"members": members, "revoked": roster.revoked}, indent=1)
+    content = json.dumps({"members": members, "revoked": dict(roster.revoked)}, indent=1)
     write_bytes(folder / FILE, content.encode() + b"\n")
 
 
@@ -112,7 +115,7 @@ def revoke(folder: Path, name: str) -> Member:
     member = roster.named(name)
     others = tuple(other for other in roster.members if other != member)
     gone = dict.fromkeys([member.key, *(rotation.key for rotation in member.rotations)], name)
-    write_roster(folder, Roster(others, roster.revoked | gone))
+    write_roster(folder, Roster(others, {**roster.revoked, **gone}))
     _public_file(folder, name).unlink(missing_ok=True)
     return member
 
@@ -132,7 +135,7 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
     if problem := member_problem(member):
         raise UsageError(f"{problem}; ask the member for the file of its `copfl federate rotate`")
     others = tuple(other for other in roster.members if other != before)
-    write_roster(folder, Roster((*others, member), roster.revoked | {before.key: name}))
+    write_roster(folder, Roster((*others, member), {**roster.revoked, before.key: name}))
     _write_public(folder, member)
     return member
 
@@ -141,7 +144,9 @@ def rotate_member(path: Path) -> Path:
     """Makes a new key in place of a member's; the file of the rotation, in which the old key signs the new one."""
     old, kept = read_key(path), path.with_name(path.name + ".old")
     if kept.exists():
-        raise RunError(f"{kept} exists: an earlier rotation; move it away when the coordinator has admitted that key")
+        raise RunError(
+            f"{kept} exists: an earlier rotation; move it away when the coordinator has admitted that key"
+        )
     new = SigningKey(keys.new_key())
     statement = path.with_name(path.name + ".rotation")
     fields = {"from": old.public, "to": new.public, "signature": old.sign(rotation_statement(new.public))}

@@ -19,7 +19,9 @@ def described(proposal: Proposal) -> list[str]:
         *(f"revoked      {fingerprint(key)}" for key in proposal.revoked),
         f"all members  {members_fingerprint(proposal.members)}",
     ]
-    return lines + [f"setting      {key} = {printable(value, 200)}" for key, value in proposal.settings.items()]
+    return lines + [
+        f"setting      {key} = {printable(value, 200)}" for key, value in proposal.settings.items()
+    ]
 
 
 def chosen(waiting: Sequence[Signed], named: str | None) -> Signed:

@@ -15,7 +15,9 @@ from copfl.flower.run_config import is_plain_name
 from copfl.flower.transport import HELLO, Content, Field, Reply, Transport, parsed, printable, read_json
 
 ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
-RETRY = 30.0  # seconds after which a node that was rejected is greeted again: its owner may have approved the run
+RETRY = (
+    30.0  # seconds after which a node that was rejected is greeted again: its owner may have approved the run
+)
 CHALLENGE = "challenge"  # in a greeting: what the node signs
 
 

@@ -13,8 +13,8 @@ import torch
 
 from copfl.errors import CopflError, UsageError
 from copfl.flower import node, own_code, secure_node
-from copfl.flower.node import NodeConfig, NodeData
 from copfl.flower.acceptance import accepted, as_member
+from copfl.flower.node import NodeConfig, NodeData
 from copfl.flower.policy import Code, check_tables, policy_of
 from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
@@ -23,6 +23,7 @@ from copfl.flower.settings import Settings, settings_of
 from copfl.flower.transport import JOIN, Content, refusal
 from copfl.flower.worker import Request
 from copfl.wire import Packet
+
 UPLOADS = ("upload", MASKED)  # kinds of answers
 
 

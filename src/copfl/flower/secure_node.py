@@ -20,9 +20,9 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import WireError, raised_as
 from copfl.flower import node, secure_sum, secure_total
+from copfl.flower.keys import SigningKey, is_signed, own_key
 from copfl.flower.node import LoadData, NodeConfig, node_data
 from copfl.flower.policy import require_cohort
-from copfl.flower.keys import SigningKey, is_signed, own_key
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
 from copfl.flower.secure_members import FOLDER, Subject, context_of, keys_statement, sum_statement

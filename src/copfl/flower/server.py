@@ -70,9 +70,7 @@ class Server:
         self.config = self.settings.config
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
-        self.registry = Registry(
-            self.folder.run, self.config.clients, self.log, self.proposal, self.revoked
-        )
+        self.registry = Registry(self.folder.run, self.config.clients, self.log, self.proposal, self.revoked)
         blank, config = blank_samples(self.task, self.settings.shape), self.config
         example = example_output(self.algorithm, self.task, blank, config.augment, config.clients)
         self.upload = example.upload  # the structure of every upload

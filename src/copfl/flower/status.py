@@ -257,7 +257,10 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
     ]
     lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
     lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
-    lines += [f"waiting     proposal {digest[:16]}: `copfl federate approve`" for digest in found["waiting_proposals"]]
+    lines += [
+        f"waiting     proposal {digest[:16]}: `copfl federate approve`"
+        for digest in found["waiting_proposals"]
+    ]
     return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
 
 

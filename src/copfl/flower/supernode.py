@@ -87,9 +87,13 @@ def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
     configure_logging()
     if address.key is not None:
         node_config = {**node_config, "key": str(address.key.expanduser().absolute())}
-    policy = policy_of(node_config, state_dir(node_config))  # an error in it is reported before anything is sent
+    policy = policy_of(
+        node_config, state_dir(node_config)
+    )  # an error in it is reported before anything is sent
     if not (coordinators(policy, node_config) or policy.proposals.unsigned or policy.proposals.by_hand):
-        logger.warning("copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator")
+        logger.warning(
+            "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
+        )
     folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):

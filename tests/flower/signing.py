@@ -31,7 +31,7 @@ def members_of(nodes: list[dict[str, Any]]) -> tuple[Member, ...]:
 
 def proposed(config: dict[str, Any], nodes: list[dict[str, Any]], **options: Any) -> Signed:
     """The coordinator's proposal of this run config, with the nodes as members."""
-    given = {"members": members_of(nodes), "revoked": (), "key": COORDINATOR} | options
+    given: dict[str, Any] = {"members": members_of(nodes), "revoked": (), "key": COORDINATOR} | options
     return proposal.sign(config, **given)
 
 

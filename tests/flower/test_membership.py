@@ -171,7 +171,7 @@ def test_a_run_is_submitted_with_its_proposal(
         commands.append(command)
         return Done()
 
-    monkeypatch.setattr(deployed.subprocess, "run", run)
+    monkeypatch.setattr("copfl.flower.deployed.subprocess.run", run)
     found = {"superlink": {"answers": True, "address": "x"}, "runs": []}
     monkeypatch.setattr(deployed, "status", lambda *_: found)
     with pytest.raises(Exception, match="ended before its first round"):

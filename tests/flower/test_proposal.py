@@ -287,7 +287,7 @@ def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, 
     settings = transport.settings
     folder, lines = ServerFolder(str(runs), settings.config.run, resume=False), list[str]()
     kind = server_class(settings.config.secure_aggregation)
-    given = {"pause": 0, "retry": 0, "proposal": signed.proposal} | options
+    given: dict[str, Any] = {"pause": 0, "retry": 0, "proposal": signed.proposal} | options
     return kind(settings, transport, folder, kept(lines), **given), lines
 
 

@@ -33,6 +33,7 @@ from tests.flower.network import CONFIG, client_of, digits, farthest, play, serv
 
 from copfl.core import tree
 from copfl.flower import init
+from copfl.flower.audit_log import FILE, verified
 from copfl.flower.local import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
@@ -160,6 +161,11 @@ class Killed:
             "largest difference": far,
             "left out": {r["round"]: r["why"] for r in records if r["left_out"]},
             "started again": {r["round"]: r["notes"] for r in records if r["notes"]},
+            "audit logs that are broken": [
+                found.problem
+                for config in self.nodes
+                if (found := verified(Path(config["state-dir"]) / FILE)).problem
+            ],
             "processes left": len(self.local.alive()),
             "sockets and temporary files left": [str(p.relative_to(folder)) for p in left],
             "databases searched": self.searched,
@@ -188,7 +194,10 @@ def main() -> int:
     print(json.dumps(result, indent=1))
     is_explained = result["largest difference"] == 0 or result["left out"]
     is_clean = not (
-        result["processes left"] or result["sockets and temporary files left"] or federation.leaks
+        result["audit logs that are broken"]
+        or result["processes left"]
+        or result["sockets and temporary files left"]
+        or federation.leaks
     )
     is_whole = result["rounds"] == [federation.rounds] * 2 and sum(federation.kills.values()) >= args.kills
     return 0 if is_explained and is_clean and is_whole and not result["started again"] else 1

@@ -38,7 +38,9 @@ from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import records
 from copfl.experiment.bundle.bundle import load
-from copfl.flower import node
+from copfl.flower import audit_log, node, proposal
+from copfl.flower.keys import SigningKey, new_key
+from copfl.flower.proposal import Member, Signed
 from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Round, Server, _record
 from copfl.flower.settings import Settings, settings_of
@@ -665,6 +667,35 @@ def _record_head() -> Head:
     return Head("client", "f", federation().layout, 0, 1)
 
 
+def proposal_file(data: bytes) -> None:
+    """A proposal, as a node reads it: any content that is accepted says what was signed."""
+    read = proposal.read(data)
+    assert read.proposal == proposal_example().proposal, "a changed document has no valid signature"
+
+
+@functools.cache
+def proposal_example() -> Signed:
+    key = SigningKey(new_key())
+    members = (Member(0, "north", key.public), Member(1, "south", SigningKey(new_key()).public))
+    return proposal.sign({"run": "a", "rounds": 2, "options": {"rate": 0.2}}, members, (), key)
+
+
+def audit_file(data: bytes) -> None:
+    """A node's audit log, as `copfl federate log` prints it."""
+    write("i/audit.jsonl", data)
+    found = audit_log.verified(scratch() / "i" / "audit.jsonl")
+    for line in found.lines if not found.problem else ():
+        audit_log.as_text(line)
+
+
+def audit_files() -> list[bytes]:
+    folder = scratch() / "j"
+    shutil.rmtree(folder, ignore_errors=True)
+    for left in (("number",), ("update", "metrics")):
+        audit_log.append(folder, audit_log.Entry("sent", None, None, "a", 1, "train", left, 9, 0.5, ""))
+    return [(folder / audit_log.FILE).read_bytes()]
+
+
 def fixed(*texts: str | bytes) -> Callable[[], list[bytes]]:
     return lambda: [text.encode() if isinstance(text, str) else text for text in texts]
 
@@ -708,6 +739,8 @@ TARGETS: dict[str, Target] = {
     "down_message": Target(down_message, downs, 0.5),
     "greeting": Target(greeting, fixed(*GREETINGS), 10),
     "refusal": Target(refusal, fixed(*REFUSALS), 4),
+    "proposal_file": Target(proposal_file, lambda: [proposal_example().document], 1),
+    "audit_file": Target(audit_file, audit_files, 4),
     "server_files": Target(server_files, server_file_examples, 1.5),
     "client_record": Target(client_record, client_records, 2),
 }

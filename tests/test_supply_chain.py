@@ -188,14 +188,16 @@ def test_private_files_are_private_under_any_umask(tmp_path: Path) -> None:
 
 def test_keys_are_private_under_any_umask(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason='keys need cryptography: pip install "copfl[flower]"')
-    from copfl.flower.certificates import make_certificates, make_node_key
+    from copfl.flower.certificates import make_certificates
+    from copfl.flower.keys import make_key, own_key
 
     with umask(0):
         make_certificates(tmp_path / "keys", "localhost")
-        make_node_key(tmp_path / "keys" / "node-1")
+        make_key(tmp_path / "keys" / "node-1")
+        own_key(tmp_path / "keys" / "node-2")
     permissions = modes(tmp_path)
     assert permissions["keys"] == 0o700
-    assert {permissions[f"keys/{name}"] for name in ("ca.key", "server.key", "node-1")} == {0o600}
+    assert {permissions[f"keys/{name}"] for name in ("ca.key", "server.key", "node-1", "node-2")} == {0o600}
 
 
 def test_no_file_contains_secrets_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

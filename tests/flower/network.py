@@ -18,6 +18,8 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node, secure_node
+from copfl.flower.policy import FILE, Policy, Proposals
+from copfl.flower.policy_file import write_policy
 from copfl.flower.registry import Log, known_client
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
@@ -62,6 +64,15 @@ def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> 
         config = {"data": str(folder / f"{client}.npz"), "state-dir": str(folder / f"state-{client}")}
         configs.append(config | ({"client": client} if named else {}))
     return configs
+
+
+UNSIGNED = Proposals(unsigned=True)
+
+
+def unsigned(config: dict[str, Any]) -> dict[str, Any]:
+    """The node, whose owner accepts run configs that nobody signed."""
+    write_policy(Path(config["state-dir"]) / FILE, Policy(proposals=UNSIGNED))
+    return config
 
 
 class DirectTransport:

@@ -16,6 +16,7 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.flower.app import init
 from copfl.flower.deployed import as_text
 from copfl.flower.local import LocalFederation
+from copfl.flower.membership import read_roster
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
 from copfl.flower.status import read_app
@@ -32,7 +33,7 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     assert app["config"]["options"]["budget"] == 0.5
     assert app["config"]["optimizer"]["name"] == "mamo"
     assert app["secure"] is False
-    assert not (folder / "keys").exists()
+    assert not (folder / "keys" / "server.key").exists()
     with pytest.raises(RunError, match="holds an app already"):
         init(folder)
 
@@ -49,9 +50,21 @@ def test_init_writes_options_that_are_lists(tmp_path: Path) -> None:
     tables = settings_of(config).run.tables()
     assert tables["algorithm"]["personal"] == ("head", "buffers")
     assert tables["task"] == {"metrics": ("auc", "accuracy"), "class_weights": (1, 2, *[1] * 8)}
-    assert as_text({"options.personal": ["head"]}) == r'options.personal="[\"head\"]"'
+    assert as_text({"options.personal": ["head"]}) == """options.personal='["head"]'"""
+    with pytest.raises(UsageError, match="both kinds of quotes"):
+        as_text({"options.personal": ["it's"]})
     with pytest.raises(UsageError, match=r"personal=\[head must be a list"):
         settings_of({"algorithm": "fedcalm", "options.personal": "[head"})
+
+
+def test_flower_reads_what_its_command_line_is_given() -> None:
+    """Its texts have no escaped quotes: a list in a run's own setting was an error."""
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    from flwr.common.config import parse_config_args
+
+    config = {"options.personal": ["head", "body"], "rounds": 3, "mean": "0.1,0.2", "resume": True, "run": ""}
+    read = {**config, "options.personal": '["head", "body"]'}
+    assert parse_config_args([as_text(config)]) == read
 
 
 def test_init_describes_the_targets_of_a_regression(tmp_path: Path) -> None:
@@ -81,7 +94,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-    folder = init(tmp_path / "app", host="fl.example.org", clients=2)
+    folder = init(tmp_path / "app", host="fl.example.org", clients=2, trial=True)
     keys = folder / "keys"
     root, server = (
         x509.load_pem_x509_certificate((keys / name).read_bytes()) for name in ("ca.pem", "server.pem")
@@ -92,10 +105,29 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     for n in range(2):
         private = load_ssh_private_key((keys / f"node-{n}").read_bytes(), None)
         assert private.public_key() == load_ssh_public_key((keys / f"node-{n}.pub").read_bytes())
-    for name in ("ca.key", "server.key", "node-0", "node-1"):
+    for name in ("ca.key", "server.key", "node-0", "node-1", "coordinator"):
         assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
     assert read_app(folder)["secure"]
-    assert "--root-certificates ca.pem --key node-0" in (folder / "README.md").read_text()
+    assert "--root-certificates ca.pem --key" in (folder / "README.md").read_text()
+
+
+def test_no_private_key_but_the_servers_own_is_on_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`init` for several machines makes no key for others, and puts the authority's beside the folder."""
+    pytest.importorskip("cryptography", reason='certificates come with Flower: pip install "copfl[flower]"')
+    done = called(capsys, "federate", "init", tmp_path / "app", "--host", "fl.example.org", "-m", "mlp")
+    assert done.code == 0, done.err
+    authority = tmp_path / "app-authority"
+    assert f"{authority}: move it off the server" in done.out
+    private = [p for p in (tmp_path / "app").rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
+    assert [path.name for path in private] == ["server.key"]
+    assert sorted(path.name for path in authority.iterdir()) == ["ca.key", "coordinator", "coordinator.pub"]
+    for name in ("ca.key", "coordinator"):
+        assert stat.S_IMODE((authority / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(authority.stat().st_mode) == 0o700
+    assert read_roster(tmp_path / "app").members == ()
+    assert not list((tmp_path / "app" / "keys").glob("node-*"))
 
 
 def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:

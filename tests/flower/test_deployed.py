@@ -16,8 +16,10 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError, UsageError
 from copfl.flower import deployed, init
-from copfl.flower.certificates import make_node_key
 from copfl.flower.deployed import serve, start_run
+from copfl.flower.keys import make_key
+from copfl.flower.membership import revoke
+from copfl.flower.proposal import KEY, from_text
 from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
@@ -33,6 +35,8 @@ class Flwr:
         self.commands.append(command)
         given = dict(word.split("=", 1) for word in command[-1].split())
         config = CONFIG | {key: json.loads(value) for key, value in given.items()} | {"rounds": self.rounds}
+        agreed = from_text(config.pop(KEY)).proposal
+        assert (agreed.run, len(agreed.members)) == (config["run"], 3)
         if self.rounds:
             play(config, self.nodes, self.folder / "runs")
             (self.folder / "runs" / config["run"] / "config.json").write_text(json.dumps(config))
@@ -84,10 +88,13 @@ class Control:
     """Flower's control interface, with one registered key."""
 
     def __init__(self, known: bytes) -> None:
-        self.known, self.registered = known, list[bytes]()
+        self.known, self.registered, self.unregistered = known, list[bytes](), list[int]()
 
     def ListNodes(self, request: Any) -> Any:
-        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=self.known)])
+        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=self.known, node_id=7)])
+
+    def UnregisterNode(self, request: Any) -> None:
+        self.unregistered.append(request.node_id)
 
     def RegisterNode(self, request: Any) -> None:
         self.registered.append(request.public_key)
@@ -105,7 +112,7 @@ def test_a_server_that_is_started_again_registers_new_keys_alone(
 
     keys: list[bytes] = []
     for name in ("node-0", "node-1"):
-        make_node_key(tmp_path / "keys" / name)
+        make_key(tmp_path / "keys" / name)
         public: Any = load_ssh_public_key((tmp_path / "keys" / f"{name}.pub").read_bytes())
         keys.append(public_key_to_bytes(public))
     control = Control(keys[0])
@@ -114,6 +121,26 @@ def test_a_server_that_is_started_again_registers_new_keys_alone(
     monkeypatch.setattr("flwr.cli.utils.init_http_client_from_connection", lambda _: control)
     deployed._register_keys(tmp_path, 1)
     assert control.registered == [keys[1]]
+
+
+def test_a_revoked_key_is_unregistered_and_the_coordinators_is_no_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    app = init(tmp_path / "app", model="mlp", config=CONFIG, secure=True)
+    public: Any = load_ssh_public_key((app / "keys" / "node-0.pub").read_bytes())
+    control = Control(public_key_to_bytes(public))
+    monkeypatch.setattr(deployed, "answers", lambda *_: True)
+    monkeypatch.setattr("flwr.cli.flower_config.read_superlink_connection", lambda _: None)
+    monkeypatch.setattr("flwr.cli.utils.init_http_client_from_connection", lambda _: control)
+    deployed._register_keys(app, 1)
+    assert (len(control.registered), control.unregistered) == (2, [])
+    revoke(app, "node-0")
+    deployed._register_keys(app, 1)
+    assert control.unregistered == [7]
+    assert public_key_to_bytes(public) not in control.registered
 
 
 def test_only_the_owner_can_read_what_a_superlink_writes(

@@ -10,7 +10,9 @@ import torch
 
 from copfl.core import tree
 from copfl.flower import init
+from copfl.flower.audit_log import FILE, verified
 from copfl.flower.local import LocalFederation, follow
+from copfl.flower.proposal import read
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
@@ -41,6 +43,12 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
         records = list(follow(local, process, ServerFolder(str(runs), "test", resume=True), 2))
         (run,) = local.runs()
     assert not local.alive()
+    agreed = read((runs / "test" / "proposal.json").read_bytes()).proposal
+    for node in nodes:  # each one wrote down what left it, and which document it was for
+        found = verified(Path(node["state-dir"]) / FILE)
+        assert (found.problem, {line["proposal"] for line in found.lines}) == ("", {agreed.digest})
+        left = [line["left"] for line in found.lines]
+        assert left == [["number"], ["update", "metrics"], ["update", "metrics"]]
     assert [r["clients"] for r in records] == [[0, 1]] * 2
 
     settings = settings_of(config)

@@ -17,7 +17,7 @@ import torch
 from copfl.core import tree
 from copfl.errors import RunError
 from copfl.flower import init, join
-from copfl.flower.certificates import make_node_key
+from copfl.flower.keys import make_key
 from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
@@ -108,7 +108,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     federation = Federation(tmp_path, secure=True)
     with federation.local as local:
         federation.start()
-        make_node_key(local.keys / "unregistered")
+        make_key(local.keys / "unregistered")
         local.start_node("unregistered", {**federation.nodes[0], "state-dir": str(tmp_path / "unregistered")})
         records = list(federation.run())
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3

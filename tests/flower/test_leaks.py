@@ -30,7 +30,7 @@ from copfl.experiment.run import run
 from copfl.flower.settings import settings_of
 from copfl.testing import small_federation
 from tests.commands import called
-from tests.flower.network import CONFIG, DirectTransport, client_of, play, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, client_of, play, unsigned, write_nodes
 
 ROOT = Path(__file__).parents[2]
 WIDTH, EACH = 12, 20
@@ -132,7 +132,7 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
     monkeypatch.setattr("copfl.flower.worker.content_of", lambda message: message.packet)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    node_config = write_nodes(with_secrets(), tmp_path / "nodes")[0] | {broken: str(path)}
+    node_config = unsigned(write_nodes(with_secrets(), tmp_path / "nodes")[0]) | {broken: str(path)}
     context: Any = SimpleNamespace(node_config=node_config, run_config=config)
     answer: Any = client_app.reply(message, context)
     head, body = answer

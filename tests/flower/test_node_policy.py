@@ -41,7 +41,7 @@ from copfl.flower.worker import Request
 from copfl.parts.averaging import Upload
 from copfl.wire import Packet
 from tests.commands import called
-from tests.flower.network import CONFIG, DirectTransport, digits, play, write_nodes
+from tests.flower.network import CONFIG, UNSIGNED, DirectTransport, digits, play, unsigned, write_nodes
 from tests.flower.test_worker import folder_of, processes
 
 SECURE = CONFIG | {"secure-aggregation": True, "rounds": 1}
@@ -50,7 +50,8 @@ SECURE = CONFIG | {"secure-aggregation": True, "rounds": 1}
 def allow(nodes: list[dict[str, Any]], policy: Policy) -> None:
     """Gives the nodes a policy."""
     for config in nodes:
-        write_policy(Path(config["state-dir"]) / FILE, policy)
+        agreed = dataclasses.replace(policy, proposals=UNSIGNED)
+        write_policy(Path(config["state-dir"]) / FILE, agreed)
 
 
 def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
@@ -210,14 +211,14 @@ def test_a_cohort_is_the_least_number_of_clients() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    config = write_nodes(digits(), tmp_path / "a")[0]
+    config = unsigned(write_nodes(digits(), tmp_path / "a")[0])
     yield config
     for pid in processes(folder_of(config)):
         os.kill(pid, signal.SIGKILL)
 
 
 def asked(config: dict[str, Any], content: Content, **run_config: Any) -> Content:
-    return worker.call(Request(CONFIG | run_config, config, content=content), os.getpid())
+    return worker.call(Request(CONFIG | run_config, config, content=content), os.getpid()).content
 
 
 def test_a_worker_is_ended_when_the_time_of_a_request_is_over(config: dict[str, Any], tmp_path: Path) -> None:
@@ -382,4 +383,4 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
     file.write_text("x")
     assert called(capsys, "federate", "policy", file).code == 2
     assert called(capsys, "federate", "policy", tmp_path / "none.toml", "--app", app).code == 2
-    assert explained(Policy(), read_app(app)["config"])[1] == "metrics     are sent"
+    assert explained(Policy(), read_app(app)["config"])[2] == "metrics     are sent"

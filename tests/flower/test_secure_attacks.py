@@ -18,7 +18,9 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.errors import RunError, UsageError, WireError
-from copfl.flower import node, secure_members, secure_memory, secure_node, secure_sum
+from copfl.flower import node, secure_memory, secure_node, secure_sum
+from copfl.flower.keys import own_key
+from copfl.flower.proposal import Proposal, Rotation, rotation_statement
 from copfl.flower.secure_members import Subject, context_of, keys_statement
 from copfl.flower.secure_memory import hashes_of
 from copfl.flower.secure_sum import Floats, Keys, Sum, neighbours
@@ -26,6 +28,7 @@ from copfl.flower.settings import settings_of
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, digits, write_nodes
+from tests.flower.signing import key_of, proposed
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
@@ -43,12 +46,20 @@ def nodes(tmp_path: Path) -> Nodes:
 class Malicious:
     """One secure sum, asked for by a server that may show each client something else."""
 
-    def __init__(self, nodes: Nodes, *, run: str = "test", round: int = 0, **config: Any) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        *,
+        run: str = "test",
+        round: int = 0,
+        proposal: Proposal | None = None,
+        **config: Any,
+    ) -> None:
         self.nodes, self.run, self.round = nodes, run, round
         given = {"secure-aggregation": True, "algorithm": "fedavg", "clients": 5, "min-replies": 0}
         given |= {"optimizer.lr": 0.1, **{key.replace("_", "-"): value for key, value in config.items()}}
         self.settings = settings_of({k: v for k, v in CONFIG.items() if k != "run"} | given)
-        self.session = secrets.token_hex(8)
+        self.session, self.proposal = secrets.token_hex(8), proposal
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self.shown_survivors: dict[int, Collection[int]] = {}
@@ -63,7 +74,8 @@ class Malicious:
         )
         record = self.model(client) if phase == "masked" else ()
         packet = wire.encode(record, head, about={Field.SESSION: self.session, **fields})
-        return secure_node.local_update(self.settings, self.nodes[client], packet)
+        node_config = self.nodes[client]
+        return secure_node.local_update(self.settings, node_config, packet, proposal=self.proposal)
 
     def about(self, phase: str, client: int, fields: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(self.ask(phase, client, fields).head)["about"])
@@ -350,12 +362,12 @@ def test_signed_keys_of_another_sum_are_refused(nodes: Nodes) -> None:
 
 def as_member(forged: Malicious, folder: Path, client: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Shows the server itself in place of a client: with a member key of its own, and valid signatures."""
-    member, (_, keys) = secure_members.Member(folder), secure_sum.begin(client)
+    member, (_, keys) = own_key(folder / "key"), secure_sum.begin(client)
     subject = Subject(forged.run, forged.round, forged.session)
     signature = member.sign(keys_statement(subject, client, forged.settings.config.rules, keys))
     name = str(client)
     return lambda shown: {
-        Field.COHORT: shown[Field.COHORT] | {name: member.name},
+        Field.COHORT: shown[Field.COHORT] | {name: member.public},
         Field.KEYS: shown[Field.KEYS] | {name: [key.hex() for key in keys]},
         Field.SIGNATURE: shown[Field.SIGNATURE] | {name: signature},
     }
@@ -369,16 +381,56 @@ def test_a_server_that_takes_a_members_place_is_noticed(nodes: Nodes, tmp_path: 
         forged.total(ALL)
 
 
-def test_a_list_of_members_excludes_strangers_from_the_start(nodes: Nodes, tmp_path: Path) -> None:
-    names = [secure_members.Member(Path(config["state-dir"]) / ".secure").name for config in nodes.values()]
-    assert (Path(nodes[0]["state-dir"]) / ".secure" / "member.pub").read_text().strip() == names[0]
-    (tmp_path / "members").write_text("# by telephone\n" + "".join(f"{name} clinic\n" for name in names))
-    pinned = {n: config | {"members": str(tmp_path / "members")} for n, config in nodes.items()}
-    forged = Malicious(pinned)
+def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Path) -> None:
+    """In the first sum already. Without a signed list of members, a node accepts whoever is in it."""
+    proposal = proposed(CONFIG | {"clients": 5}, list(nodes.values())).proposal
+    forged = Malicious(nodes, proposal=proposal)
     forged.shown_keys[0] = as_member(forged, tmp_path / "server", 4)
-    with pytest.raises(WireError, match="client 4 is not in this node's list"):
+    with pytest.raises(WireError, match="client 4 is not the member that the accepted proposal names"):
         forged.total(ALL)
-    Malicious(pinned).total(ALL)
+    swapped = Malicious(nodes, proposal=proposal)
+    swapped.shown_keys[0] = lambda shown: (
+        shown
+        | {Field.COHORT: shown[Field.COHORT] | {"3": shown[Field.COHORT]["4"], "4": shown[Field.COHORT]["3"]}}
+    )
+    with pytest.raises(WireError, match="client 3 is not the member"):
+        swapped.total(ALL)
+    further = Malicious(nodes, proposal=proposal)
+    further.shown_keys[0] = as_member(further, tmp_path / "server", 9)
+    with pytest.raises(WireError, match="client 9 is not the member"):
+        further.total(ALL)
+    Malicious(nodes, proposal=proposal).total(ALL)
+    unsigned = Malicious(nodes)
+    begun = {str(n): unsigned.about("keys", n, {}) for n in ALL}
+    shown = {
+        Field.COHORT: {n: about[Field.MEMBER] for n, about in begun.items()},
+        Field.KEYS: {n: about[Field.KEYS] for n, about in begun.items()},
+        Field.SIGNATURE: {n: about[Field.SIGNATURE] for n, about in begun.items()},
+    }
+    assert unsigned.about(
+        "shares", 0, as_member(unsigned, tmp_path / "server", 4)(shown)
+    )  # trust on first use
+
+
+def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_path: Path) -> None:
+    """With a key that the old one signed; another key of that name is another member."""
+    proposal = proposed(CONFIG | {"clients": 5}, list(nodes.values())).proposal
+    Malicious(nodes, proposal=proposal).total(ALL)
+    *others, last = proposal.members
+    new = own_key(tmp_path / "new")
+    signature = key_of(nodes[4]).sign(rotation_statement(new.public))
+    rotated = last._replace(key=new.public, rotations=(Rotation(last.key, signature),))
+    moved = nodes | {4: nodes[4] | {"key": str(tmp_path / "new")}}
+    stranger = last._replace(key=new.public)
+    second = CONFIG | {"clients": 5, "run": "second"}
+    for member, is_same in ((stranger, False), (rotated, True)):
+        agreed = proposed(second, [], members=(*others, member)).proposal
+        sums = Malicious(moved, run="second", proposal=agreed)
+        if is_same:
+            sums.total(ALL)
+        else:
+            with pytest.raises(WireError, match=REFUSED):
+                sums.total(ALL)
 
 
 @pytest.mark.parametrize("wrong", ["own", "twice"])

@@ -25,14 +25,14 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from copfl.errors import UsageError
-from copfl.flower import supernode, worker
+from copfl.flower import keys, supernode, worker
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.supernode import Connection, Node
 from copfl.flower.transport import HELLO, TRAIN, Content, as_record, content_of
 from copfl.flower.worker import Request
-from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
 
 NODE = 17
 
@@ -95,7 +95,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 
 def node_of(network: Network, tmp_path: Path) -> Node:
-    config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
+    config = unsigned(write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False})
     return Node(network.connection(), config, tmp_path)
 
 
@@ -259,14 +259,13 @@ def test_an_app_that_is_none_is_refused_and_the_node_continues(content: bytes, t
 def test_keys_and_certificates_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     with pytest.raises(UsageError, match="is not a private key"):
-        supernode._keys(tmp_path / "text")
+        keys.read_key(tmp_path / "text")
     with pytest.raises(UsageError, match="No such file"):
         supernode._read(tmp_path / "nothing")
-    own = supernode._own_key(tmp_path / "key")
-    assert supernode._own_key(own).read_bytes() == own.read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "text"]
-    assert own.stat().st_mode & 0o077 == 0
-    assert supernode._keys(own)[1] == supernode._keys(own)[0].public_key()
+    own = keys.own_key(tmp_path / "key")
+    assert keys.own_key(tmp_path / "key").public == own.public == keys.read_public(tmp_path / "key.pub")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "key.pub", "text"]
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.transport import Content
 from copfl.flower.worker import Request
-from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
 
 
 def processes(folder: Path) -> list[int]:
@@ -52,8 +52,8 @@ def wait_until(what: Callable[[], object], seconds: float = 20) -> None:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
     """Two nodes with the same data: one has a worker, which ends with the test."""
-    first = write_nodes(digits(), tmp_path / "a")[0]
-    yield [first, first | {"state-dir": str(tmp_path / "b"), "worker": False}]
+    first = unsigned(write_nodes(digits(), tmp_path / "a")[0])
+    yield [first, unsigned(first | {"state-dir": str(tmp_path / "b"), "worker": False})]
     for pid in processes(folder_of(first)):
         os.kill(pid, signal.SIGKILL)
 
@@ -70,7 +70,7 @@ def message(tmp_path: Path) -> Content:
 
 
 def asked(node_config: dict[str, Any], content: Content) -> Content:
-    return worker.answer(Request(CONFIG, node_config, content=content), os.getpid())
+    return worker.answer(Request(CONFIG, node_config, content=content), os.getpid()).content
 
 
 @pytest.mark.parametrize("module", ["client_app", "supernode"])
@@ -115,7 +115,8 @@ def test_a_worker_ends_with_its_node(nodes: list[dict[str, Any]], tmp_path: Path
     program = (
         "import json, os, sys; from copfl.flower.worker import *\n"
         "given = json.loads(sys.stdin.readline()); head = sys.stdin.readline()[:-1]\n"
-        "print(call(Request(**given | {'content': (head, bytes.fromhex(sys.stdin.readline()))}), os.getpid())[0])\n"
+        "given |= {'content': (head, bytes.fromhex(sys.stdin.readline()))}\n"
+        "print(call(Request(**given), os.getpid()).content[0])\n"
         "sys.stdout.flush(); sys.stdin.readline()"
     )
     with subprocess.Popen(
@@ -157,7 +158,7 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(tmp_path: Path) -
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error may describe samples."""
     monkeypatch.setattr(node, "decode", lambda *_: 1 / 0)
-    config = write_nodes(digits(), tmp_path)[0]
+    config = unsigned(write_nodes(digits(), tmp_path)[0])
     head, _ = Resident().answer(Request(CONFIG, config))
     assert "its program failed (ZeroDivisionError)" in head
     assert "division by zero" not in head
@@ -169,6 +170,7 @@ def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(
     drawn = []
     resident = Resident()
     monkeypatch.setattr(resident, "settings", lambda *_: drawn.append(float(torch.rand(1))))
+    config = unsigned({"state-dir": str(tmp_path)})
     for _ in range(2):
-        resident.answer(Request({}, {"state-dir": str(tmp_path)}))
+        resident.answer(Request({}, config))
     assert drawn[0] == drawn[1]

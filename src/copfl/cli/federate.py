@@ -87,6 +87,14 @@ def init(
     host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
+    trial: Annotated[
+        bool | None,
+        option(
+            "Federation",
+            "Make the members' keys too: all machines have one owner; default: with 127.0.0.1.",
+            "--trial/--no-trial",
+        ),
+    ] = None,
     secure_aggregation: Annotated[
         bool,
         option(
@@ -100,14 +108,16 @@ def init(
     """Write a Flower app for an algorithm, a model and data."""
     from copfl.flower import app as flower_app
 
-    config = _config(
+    config = app_config(
         settings, algorithm=algorithm, model=model, adapter=adapter, clients=clients, wire=wire, rounds=rounds
     )
     config |= {"secure-aggregation": True} if secure_aggregation else {}
-    where = _given(data=data, host=host, port=port, secure=secure)
+    where = _given(data=data, host=host, port=port, secure=secure, trial=trial)
     flower_app.init(folder, config=config, **where)
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
     print(f"For several machines see {folder / 'README.md'}")
+    if (authority := flower_app.authority_of(folder)).exists():
+        print(f"The keys of the coordinator and of the authority are in {authority}: move it off the server")
 
 
 @command
@@ -127,7 +137,7 @@ def up(
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     _set_environment(metrics, log_format, log_level)
-    config = _config(settings, wire=wire, rounds=rounds)
+    config = app_config(settings, wire=wire, rounds=rounds)
     _show(
         folder,
         _local().up(folder, config=config, **_given(nodes=nodes, data=data, scheme=scheme, secure=secure)),
@@ -191,7 +201,7 @@ def server(
     log_level: LogLevel = None,
 ) -> None:
     """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
-    _require_flower()
+    require_flower()
     _set_environment(metrics, log_format, log_level)
     from copfl.flower.deployed import serve
 
@@ -210,15 +220,23 @@ def run(
     ] = False,
     rounds: Rounds = None,
     settings: Settings = None,
+    proposal: Annotated[
+        Path | None,
+        option("Federation", "A proposal of `copfl federate propose`; default: one is signed here."),
+    ] = None,
 ) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
-    _require_flower()
+    require_flower()
     from copfl.flower.deployed import start_run
+    from copfl.flower.proposal_text import chosen
     from copfl.flower.status import as_text
 
+    config = app_config(settings, run=run, rounds=rounds)
+    signed = None if proposal is None else chosen((), str(proposal))
+    if signed is not None and config:
+        raise UsageError(f"{proposal} has all settings of the run; leave out --{next(iter(config))}")
     with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
-        config = _config(settings, run=run, rounds=rounds)
-        print(as_text(start_run(folder, config, resume=resume)))
+        print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
 
 
 @command
@@ -308,6 +326,13 @@ def node(
         Path | None, option("Federation", "The authority's ca.pem; default: without TLS.")
     ] = None,
     key: Annotated[Path | None, option("Federation", "The node's private key.")] = None,
+    coordinator: Annotated[
+        str | None,
+        option(
+            "Federation",
+            "Whose proposals this node accepts: coordinator.pub, or its fingerprint; default: the policy's.",
+        ),
+    ] = None,
     policy: Annotated[
         Path | None, option("Federation", "What this node allows; default: policy.toml in its state-dir.")
     ] = None,
@@ -319,20 +344,25 @@ def node(
     log_level: LogLevel = None,
 ) -> None:
     """Connect this machine to a federation as a node, until the command is ended."""
-    _require_flower()
+    require_flower()
     _set_environment(None, log_format, log_level)  # a node has no metrics
     from copfl.flower.supernode import Address, serve
 
-    config = _config(settings, data=data, client=client)
+    config = app_config(settings, data=data, client=client)
     if state_dir is not None:
         config["state-dir"] = str(state_dir.expanduser().absolute())
     if policy is not None:
         config["policy"] = str(policy.expanduser().absolute())
+    if coordinator is not None:
+        from copfl.flower.keys import fingerprint, read_public
+
+        file = Path(coordinator).expanduser()
+        config["coordinator"] = fingerprint(read_public(file)) if file.exists() else coordinator
     address = Address(superlink, root_certificates, key)
     serve(address, config)
 
 
-def _require_flower() -> None:
+def require_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError('Flower is not installed: pip install "copfl[flower]"')
 
@@ -346,7 +376,7 @@ def _set_environment(metrics: str | None, log_format: str | None, log_level: str
 
 def _local() -> Any:
     """The module of local federations."""
-    _require_flower()
+    require_flower()
     return importlib.import_module("copfl.flower.local")
 
 
@@ -355,7 +385,7 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
+def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
     """The keys of a run config or a node's that the command line sets: these options, and --set."""
     config = _given(**values)
     for text in settings or []:

@@ -9,10 +9,12 @@ from typing import Any
 from copfl.data.datasets import load
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError
-from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
+from copfl.flower.certificates import LOOPBACK, make_certificates
 from copfl.flower.deployed import flat, write_connection
-from copfl.flower.policy import FILE, Policy
+from copfl.flower.membership import AUTHORITY, make_coordinator, make_member_keys
+from copfl.flower.policy import FILE, Policy, Proposals
 from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.proposal import KEY
 from copfl.flower.run_config import TABLES
 from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.settings.toml import Tables, written
@@ -30,11 +32,15 @@ def init(
     host: str = "127.0.0.1",
     port: int = 8800,
     secure: bool | None = None,
+    trial: bool | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """The folder, with a Flower app for this algorithm and model, and for samples like those of `data`.
 
-    `secure` makes certificates and a key for every node; it is the default for every host but this machine.
+    `secure` makes certificates; it is the default for every host but this machine.
+    `trial` makes a key for every member, and leaves all private keys in the folder: for a federation whose machines
+    have one owner, as on this machine, where it is the default. Else members make their own keys, and those of the
+    coordinator and of the authority are in `authority_of(folder)`, outside of the server's folder.
     `config` sets other keys of the run config, see settings.RunConfig.
     """
     folder = Path(folder)
@@ -54,20 +60,30 @@ def init(
     shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
+    trial = not is_open if trial is None else trial
+    authority = folder / "keys" if trial else authority_of(folder)
     about = {"data": data, "host": host, "port": port, "secure": secure}
+    about |= {} if trial else {AUTHORITY: str(authority.resolve())}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
     nested = _nested(run_config, settings.run.tables())
-    tool = {"copfl": about, "flwr": {"app": {"config": nested}}}
+    tool = {"copfl": about, "flwr": {"app": {"config": {KEY: "", **nested}}}}
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
     # Whoever makes the app owns the server: what it names here is allowed there.
-    write_policy(folder / FILE, allowing(Policy(rollback=True), nested, settings.run))
+    (folder / "keys").mkdir(mode=0o700, exist_ok=True)
+    own = Proposals(coordinators=(make_coordinator(folder, authority),))
+    write_policy(folder / FILE, allowing(Policy(rollback=True, proposals=own), nested, settings.run))
     if secure:
-        make_certificates(folder / "keys", host)
-        for client in range(settings.config.clients):
-            make_node_key(folder / "keys" / f"node-{client}")
+        make_certificates(folder / "keys", host, authority)
+    if trial:
+        make_member_keys(folder, settings.config.clients)
     write_connection(folder, host, port, secure)
     return folder
+
+
+def authority_of(folder: Path) -> Path:
+    """Where `init` puts the keys of the authority and of the coordinator: beside the server's folder."""
+    return folder.resolve().with_name(f"{folder.resolve().name}-authority")
 
 
 def _sample_keys(data: str) -> dict[str, Any]:

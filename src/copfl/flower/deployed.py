@@ -13,15 +13,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from copfl.errors import RunError, UsageError, raised_as
+from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
+from copfl.flower.keys import public_text, read_public
+from copfl.flower.membership import (
+    COORDINATOR,
+    coordinator_key,
+    overrides,
+    propose,
+    read_roster,
+    revoked_keys,
+)
+from copfl.flower.membership import FILE as MEMBERS
+from copfl.flower.proposal import KEY, Signed
 from copfl.flower.status import answers, is_locked, read_app, status
 from copfl.flower.transport import printable
 from copfl.settings.toml import written
 
 FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
 DATABASE = "superlink.db"
+KEYS_INTERVAL = 2.0  # seconds between two looks at the keys in the folder
 START_TIMEOUT = 60.0  # seconds that a server may need to start
 FLOWER_VARIABLES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 TLS = (
@@ -44,7 +56,18 @@ def superlink_options(host: str, port: int, database: str, *, secure: bool) -> l
 
 def as_text(config: Mapping[str, Any]) -> str:
     """The keys and values as Flower's command line reads them."""
-    return " ".join(f"{key}={json.dumps(flat(value))}" for key, value in config.items())
+    return " ".join(f"{key}={_quoted(key, flat(value))}" for key, value in config.items())
+
+
+def _quoted(key: str, value: Any) -> str:
+    """A value for Flower's command line, whose texts have no escaped quotes."""
+    if not isinstance(value, str) or '"' not in value:
+        return json.dumps(value)
+    if "'" in value or not value.isprintable():
+        raise UsageError(
+            f"{key}={value[:40]} has both kinds of quotes, which Flower's command line cannot read"
+        )
+    return f"'{value}'"
 
 
 def flat(value: Any) -> Any:
@@ -83,47 +106,78 @@ def serve(folder: Path) -> NoReturn:
 
     configure_logging(UTCFormatter)
     if secure:
-        threading.Thread(target=_register_keys, args=[folder, port], daemon=True).start()
+        threading.Thread(target=_keep_registered, args=[folder, port], daemon=True).start()
     bind = host if host in LOOPBACK else "0.0.0.0"
     sys.argv = ["flower-superlink", *superlink_options(bind, port, DATABASE, secure=secure)]
     superlink.main()
     raise SystemExit(0)
 
 
-def _register_keys(folder: Path, port: int) -> None:
-    """Registers the public keys in the folder; those that are registered already stay so."""
+def _keep_registered(folder: Path, port: int) -> NoReturn:
+    """Registers keys when they arrive, and unregisters those that are revoked, while the server runs."""
     import httpx
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    before = None
+    while True:
+        paths = [folder / MEMBERS, folder / "keys", *(folder / "keys").glob("*.pub")]
+        state = [(path, path.stat().st_mtime_ns) for path in paths if path.exists()]
+        if state != before:
+            try:
+                _register_keys(folder, port)
+                before = state
+            except (CopflError, OSError, httpx.HTTPError) as error:
+                logger.error("copfl: keys were not registered: %s", printable(error))
+        time.sleep(KEYS_INTERVAL)
+
+
+def _register_keys(folder: Path, port: int) -> None:
+    """Registers the public keys in the folder, and unregisters those that are revoked."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import init_http_client_from_connection
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     while not answers("127.0.0.1", port):
         time.sleep(0.3)
+    revoked = revoked_keys(folder)
     with contextlib.closing(init_http_client_from_connection(read_superlink_connection("copfl"))) as client:
+        nodes = client.ListNodes(request=ListNodesRequest()).nodes_info
+        for node in nodes:
+            if revoked and public_text(load_pem_public_key(node.public_key)) in revoked:
+                client.UnregisterNode(request=UnregisterNodeRequest(node_id=node.node_id))
+                logger.info("copfl: node %d is unregistered, its key is revoked", node.node_id)
         # Flower's server prints an error for each key that it is asked to register again.
-        known = {node.public_key for node in client.ListNodes(request=ListNodesRequest()).nodes_info}
-        for key in sorted((folder / "keys").glob("*.pub")):
+        known = {node.public_key for node in nodes}
+        for path in sorted((folder / "keys").glob("*.pub")):
             try:
-                public = load_ssh_public_key(key.read_bytes())
-                if not isinstance(public, EllipticCurvePublicKey):
-                    raise ValueError("it is not an elliptic-curve key")
+                if path.stem == COORDINATOR or read_public(path) in revoked:
+                    continue
+                public: Any = load_ssh_public_key(path.read_bytes())
                 content = public_key_to_bytes(public)
                 if content in known:
                     continue
                 client.RegisterNode(request=RegisterNodeRequest(public_key=content))
-                logger.info("copfl: registered %s", key.name)
-            except (ValueError, OSError) as error:
-                logger.error("copfl: %s cannot be used: %s", key.name, printable(error))
+                logger.info("copfl: registered %s", path.name)
+            except (CopflError, ValueError, OSError) as error:
+                logger.error("copfl: %s cannot be used: %s", path.name, printable(error))
             except httpx.HTTPStatusError as error:
                 if "already" not in (text := printable(error.response.text)).lower():
-                    logger.error("copfl: %s was not registered: %s", key.name, text)
+                    logger.error("copfl: %s was not registered: %s", path.name, text)
 
 
-def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) -> dict[str, Any]:
-    """The state of a run after its last round; the server runs in this folder, on this machine."""
+def start_run(
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+) -> dict[str, Any]:
+    """The state of a run after its last round; the server runs in this folder, on this machine.
+
+    Args:
+        folder: that of the app.
+        config: keys of the run config that are set for this run.
+        resume: whether to continue the run from its last checkpoint.
+        proposal: one that the coordinator signed elsewhere; None: it is signed here.
+    """
     app, found, until = read_app(folder), status(folder), time.monotonic() + START_TIMEOUT
     while not found["superlink"]["answers"] and time.monotonic() < until:
         time.sleep(1)  # it may have been started just now
@@ -133,10 +187,16 @@ def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) 
         raise RunError(f"no SuperLink answers at {address}; start it with `copfl federate server {folder}`")
     if resume and not (config.get("run") or found["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
+    if proposal is not None:
+        config = overrides(folder, proposal.proposal)
     name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
     if is_locked(folder / "runs" / name / ".lock"):
         raise RunError(f"the run {name} is running; `copfl federate status {folder}` shows how far it is")
-    given = {**config, "run": name, "resume": resume}
+    signed = proposal
+    if signed is None:
+        signed = propose(folder, {**config, "run": name}, coordinator_key(folder), read_roster(folder))
+    given = {**overrides(folder, signed.proposal), "run": name, "resume": resume, KEY: signed.text}
+    print(f"proposal {signed.proposal.digest[:16]}, {len(signed.proposal.members)} members", flush=True)
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
     after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}

@@ -1,6 +1,7 @@
 """A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, a run."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -21,11 +22,14 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.data.schemes import SCHEMES
 from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.files import Busy, locked
-from copfl.flower.certificates import make_certificates, make_node_key
+from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
+from copfl.flower.keys import fingerprint, make_key, read_key
+from copfl.flower.membership import COORDINATOR, make_coordinator, make_member_keys, propose, read_roster
 from copfl.flower.policy import FILE, VARIABLE, Policy
 from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
+from copfl.flower.proposal import KEY
 from copfl.flower.secure_memory import CHANGES
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
@@ -44,9 +48,18 @@ class LocalFederation:
         self, folder: Path, *, secure: bool = False, supernode: bool = False, policy: Policy | None = None
     ) -> None:
         self.folder, self.secure = folder.resolve(), secure
+        # An app for several machines has no private keys here: its trial has members of its own.
+        is_trial = (self.folder / "keys" / COORDINATOR).exists()
+        self.home = self.folder if is_trial else self.folder / LOCAL_HOME
+        if not (self.home / "keys" / COORDINATOR).exists():
+            make_coordinator(self.home, self.home / "keys")
+        self.coordinator = read_key(self.home / "keys" / COORDINATOR)
         # The server and the nodes have one owner here, and one policy.
         allowed = Policy(rollback=True) if policy is None else policy
-        self.policy = write_policy(self.folder / LOCAL_HOME / FILE, allowed)
+        agreed = dataclasses.replace(allowed.proposals, coordinators=(fingerprint(self.coordinator.public),))
+        self.policy = write_policy(
+            self.folder / LOCAL_HOME / FILE, dataclasses.replace(allowed, proposals=agreed)
+        )
         self.supernode = supernode  # Flower's own nodes instead of those of copfl
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -141,28 +154,39 @@ class LocalFederation:
     def add_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Registers a node, with a new key if it has none, and starts it."""
         if self.secure:
-            if not (self.keys / name).exists():
-                make_node_key(self.keys / name)
-            self.call(["flwr", "supernode", "register", f"keys/{name}.pub", "copfl"])
+            self.call(["flwr", "supernode", "register", f"{self._key(name)}.pub", "copfl"])
         self.start_node(name, node_config)
+
+    def _key(self, name: str) -> Path:
+        """The file of a node's key, which is made if there is none."""
+        path = self.home / "keys" / name
+        if not path.exists():
+            make_key(path)
+        return path
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Starts a node; a second start is the node's return."""
-        node_config = {"policy": str(self.policy), **node_config}
+        key = self._key(name)
+        node_config = {"policy": str(self.policy), "key": str(key), **node_config}
         if self.supernode:
             command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
-            keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
-            options = f"{command} {keys if self.secure else '--insecure'}".split()
+            keys = ["--root-certificates", "keys/ca.pem", "--auth-supernode-private-key", str(key)]
+            options = [*command.split(), *(keys if self.secure else ["--insecure"])]
             self.start(name, [*options, "--node-config", as_text(node_config)])
             return
         command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port}"
-        keys = f"--root-certificates keys/ca.pem --key keys/{name}" if self.secure else ""
+        keys = ["--root-certificates", "keys/ca.pem", "--key", str(key)] if self.secure else []
         settings = [f"--set={key}={json.dumps(value)}" for key, value in node_config.items()]
-        self.start(name, [*f"{command} {keys}".split(), *settings])
+        self.start(name, [*command.split(), *keys, *settings])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
-        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(config)])
+        settings = {**read_app(self.folder)["config"], **config}
+        make_member_keys(self.home, int(settings["clients"]))
+        named = {**config, "run": settings.get("run") or new_name()}
+        signed = propose(self.folder, named, self.coordinator, read_roster(self.home))
+        given = as_text({**named, KEY: signed.text})
+        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", given])
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs as Flower lists them."""

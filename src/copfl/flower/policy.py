@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.errors import CopflError, UsageError, raised_as, unknown
+from copfl.flower.keys import FINGERPRINT
 from copfl.flower.run_config import TABLES, is_plain_name, tables_of
 
 FILE = "policy.toml"  # in the folder of a server's app, or in a node's state-dir
@@ -179,6 +180,15 @@ class Privacy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proposals:
+    """Who may propose runs to this node."""
+
+    coordinators: tuple[str, ...] = ()  # fingerprints of their keys
+    by_hand: bool = False  # whether each proposal needs `copfl federate approve` as well
+    unsigned: bool = False  # whether run configs are accepted that nobody signed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """What a run config may ask of this machine. Without a file: copfl's own names, no code and no files."""
 
@@ -193,6 +203,7 @@ class Policy:
     metrics: tuple[str, ...] = METRICS
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
+    proposals: Proposals = field(default_factory=Proposals)
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     privacy: Privacy = field(default_factory=Privacy)
     bounds: Bounds = field(default_factory=Bounds)
@@ -209,6 +220,12 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
+        for name in self.proposals.coordinators:
+            if not FINGERPRINT.fullmatch(name):
+                raise UsageError(
+                    f'proposals.coordinators "{name[:60]}" in a policy must be the fingerprint of a key, '
+                    "as `copfl federate members` prints it"
+                )
         if not (self.bounds.seconds > 0 and self.bounds.memory > 0):
             raise UsageError("bounds.seconds and bounds.memory in a policy must be above 0")
         for table in (self.secure_aggregation, self.privacy, self.bounds):
@@ -250,6 +267,9 @@ class Policy:
         """The folders and files of this machine that are entered."""
         paths = [*(code.folder for code in self.code), *(file.path for file in self.files)]
         return [*paths, *(base.path for base in self.bases if base.path is not None)]
+
+
+OPEN = Policy(rollback=True, proposals=Proposals(unsigned=True))  # of a server without a file
 
 
 class Refusal(NamedTuple):
@@ -741,4 +761,4 @@ def server_policy() -> Policy:
     """The policy of a server: the file that COPFL_POLICY names, or the one in the folder of its SuperLink."""
     named = os.environ.get(VARIABLE)
     path = Path(named) if named else Path(FILE)
-    return read_policy(path) if named or path.exists() else Policy(rollback=True)  # nodes have their own say
+    return read_policy(path) if named or path.exists() else OPEN  # nodes have their own say

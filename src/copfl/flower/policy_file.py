@@ -96,9 +96,12 @@ def explained(policy: Policy, run_config: Mapping[str, Any]) -> list[str]:
     metrics = {"all": "are sent", "none": "stay here  [reports]"}
     metrics["sums"] = "are sent in secure sums" if is_secure else metrics["none"]
     may_return = "is answered" if policy.rollback else "is refused  [rollback]"
-    bounds, algorithm = policy.bounds, flat.get("algorithm", "copfl")
+    bounds, algorithm, proposals = policy.bounds, flat.get("algorithm", "copfl"), policy.proposals
+    signers = ", ".join(proposals.coordinators) or "--coordinator"
+    consent = "its owner approves each  [proposals.by_hand]" if proposals.by_hand else f"signed by {signers}"
     return [
         f"allowed     {algorithm} with {flat.get('model', 'cnn')}, {flat.get('rounds', 20)} rounds",
+        f"proposals   {'also unsigned  [proposals.unsigned]' if proposals.unsigned else consent}",
         f"metrics     {metrics[policy.reports]}",
         f"rollback    {may_return}",
         f"a request   may take {bounds.seconds:g} s and {bounds.memory:g} GiB  [bounds]",

@@ -109,6 +109,17 @@ def _secret(path: Path) -> bytes:
         return path.read_bytes()
 
 
+def epsilon_of_upload(algorithm: object, *, secure: bool) -> float | None:
+    """The epsilon of one answer of a node, towards the server; None if uploads have no noise.
+
+    In a secure sum it is that of the sum, if every member adds its part of the noise.
+    """
+    if not isinstance(algorithm, Private):
+        return None
+    noise = algorithm.noise if secure else algorithm.noise / algorithm.taking_part**0.5
+    return epsilon_of({noise: 1}, algorithm.delta)
+
+
 def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dict[str, float]:
     """The epsilons after rounds with so many answers each.
 

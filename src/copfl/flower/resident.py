@@ -5,23 +5,26 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from copfl.errors import CopflError
+from copfl.errors import CopflError, UsageError
 from copfl.flower import node, own_code, secure_node
+from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.node import NodeConfig, NodeData
-from copfl.flower.policy import Code, admitted, check_tables, policy_of
+from copfl.flower.policy import Code, check_tables, policy_of
+from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
+from copfl.flower.secure_node import MASKED
 from copfl.flower.settings import Settings, settings_of
-from copfl.flower.transport import JOIN, TRAIN, Content, refusal
+from copfl.flower.transport import JOIN, Content, refusal
 from copfl.flower.worker import Request
 from copfl.wire import Packet
 
-ANSWERS: dict[str, Callable[..., Packet]] = {TRAIN: secure_node.local_update, JOIN: node.personalise}
+UPLOADS = ("upload", MASKED)  # kinds of answers
 
 
 class Resident:
@@ -31,21 +34,31 @@ class Resident:
         self._settings: tuple[str, Settings] | None = None
         self._data: tuple[object, NodeData] | None = None
         self._random = torch.random.get_rng_state()
+        self.epsilon: float | None = None  # of the last answer, if it was noised
 
     def answer(self, request: Request) -> Content:
         """The answer to a message: that of a new process, bit for bit. An error becomes a refusal."""
         torch.set_num_threads(int(request.node_config.get("threads", 1)))
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
         places = [str(value) for value in request.node_config.values()]
+        self.epsilon = None
         try:
             policy = policy_of(request.node_config, state_dir(request.node_config))
             places += map(str, policy.paths)
-            run_config, code = admitted(policy, request.run_config)  # before anything that it names is loaded
+            # Before anything that the run config names is loaded.
+            run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
             own_code.load(code)
             settings = self.settings(run_config, code)
             check_tables(policy, settings.run.tables())
-            packet = Packet(*request.content)
-            return ANSWERS[request.kind](settings, request.node_config, packet, self.data)
+            node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
+            if request.kind == JOIN:
+                return node.personalise(settings, node_config, packet, self.data)
+            if proposal is not None and node_config["client"] < 0:
+                raise UsageError("this node is no member in the proposal")
+            epsilon = epsilon_of_upload(settings.algorithm, secure=settings.config.secure_aggregation)
+            answer = secure_node.local_update(settings, node_config, packet, self.data, proposal)
+            self.epsilon = epsilon if json.loads(answer.head)["kind"] in UPLOADS else None
+            return answer
         except CopflError as error:
             return refusal(error, places)
         except Exception as error:  # it may describe samples: its text stays on the node

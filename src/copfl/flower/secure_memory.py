@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from copfl.data.samples import Inputs
 from copfl.errors import RunError, UsageError, WireError, raised_as
 from copfl.files import write_bytes
+from copfl.flower import keys
 from copfl.flower.state import write_json
 
 Hashes = NDArray[np.uint64]  # one of each sample, in order
@@ -70,8 +71,7 @@ class History(tuple[Added, ...]):
 
 def fingerprint(members: Collection[str]) -> str:
     """A short name of a set of members, which people can compare."""
-    digest = hashlib.sha256("\n".join(sorted(members)).encode()).hexdigest()
-    return "-".join(digest[start : start + 4] for start in range(0, 16, 4))
+    return keys.fingerprint("\n".join(sorted(members)))
 
 
 def hashes_of(x: Inputs) -> Hashes:

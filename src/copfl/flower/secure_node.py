@@ -9,7 +9,7 @@ for the data, not for the run: see `secure_memory`.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +18,14 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.errors import UsageError, WireError, raised_as
+from copfl.errors import WireError, raised_as
 from copfl.flower import node, secure_sum, secure_total
+from copfl.flower.keys import SigningKey, is_signed, own_key
 from copfl.flower.node import LoadData, NodeConfig, node_data
 from copfl.flower.policy import require_cohort
-from copfl.flower.registry import state_dir
-from copfl.flower.secure_members import (
-    FOLDER,
-    Member,
-    Subject,
-    context_of,
-    is_signed,
-    keys_statement,
-    sum_statement,
-)
+from copfl.flower.proposal import Proposal
+from copfl.flower.registry import key_path, state_dir
+from copfl.flower.secure_members import FOLDER, Subject, context_of, keys_statement, sum_statement
 from copfl.flower.secure_memory import Memory, changes_allowed
 from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets
 from copfl.flower.settings import Settings
@@ -71,14 +65,15 @@ class Asked(NamedTuple):
     head: Head
     about: dict[str, Any]
     session: Session
+    proposal: Proposal | None
 
     @property
     def subject(self) -> Subject:
         return Subject(self.head.run, self.head.round, self.session.name)
 
     @property
-    def member(self) -> Member:
-        return Member(self.folder)
+    def member(self) -> SigningKey:
+        return own_key(key_path(self.node_config))
 
     @property
     def memory(self) -> Memory:
@@ -87,6 +82,10 @@ class Asked(NamedTuple):
     @property
     def folder(self) -> Path:
         return state_dir(self.node_config) / FOLDER
+
+    def identities(self, cohort: Iterable[str]) -> frozenset[str]:
+        """The members whose keys these are: one that has rotated its key is the same member."""
+        return frozenset(_identity(self.proposal, key) for key in cohort)
 
     @property
     def secrets(self) -> Secrets:
@@ -98,12 +97,29 @@ class Asked(NamedTuple):
 Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
+def _identity(proposal: Proposal | None, key: str) -> str:
+    member = proposal.by_key(key) if proposal is not None else None
+    return key if member is None else member.identity
+
+
 def local_update(
-    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+    settings: Settings,
+    node_config: NodeConfig,
+    packet: Packet,
+    load_data: LoadData = node_data,
+    proposal: Proposal | None = None,
 ) -> Packet:
-    """The answer to a message of a round: the upload, or that of a phase if aggregation is secure."""
+    """The answer to a message of a round: the upload, or that of a phase if aggregation is secure.
+
+    Args:
+        settings: those of the accepted proposal.
+        node_config: the node's configuration.
+        packet: the server's message.
+        load_data: reads the node's data.
+        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
+    """
     if not settings.config.secure_aggregation:
-        return _plain_update(settings, node_config, packet, load_data)
+        return _plain_update(settings, node_config, packet, load_data, proposal)
     head = node.head_of(settings, node_config, packet)
     fields = wire.opened_head(packet)
     phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
@@ -115,25 +131,32 @@ def local_update(
     if is_repeated and phase in session.replies:
         return session.replies[phase]
     if phase == MASKED:
-        asked = Asked(settings, node_config, head, fields["about"], session)
+        asked = Asked(settings, node_config, head, fields["about"], session, proposal)
         session, reply = _masked(asked, packet, load_data)
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about
         with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
-            session, answer = ANSWERS[phase](Asked(settings, node_config, head, about, session))
+            session, answer = ANSWERS[phase](Asked(settings, node_config, head, about, session, proposal))
         reply = wire.encode((), head._replace(kind=phase), about=answer)
         session = replace(session, replies={phase: reply})
     _write(path, session)
     return reply
 
 
-def _plain_update(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Packet:
+def _plain_update(
+    settings: Settings,
+    node_config: NodeConfig,
+    packet: Packet,
+    load_data: LoadData,
+    proposal: Proposal | None,
+) -> Packet:
     """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
     folder = state_dir(node_config) / FOLDER
     memory = Memory(folder)
     if memory.is_empty:
         return node.local_update(settings, node_config, packet, load_data)
-    data, alone = load_data(settings, node_config), frozenset([Member(folder).name])
+    data = load_data(settings, node_config)
+    alone = frozenset([_identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
     history.expect(alone, changes_allowed(node_config))  # before it trains
     reply = node.local_update(settings, node_config, packet, lambda *_: data)
@@ -172,7 +195,7 @@ def _keys(asked: Asked) -> Answer:
     statement = keys_statement(asked.subject, asked.head.client, asked.settings.config.rules, public)
     fields = {
         Field.KEYS: [key.hex() for key in public],
-        Field.MEMBER: member.name,
+        Field.MEMBER: member.public,
         Field.SIGNATURE: member.sign(statement),
     }
     return replace(asked.session, secrets=secrets), fields
@@ -183,14 +206,15 @@ def _shares(asked: Asked) -> Answer:
     rules, own = asked.settings.config.rules, asked.head.client
     cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
     keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
-    if cohort.get(own) != asked.member.name or own not in keys:
+    if cohort.get(own) != asked.member.public or own not in keys:
         raise WireError("it does not name this node as a member of the sum")
     if len(set(cohort.values())) < len(cohort):
         raise WireError("it names the same member for two clients")
     require_cohort(node.node_policy(asked.node_config), len(cohort))
-    known = _known_members(asked.node_config)
-    if known and (unknown := [client for client, member in cohort.items() if member not in known]):
-        raise WireError(f"client {unknown[0]} is not in this node's list of members")
+    if asked.proposal is not None:
+        pinned = {number: member.key for number, member in asked.proposal.numbers.items()}
+        if strangers := [client for client, member in cohort.items() if pinned.get(client) != member]:
+            raise WireError(f"client {strangers[0]} is not the member that the accepted proposal names")
     for client, public in keys.items():
         statement = keys_statement(asked.subject, client, rules, public)
         if not is_signed(cohort.get(client, ""), statement, str(asked.about[Field.SIGNATURE][str(client)])):
@@ -211,7 +235,7 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
         raise WireError("it has no shares of other clients")
     data = load_data(settings, asked.node_config)
     samples = asked.memory.name_of(data.samples)
-    invited, allowed = frozenset(session.cohort.values()), changes_allowed(asked.node_config)
+    invited, allowed = asked.identities(session.cohort.values()), changes_allowed(asked.node_config)
     asked.memory.history(samples).expect(invited, allowed)  # before it trains
     trained = node.train(settings, asked.node_config, packet, lambda *_: data)
     with torch.no_grad():
@@ -249,11 +273,11 @@ def _consistent(asked: Asked) -> Answer:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
     require_cohort(node.node_policy(asked.node_config), len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
-    members = frozenset(session.cohort[client] for client in survivors)
-    allowed = changes_allowed(asked.node_config)
-    asked.memory.history(session.samples).admit(members, session.upload, allowed)
+    members = [session.cohort[client] for client in survivors]
+    added_up, allowed = asked.identities(members), changes_allowed(asked.node_config)
+    asked.memory.history(session.samples).admit(added_up, session.upload, allowed)
     # Written before the signature leaves: the others may reveal the sum without this node.
-    asked.memory.remember(session.samples, members, session.upload)
+    asked.memory.remember(session.samples, added_up, session.upload)
     statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
     return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.member.sign(statement)}
 
@@ -278,19 +302,6 @@ def _revealed(asked: Asked) -> Answer:
 
 
 ANSWERS = {KEYS: _keys, SHARES: _shares, CONSISTENT: _consistent, REVEALED: _revealed}
-
-
-def _known_members(node_config: NodeConfig) -> frozenset[str]:
-    """The members in the file that the node's owner names; none if there is no file."""
-    source = node_config.get("members")
-    if source is None:
-        return frozenset()
-    with raised_as(UsageError, "its list of members cannot be read", OSError, UnicodeDecodeError):
-        lines = Path(str(source)).expanduser().read_text().splitlines()
-    members = frozenset(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
-    if not members:
-        raise UsageError("its list of members is empty; name a member.pub in each line")
-    return members
 
 
 # -- the file ------------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError, raised_as
 from copfl.flower import secure_total
+from copfl.flower.keys import is_signed
 from copfl.flower.registry import Event
-from copfl.flower.secure_members import Subject, context_of, is_signed, keys_statement, sum_statement
+from copfl.flower.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.flower.secure_sum import PHASES, Keys, Rules, Sum, neighbours
 from copfl.flower.server import Round, Server
 from copfl.flower.state import write_json

@@ -8,7 +8,7 @@ a mask is sent again only when it changes.
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from copfl.core.batches import choose
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
 from copfl.flower.private_node import epsilons
+from copfl.flower.proposal import Proposal
 from copfl.flower.registry import ANSWER_TIMEOUT, Event, Log, Registry, silent
 from copfl.flower.settings import Settings
 from copfl.flower.state import ServerFolder, as_text
@@ -62,12 +63,14 @@ class Server:
     log: Log = silent
     pause: float = 1.0  # at most so many seconds between two polls of the transport
     retry: float = 30.0  # seconds until a client that failed is asked again
+    proposal: Proposal | None = None  # that of the run; it says which key is which client
+    revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
 
     def __post_init__(self) -> None:
         self.config = self.settings.config
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
-        self.registry = Registry(self.folder.run, self.config.clients, self.log)
+        self.registry = Registry(self.folder.run, self.config.clients, self.log, self.proposal, self.revoked)
         blank, config = blank_samples(self.task, self.settings.shape), self.config
         example = example_output(self.algorithm, self.task, blank, config.augment, config.clients)
         self.upload = example.upload  # the structure of every upload
@@ -186,6 +189,8 @@ class Server:
         for reply in self.transport.replies(list(now.pending)):
             client, _ = now.pending.pop(reply.message_id)
             try:
+                if refused := self.registry.refusal(client):
+                    raise WireError(refused)
                 read(client, Packet(*reply.checked()))
             except CopflError as error:
                 reason = now.failures[client] = printable(error)

@@ -2,20 +2,26 @@
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
+from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
+from copfl.flower.membership import revoked_keys, server_proposal
 from copfl.flower.policy import admitted, check_tables, server_policy
 from copfl.flower.processes import end_with_parent
+from copfl.flower.proposal import KEY
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
 from copfl.flower.transport import FlowerTransport
+
+PROPOSAL = "proposal.json"  # in the folder of the run: what its coordinator signed
 
 app = ServerApp()
 
@@ -33,22 +39,33 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _main(grid: Grid, context: Context) -> None:
-    policy = server_policy()
-    run_config, code = admitted(policy, context.run_config)  # before anything that it names is loaded
+    policy, home = server_policy(), Path.cwd()  # the folder of the SuperLink
+    plain = {key: value for key, value in context.run_config.items() if key != KEY}
+    run_config, code = admitted(policy, plain)  # before anything that it names is loaded
+    signed = server_proposal(policy, context.run_config)
     own_code.load(code)
     settings = settings_of(run_config)
     check_tables(policy, settings.run.tables())
-    config, runs = settings.config, str(Path("runs").absolute())  # in the folder of the SuperLink
+    config, runs = settings.config, str(home / "runs")
     run = config.run or f"run-{context.run_id}"
     resume = config.resume or started_before(runs, run, context.run_id)
     settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
     folder = ServerFolder(runs, run, resume=resume or config.join > 0)
     with folder.claimed(), operations(folder.path, run) as log:
         log(f"run {run} in {folder.path.resolve()}")
-        server = server_class(config.secure_aggregation)(settings, FlowerTransport(grid), folder, log)
+        server = server_class(config.secure_aggregation)(
+            settings,
+            FlowerTransport(grid),
+            folder,
+            log,
+            proposal=None if signed is None else signed.proposal,
+            revoked=partial(revoked_keys, home),
+        )
         if config.join:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
-        about = {**context.run_config, "run": run, "flower-run": context.run_id}
+        if signed is not None:
+            write_bytes(folder.path / PROPOSAL, signed.document)
+        about = {**plain, "run": run, "flower-run": context.run_id}
         write_json(folder.path / "config.json", about)
         for _ in server.rounds():
             pass

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import RunError, raised_as
+from copfl.flower import audit_log
+from copfl.flower.acceptance import pending
+from copfl.flower.certificates import expiries, expiry_warnings
 from copfl.flower.events import AUDIT, Verified, verified
 from copfl.flower.registry import Event
 from copfl.flower.transport import printable, read_json
@@ -30,7 +33,8 @@ def read_app(folder: Path) -> dict[str, Any]:
     none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
     with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
         tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
-        return {**tool["copfl"], "config": tool["flwr"]["app"]["config"]}
+        config = {key: value for key, value in tool["flwr"]["app"]["config"].items() if key != "proposal"}
+        return {**tool["copfl"], "config": config}
 
 
 def status(folder: Path, run: str | None = None) -> dict[str, Any]:
@@ -84,7 +88,9 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         result |= {"run": name, **_of_run(path, found)}
         problems += [result["audit"]["problem"]] if result["audit"]["problem"] else []
         problems += [f"the run {result['state']}"] if result["state"] in ("failed", "was interrupted") else []
-    return result | {"problems": problems}
+    ends = expiries(folder / "keys")
+    result["certificates"] = {name: end.isoformat() for name, end in ends.items()}
+    return result | {"problems": problems + expiry_warnings(ends, datetime.datetime.now(datetime.UTC))}
 
 
 def _runs(path: Path) -> list[str]:
@@ -207,6 +213,11 @@ def _of_node(folder: Path) -> dict[str, Any]:
         if number.isdecimal():
             runs[path.parent.name] = int(number) + 1
     problems = [] if is_running else ["the node is not running"]
+    audit = None
+    if (folder / audit_log.FILE).exists():
+        found = audit_log.verified(folder / audit_log.FILE)
+        audit = {"lines": len(found.lines), "problem": found.problem, "last_hash": found.last_hash}
+        problems += [f"{audit_log.FILE}: {found.problem}"] if found.problem else []
     is_training = (worker / "message").exists()
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
@@ -217,6 +228,8 @@ def _of_node(folder: Path) -> dict[str, Any]:
         "training": is_running and is_training,
         "seconds_since_contact": contact,
         "runs": runs,  # by name: the last round that it trained
+        "audit": audit,
+        "waiting_proposals": [signed.proposal.digest for signed in pending(folder)],
         "last_error": read_json(worker / LAST_ERROR) or None,
         "problems": problems,
     }
@@ -243,12 +256,23 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
         f"node        {'training' if found['training'] else 'running' if found['running'] else 'not running'}"
     ]
     lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
-    return lines + [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
+    lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
+    lines += [
+        f"waiting     proposal {digest[:16]}: `copfl federate approve`"
+        for digest in found["waiting_proposals"]
+    ]
+    return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
+
+
+def _audit_line(audit: dict[str, Any]) -> str:
+    intact = "no line changed or removed" if not audit["problem"] else "DAMAGED"
+    return f"audit log   {audit['lines']} lines, {intact}; last hash {audit['last_hash'][:16]}"
 
 
 def _server_lines(found: dict[str, Any]) -> list[str]:
     superlink = found["superlink"]
     lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
+    lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
     if "run" not in found:
         return [*lines, "runs        none yet"]
     rounds, last, audit = found["rounds"], found["last_round"], found["audit"]
@@ -269,5 +293,4 @@ def _server_lines(found: dict[str, Any]) -> list[str]:
         seconds = max(found["waiting_for"].values())
         lines.append(f"waiting     for clients {', '.join(found['waiting_for'])}, {seconds:.0f} s")
     lines += [f"late        client {client}: {why}" for client, why in found["late"].items()]
-    intact = "no line changed or removed" if not audit["problem"] else "DAMAGED"
-    return [*lines, f"audit log   {audit['lines']} lines, {intact}; last hash {audit['last_hash'][:16]}"]
+    return [*lines, _audit_line(audit)]

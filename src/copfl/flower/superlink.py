@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import CopflError, UsageError
+from copfl.flower.membership import server_proposal
 from copfl.flower.policy import PolicyError, refusals, server_policy
+from copfl.flower.proposal import KEY
 from copfl.flower.run_config import COMPONENTS
 from copfl.flower.transport import printable
 
@@ -70,10 +72,11 @@ def check_run(request: Any, folder: Path) -> None:
         raise UsageError("this server executes the app of its own folder alone")
     check_app(request.fab.content, folder)
     config = flatten_dict(get_fab_config(request.fab.content)["tool"]["flwr"]["app"].get("config"))
-    if refused := refusals(
-        server_policy(), fuse_dicts(config, user_config_from_proto(request.override_config))
-    ):
+    run_config = fuse_dicts(config, user_config_from_proto(request.override_config))
+    policy = server_policy()
+    if refused := refusals(policy, {key: v for key, v in run_config.items() if key != KEY}):
         raise PolicyError(refused)
+    server_proposal(policy, run_config)  # an error if it is not a coordinator's
 
 
 def main() -> None:

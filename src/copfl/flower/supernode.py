@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import httpx
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
@@ -46,15 +44,16 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from copfl.errors import CopflError, UsageError, raised_as
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
-from copfl.flower.certificates import new_key, private_bytes
+from copfl.flower.acceptance import coordinators
 from copfl.flower.events import configure_logging
+from copfl.flower.keys import fingerprint, own_key, read_key
 from copfl.flower.policy import policy_of
-from copfl.flower.registry import state_dir
+from copfl.flower.registry import key_path, state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
 from copfl.flower.transport import Content, Field, as_record, parsed, printable, refusal
-from copfl.flower.worker import Request
+from copfl.flower.worker import Answer, Request
 
-KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
+NODE_ID, MESSAGE, REPLY = "node-id", "message", "reply"  # files in the folder of the worker
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two requests for a message
 PROJECT, MAX_PROJECT = "pyproject.toml", 2**20  # of an app: its settings, and their most bytes
 logger = logging.getLogger("flwr")
@@ -86,11 +85,21 @@ class Connection(NamedTuple):
 def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
     """Answers the server's messages until the process is ended."""
     configure_logging()
-    policy_of(node_config, state_dir(node_config))  # an error in it is reported before anything is sent
+    if address.key is not None:
+        node_config = {**node_config, "key": str(address.key.expanduser().absolute())}
+    policy = policy_of(
+        node_config, state_dir(node_config)
+    )  # an error in it is reported before anything is sent
+    if not (coordinators(policy, node_config) or policy.proposals.unsigned or policy.proposals.by_hand):
+        logger.warning(
+            "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
+        )
     folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):
-        keys = _keys(address.key or _own_key(folder / KEY))
+        key = own_key(key_path(node_config)) if address.key is None else read_key(address.key)
+        logger.info("copfl: this node's key is %s", fingerprint(key.public))
+        keys = key.key, key.key.public_key()
         _admit(address, certificates, keys, folder / NODE_ID)
         with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
             connection = Connection(*functions)
@@ -141,12 +150,13 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                         logger.warning(text, address.key, printable(error.response.text))
                     time.sleep(5)
 
-        if address.key is None:
+        is_registered = address.key is not None and certificates is not None  # by the server's owner
+        if not is_registered:
             request(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
         earlier = node_id.read_text() if node_id.exists() else ""
         if earlier.isdecimal():
             request(lambda: leave(int(earlier)))
-        if address.key is not None:
+        if is_registered:
             request(activate, is_awaited=True)  # Flower's connection ends the process without the key
 
 
@@ -236,7 +246,7 @@ class Node:
                 self.app, self.run = self._app(run), run
             answer = worker.respond(message, self.app, node=os.getpid())
         except UsageError as error:  # of the app
-            answer = refusal(error)
+            answer = worker.logged(message, Request({}, self.node_config), Answer(refusal(error)))
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
@@ -297,19 +307,3 @@ def _message(content: bytes) -> Any:
 def _read(path: Path) -> bytes:
     with raised_as(UsageError, f"{path}: {{}}; name a file that this user can read", OSError):
         return path.expanduser().read_bytes()
-
-
-def _own_key(path: Path) -> Path:
-    """The file of the node's own key, created with its first start."""
-    if not path.exists():
-        write_bytes(path, private_bytes(new_key(), "OpenSSH"), private=True)
-    return path
-
-
-def _keys(path: Path) -> Any:
-    """The node's private and public key."""
-    with raised_as(UsageError, f"{path} is not a private key without a password ({{}})", ValueError):
-        private = load_ssh_private_key(_read(path), None)
-    if not isinstance(private, EllipticCurvePrivateKey):
-        raise UsageError(f"{path} is not an elliptic-curve key; create one with `ssh-keygen -t ecdsa -b 384`")
-    return private, private.public_key()

@@ -24,8 +24,11 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from copfl.errors import CopflError, RunError, UsageError, raised_as
-from copfl.flower.policy import PolicyError, Refusal, admitted, policy_of
+from copfl.errors import CopflError, RunError, UsageError, WireError, raised_as
+from copfl.flower import audit_log
+from copfl.flower.acceptance import accepted, as_member
+from copfl.flower.policy import PolicyError, Refusal, policy_of
+from copfl.flower.proposal import KEY, from_text
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
@@ -47,34 +50,79 @@ class Request(NamedTuple):
     content: Content = ("", b"")
 
 
+class Answer(NamedTuple):
+    """What the node sends, and what its audit log says of it."""
+
+    content: Content
+    epsilon: float | None = None  # of a noised upload
+
+
 # -- the caller ----------------------------------------------------------------------------------------------
 
 
-def answer(request: Request, node: int) -> Content:
+def answer(request: Request, node: int) -> Answer:
     """The answer to a request: the worker's, or computed here if the node is configured without one."""
     if request.node_config.get("worker", True):
         return call(request, node)
     from copfl.flower.resident import Resident
 
-    return Resident().answer(request)
+    resident = Resident()
+    return Answer(resident.answer(request), resident.epsilon)
 
 
 def respond(message: Any, request: Request, node: int) -> Content:
-    """The answer to a message of Flower; an error is a refusal."""
-    kind = message.metadata.message_type.partition(".")[0]
+    """The answer to a message of Flower, which the audit log has before it leaves; an error is a refusal."""
     try:
-        admitted(policy_of(request.node_config, state_dir(request.node_config)), request.run_config)
-        content = content_of(message)
-        if kind == HELLO:
-            return greeting(request.node_config, content)
-        if kind not in (TRAIN, JOIN):
-            raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
-        return answer(request._replace(kind=kind, content=content), node)
+        answered = _answered(message, request, node)
     except CopflError as error:
-        return refusal(error, [str(value) for value in request.node_config.values()])
+        answered = Answer(refusal(error, _places(request.node_config)))
+    return logged(message, request, answered)
 
 
-def call(request: Request, node: int) -> Content:
+def _answered(message: Any, request: Request, node: int) -> Answer:
+    """The answer to a message, if the node has accepted its proposal."""
+    node_config, kind = request.node_config, _kind(message)
+    policy = policy_of(node_config, state_dir(node_config))
+    proposal = accepted(policy, node_config, request.run_config).proposal
+    content = content_of(message)
+    if kind == HELLO:
+        return Answer(greeting(as_member(node_config, proposal), content, proposal))
+    if kind not in (TRAIN, JOIN):
+        raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
+    return answer(request._replace(kind=kind, content=content), node)
+
+
+def logged(message: Any, request: Request, answered: Answer) -> Content:
+    """The answer to a message, once the audit log has it; a refusal if that cannot be written.
+
+    Args:
+        message: that of Flower.
+        request: has the run config and the node's configuration.
+        answered: what the node would send.
+    """
+    question, stated = ("", b""), None
+    with contextlib.suppress(WireError):
+        question = content_of(message)
+    with contextlib.suppress(UsageError):  # also one that was not accepted, if its coordinator signed it
+        stated = from_text(request.run_config.get(KEY)).proposal
+    try:
+        entry = audit_log.entry_of(_kind(message), question, answered.content, stated, answered.epsilon)
+        audit_log.append(state_dir(request.node_config), entry)
+    except CopflError as error:
+        return refusal(error, _places(request.node_config))
+    return answered.content
+
+
+def _kind(message: Any) -> str:
+    return str(message.metadata.message_type).partition(".")[0]
+
+
+def _places(node_config: Mapping[str, Any]) -> list[str]:
+    """The paths of this machine that no refusal may have."""
+    return [str(value) for value in node_config.values()]
+
+
+def call(request: Request, node: int) -> Answer:
     """The worker's answer. `node` is the process with which the worker ends."""
     folder = private_folder(state_dir(request.node_config) / FOLDER)
     bounds = policy_of(request.node_config, folder.parent).bounds
@@ -86,7 +134,8 @@ def call(request: Request, node: int) -> Content:
             with _connection(folder, node) as worker:
                 for part in (json.dumps(fields).encode(), head.encode(), body):
                     worker.send_bytes(part)
-                return worker.recv_bytes().decode(), worker.recv_bytes()
+                content = worker.recv_bytes().decode(), worker.recv_bytes()
+                return Answer(content, json.loads(worker.recv_bytes()))
         except (OSError, EOFError):  # it ended before it answered
             if time.monotonic() - started >= bounds.seconds:
                 raise PolicyError((Refusal("bounds.seconds", "it took too long"),), "request") from None
@@ -213,6 +262,7 @@ class Worker:
                 self.most_memory = math.inf
                 caller.send_bytes(answer_head.encode())
                 caller.send_bytes(answer_body)
+                caller.send_bytes(json.dumps(resident.epsilon).encode())
             if resident_memory() > memory * 2**30:
                 self.end()
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 

@@ -465,7 +465,7 @@ def test_names_that_the_output_cannot_show_are_no_reason_to_fail(
     written = {name: io.BytesIO() for name in ("stdout", "stderr")}
     for name, content in written.items():
         monkeypatch.setattr(sys, name, io.TextIOWrapper(content, encoding="ascii", write_through=True))
-    words = ["run", "-d", "größe.npz", "-m", "mlp", "-n", "2", "-r", "1", "-o", "out"]
+    words = ["run", "-a", "fedavg", "-d", "größe.npz", "-m", "mlp", "-n", "2", "-r", "1", "-o", "out"]
     monkeypatch.setattr(sys, "argv", ["copfl", *words])
     with pytest.raises(SystemExit, match="0"):
         main()

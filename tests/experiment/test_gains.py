@@ -101,6 +101,8 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
     answer = called(
         capsys,
         "run",
+        "-a",
+        "copfl",
         "-d",
         "digits",
         *TINY_OPTIONS,

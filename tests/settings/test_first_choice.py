@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from torch import nn
 
 import copfl
 from copfl.data.arrays import from_arrays
@@ -26,6 +27,7 @@ from copfl.settings.first_choice import Known, first_choice
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
         (Known(REGRESSION, 300, 40, "mlp"), ("fedper", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
+        (Known(CLASSIFICATION, 40, 40, "cnn", head_only=True), ("fedavg_ft", "fedexp", 3e-3, "constant", 8)),
     ],
 )
 def test_the_rule(known: Known, how: tuple[str, str, float, str, int]) -> None:
@@ -62,6 +64,14 @@ def test_small_sets_and_texts_have_their_own() -> None:
     words = complete({"data": {"name": "banking77"}})
     assert (words.optimizer.lr, words.addons.options["lr_schedule"]) == (1e-2, "cosine")
     assert complete({"privacy": {"noise": 1.0}}).algorithm.name == "fedper"
+
+
+def test_a_model_of_one_layer_is_shared_as_a_whole() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert complete(values={"model": flat}).algorithm.name == "fedavg_ft"
+    deep = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    assert complete(values={"model": deep}).algorithm.name == "fedpac"
+    assert complete({"model": {"name": "mlp", "train": "head"}}).algorithm.name == "fedavg_ft"
 
 
 def test_an_option_needs_the_name_of_its_algorithm() -> None:

@@ -63,13 +63,13 @@ def run(
             return follow()
         preset = "demo" if is_demo else preset or ""
         description = complete(*layers, line, preset=preset)
+        prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             print(
                 f"No algorithm is named, so this is {description.method_text}: seldom far from the best "
                 "(docs/results.md). `copfl choose` compares methods on your data.",
                 file=sys.stderr,
             )
-        prepared = prepare(description, tell=show.tell)
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
             _train(prepared, folder, show)

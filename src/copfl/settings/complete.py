@@ -230,7 +230,15 @@ def _known(tables: Tables, own: Mapping[str, Any]) -> Known:
         model,
         pretrained.is_pretrained(model),
         bool(tables["privacy"] or tables["robust"]),
+        tables["model"].get("train") == "head" or _has_one_layer(own.get("model")),
     )
+
+
+def _has_one_layer(model: object) -> bool:
+    """Whether the model is a module whose trained parameters are all in one layer."""
+    if not hasattr(model, "named_parameters") or isinstance(model, type):
+        return False
+    return len({name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}) < 2
 
 
 def _defaults(data: str) -> Tables:

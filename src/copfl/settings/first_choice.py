@@ -23,6 +23,7 @@ class Known(NamedTuple):
     model: str
     pretrained: bool = False
     sums_only: bool = False  # the server may see sums of uploads only, as with privacy
+    head_only: bool = False  # there is no body that could be shared beside a personal head
 
 
 class FirstChoice(NamedTuple):
@@ -59,6 +60,8 @@ def first_choice(known: Known) -> FirstChoice:
         lr, schedule = 1e-2, "cosine"
     elif known.rounds * known.samples < SHORT_RUN and not known.pretrained:
         lr = 3e-3
+    if known.head_only:
+        return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", lr, schedule, batch)
     if known.kind != CLASSIFICATION:
         return FirstChoice("fedper", {}, "fedexp", lr, schedule, batch)  # FedPAC needs classes
     if known.sums_only:

@@ -45,7 +45,8 @@ class ServerOptimizer(Wrapper):
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
                 f"the server of {type(self.algorithm).__name__.lower()} has no weights, so it has no step; "
-                'leave the server optimizer out, which is server.name="mean"'
+                'leave the server optimizer out, which is server.name="mean", or name an algorithm that shares '
+                "all of the model, such as fedavg_ft"
             )
         return OptimizedServer(server, self.rule.init(server.w))
 

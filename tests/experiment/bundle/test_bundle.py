@@ -230,7 +230,7 @@ def test_what_is_wrong_with_a_folder_is_said(run: Path, tmp_path: Path) -> None:
         copfl.load(tmp_path)
     shutil.copytree(run, tmp_path / "old")
     shutil.rmtree(tmp_path / "old" / "models")
-    with pytest.raises(RunError, match="bundles are written when a run ends"):
+    with pytest.raises(RunError, match="has no bundles: they are written when a run ends"):
         copfl.load(tmp_path / "old", 0)
     (tmp_path / "old" / "models").mkdir()
     (tmp_path / "old" / "models" / "client-0000.safetensors").write_bytes(b"")

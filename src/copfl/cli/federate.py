@@ -279,7 +279,7 @@ def policy(
         entries = {"code": allowed.code, "bases": allowed.bases, "files": allowed.files}
         print(f"{file} is valid; entered: {', '.join(f'{len(e)} of {name}' for name, e in entries.items())}")
         return
-    lines = policy_file.explained(allowed, read_app(of_app)["config"])
+    lines = policy_file.explained(allowed, read_app(of_app)["config"], file.parent)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise typer.Exit(1)

@@ -24,11 +24,13 @@ from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment.models import tokenized
+from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
+from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
-from copfl.flower.private_node import SecretNoise, enter_upload, with_key
+from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
-from copfl.flower.secure_memory import Hashes, hashes_of
+from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
@@ -136,6 +138,7 @@ class Trained(NamedTuple):
     output: ClientOutput
     metrics: dict[str, torch.Tensor]
     note: str
+    noised: str  # the name of the upload in the ledger; empty: it has no noise
 
     def save(self) -> None:
         """Writes the client's record."""
@@ -161,25 +164,40 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
-        if isinstance(algorithm, SecretNoise):
-            enter_upload(records.folder, output.upload)
+        noised = enter_upload(records.folder, output.upload) if isinstance(algorithm, SecretNoise) else ""
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
             rows = {name: value.unsqueeze(0) for name, value in found.items()}
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
-    return Trained(head, about, records, client, output, metrics, note)
+    _enter_release(settings, node_config, head, data.samples, noised)
+    return Trained(head, about, records, client, output, metrics, note, noised)
+
+
+def _enter_release(
+    settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
+) -> None:
+    """Writes the upload into the node's ledger, before it leaves; PolicyError if it costs too much epsilon."""
+    folder, config = state_dir(node_config) / FOLDER, settings.config
+    release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
+    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):
+        noise, place = upload_noise(settings.algorithm), UPLOAD
+        if config.secure_aggregation:  # others may reveal a sum of so few, if this node is lost
+            fewest = max(config.rules.threshold, SMALLEST_COHORT)
+            noise, place = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
+    Ledger(folder).enter(release, node_policy(node_config).privacy)
 
 
 def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
-    The policy has the last word.
+    The policy has the last word. They have no noise, so none leave where it limits epsilon.
     """
-    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}
-    return may_leave[node_policy(node_config).reports] and bool(
-        node_config.get("metrics", not settings.config.privacy)
-    )
+    policy = node_policy(node_config)
+    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}[policy.reports]
+    is_wanted = bool(node_config.get("metrics", not settings.config.privacy))
+    return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
 
 
 def node_policy(node_config: NodeConfig) -> Policy:
@@ -265,7 +283,12 @@ def personalise(
         write_packet(records.folder / "personal.copfl", packet)
     name = task.metrics[0].name
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
-    if policy.reports != "all":  # they are of this node alone
-        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [reports]", metrics)
+    line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
+    if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise
+        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [%s]", metrics, line)
         metrics = {}
+    else:
+        folder = state_dir(node_config) / FOLDER
+        release = Release(KnownData(folder).name_of(data.samples), head.run, head.round, noise=0.0)
+        Ledger(folder).enter(release, policy.privacy)
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

@@ -177,6 +177,8 @@ class Privacy:
         0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
     )
     clip: float = 1e6  # most
+    lifetime_epsilon: float = 0.0  # most, of all runs on the same data together; 0: no limit
+    delta: float = 1e-5  # of that epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +234,8 @@ class Policy:
             for name, number in vars(table).items():
                 if not 0 <= number < math.inf:
                     raise UsageError(f"{name}={number} in a policy must be at least 0 and finite")
+        if not 0 < self.privacy.delta < 1:
+            raise UsageError(f"delta={self.privacy.delta:g} in a policy must be above 0 and below 1")
         for code in self.code:
             if not REFERENCE.fullmatch(code.reference):
                 raise UsageError(f'code "{code.reference[:60]}" in a policy must be module:attribute')
@@ -525,6 +529,10 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
             else f": {privacy.noise:g} for each of {selected:g} uploads, which the server receives"
         )
         yield Refusal("privacy.noise", least + each)
+    if privacy.lifetime_epsilon and not (_all_numbers(noise) and noise > 0):
+        yield Refusal(
+            "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
+        )
 
 
 def _all_numbers(*values: Any) -> bool:

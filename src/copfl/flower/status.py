@@ -17,6 +17,8 @@ from copfl.flower import audit_log
 from copfl.flower.acceptance import pending
 from copfl.flower.certificates import expiries, expiry_warnings
 from copfl.flower.events import AUDIT, Verified, verified
+from copfl.flower.ledger import Spent, spent
+from copfl.flower.policy import policy_of
 from copfl.flower.registry import Event
 from copfl.flower.transport import printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
@@ -222,6 +224,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
         problems.append(f"the node has no contact with its server {since}")
+    privacy = spent(folder, policy_of({}, folder).privacy)
     return {
         "kind": "node",
         "running": is_running,
@@ -230,6 +233,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
         "runs": runs,  # by name: the last round that it trained
         "audit": audit,
         "waiting_proposals": [signed.proposal.digest for signed in pending(folder)],
+        "privacy": privacy._asdict() if privacy else None,  # what its data have spent
         "last_error": read_json(worker / LAST_ERROR) or None,
         "problems": problems,
     }
@@ -261,6 +265,7 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
         f"waiting     proposal {digest[:16]}: `copfl federate approve`"
         for digest in found["waiting_proposals"]
     ]
+    lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
     return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
 
 

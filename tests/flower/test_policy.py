@@ -188,7 +188,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a list of tables": {"options.personal": '[{"a": 1}]'},
     "a long list": {"options.personal": json.dumps(["a"] * 100_000)},
     "a long text": {"classes": "a," * 10**6},
-    "weak neighbours": {"secure-aggregation": True, "clients": 100, "secure-neighbours": 2},
     "one client in a sum": {"secure-aggregation": True, "clients": 1},
     "few of many in a sum": {"secure-aggregation": True, "clients": 1000, "participation": 0.001},
     "rollback": {"rollback": True},

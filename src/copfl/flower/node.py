@@ -30,6 +30,7 @@ from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
+from copfl.flower.run_limit import admit_run
 from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
@@ -112,6 +113,7 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
         raise WireError(f"it is of run {run}, and the run config of {settings.config.run}")
     if not 0 <= round <= settings.config.rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {settings.config.rounds} rounds")
+    admit_run(node_policy(node_config), state_dir(node_config), run)
     known = known_client(node_config, run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
 

@@ -154,7 +154,10 @@ class Bounds:
     updates: int = 100  # of a new client
     numbers: int = 10_000_000  # in one sample
     classes: int = 100_000
+    layers: int = 1000  # of a model
+    parameters: int = 200_000_000  # of a model of copfl's, with its adapter
     option: float = 1e6  # the absolute value of any other number
+    runs_per_day: int = 100  # that begin on this machine
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
     seconds: float = 3600.0  # of one request: then the worker that answers it is ended
     memory: float = 64.0  # GiB of the worker while it answers
@@ -165,8 +168,7 @@ class SecureAggregation:
     """When uploads may leave."""
 
     required: bool = False
-    cohort: int = 2  # least number of clients in a sum
-    neighbours: int = 20  # least number of clients with which secrets are shared, in larger cohorts
+    cohort: int = 3  # least number of clients in a sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,12 +514,6 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
     )
     if is_secure and selected < secure.cohort:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
-    neighbours = flat.get("secure_neighbours", 0)
-    if is_secure and _all_numbers(neighbours) and 0 < neighbours < min(secure.neighbours, selected - 1):
-        yield Refusal(
-            "secure_aggregation.neighbours",
-            f"secure-neighbours={neighbours} must be 0 or at least {secure.neighbours}",
-        )
     noise = flat.get("privacy", 0.0)
     # The noise of a sum is divided among the clients of a round, however many there really are.
     shared = 1.0 if is_secure else max(selected, 1.0) ** 0.5
@@ -604,6 +600,8 @@ def _option(policy: Policy, title: str, option: Any, value: Any, base: Base | No
         return "files", _name(*_files(policy, "tokenizer"))(value)
     if option.endswith("epochs"):
         return "bounds.epochs", _whole(0, most.epochs)(value)
+    if option.endswith("layers"):
+        return "bounds.layers", _whole(0, most.layers)(value)
     if option.endswith("steps"):
         return "bounds.steps", _whole(0, most.steps)(value)
     values = value if isinstance(value, list | tuple) else [value]

@@ -44,7 +44,7 @@ def _main(grid: Grid, context: Context) -> None:
     run_config, code = admitted(policy, plain)  # before anything that it names is loaded
     signed = server_proposal(policy, context.run_config)
     own_code.load(code)
-    settings = settings_of(run_config)
+    settings = settings_of(run_config, policy.bounds.parameters)
     check_tables(policy, settings.run.tables())
     config, runs = settings.config, str(home / "runs")
     run = config.run or f"run-{context.run_id}"

@@ -196,6 +196,10 @@ def join(
 def server(
     *,
     folder: AppFolder,
+    listen: Annotated[
+        str | None,
+        option("Federation", "HOST:PORT behind a reverse proxy; default: the app's port, for all machines."),
+    ] = None,
     metrics: Metrics = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -205,7 +209,7 @@ def server(
     _set_environment(metrics, log_format, log_level)
     from copfl.flower.deployed import serve
 
-    serve(folder)
+    serve(folder, listen)
 
 
 @command

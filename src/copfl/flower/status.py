@@ -24,7 +24,8 @@ from copfl.flower.transport import printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
-LOCAL_HOME = ".flwr/local"  # of Flower's command, for a federation on one machine
+FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
+LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
 CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
 LATE_AFTER = 10.0  # seconds that a client may need in any case
 ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
@@ -106,12 +107,12 @@ def _runs(path: Path) -> list[str]:
 
 
 def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
-    """Where the SuperLink is: that of `up` while it runs, or the app's, seen from this machine."""
-    if is_locked(folder / LOCAL_HOME / "lock"):
-        with contextlib.suppress(OSError, KeyError, ValueError):
-            text = (folder / LOCAL_HOME / "config.toml").read_text()
-            host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
-            return host, int(port)
+    """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server."""
+    home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        text = (folder / home / "config.toml").read_text()
+        host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
+        return host, int(port)
     return str(app["host"]), int(app["port"])
 
 

@@ -290,6 +290,30 @@ def policy(
 
 
 @command
+def clean(
+    *,
+    folder: AppOrStateFolder,
+    days: Annotated[
+        float, option("Output", "Remove what was written last before so many days; default: 90.")
+    ] = 90.0,
+    keep: Annotated[
+        int, option("Output", "So many of the last runs stay, whatever their age; default: 5.")
+    ] = 5,
+    rehearse: Annotated[
+        bool, option("Output", "Print what would be removed, and remove nothing.", "--dry-run")
+    ] = False,
+) -> None:
+    """Remove old runs, with their apps and logs, from a server or a node; a node's old personal models too."""
+    from copfl.flower.retention import clean as remove
+
+    removed = remove(folder, days=days, keep=keep, is_rehearsal=rehearse)
+    for entry in removed:
+        print(f"{'would remove' if rehearse else 'removed'} {entry.path}, {entry.bytes:,} bytes")
+    if not removed:
+        print("nothing is older, and not of the last runs")
+
+
+@command
 def backup(
     *,
     folder: AppOrStateFolder,

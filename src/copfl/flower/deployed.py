@@ -27,11 +27,10 @@ from copfl.flower.membership import (
 )
 from copfl.flower.membership import FILE as MEMBERS
 from copfl.flower.proposal import KEY, Signed
-from copfl.flower.status import FLOWER_HOME, answers, is_locked, read_app, status
+from copfl.flower.status import DATABASE, FLOWER_HOME, answers, is_locked, read_app, status
 from copfl.flower.transport import printable
 from copfl.settings.toml import written
 
-DATABASE = "superlink.db"
 KEYS_INTERVAL = 2.0  # seconds between two looks at the keys in the folder
 START_TIMEOUT = 60.0  # seconds that a server may need to start
 FLOWER_VARIABLES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}

@@ -5,10 +5,12 @@ the client starts from the record after that one. So a round that is repeated af
 an upload that arrived too late has no effect.
 """
 
+import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,8 +24,9 @@ from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
-from copfl.errors import DataError, RunError, UsageError, WireError
+from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.models import tokenized
+from copfl.experiment.preparation import device_of
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
@@ -39,17 +42,14 @@ from copfl.settings import user_code
 from copfl.wire import Head, Packet
 
 NodeConfig = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class NodeData(NamedTuple):
     train: Data
     test: Data
     samples: Hashes  # of those for training
-    task: Task | None = None  # the tail of the model, where the samples are features of its frozen front
-
-    def trained(self, settings: Settings) -> Task:
-        """What is trained on the samples."""
-        return settings.task if self.task is None else self.task
+    task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
@@ -67,13 +67,32 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-    samples = hashes_of(dataset.train.x)
+    samples, device = hashes_of(dataset.train.x), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
-    train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
-    if settings.config.augment or traits(settings.algorithm).cut:
-        return NodeData(train, test, samples)
-    task, (train, test) = of_one_client(settings.task, (train, test))
+    train, test = (moved(_fitted(settings, dataset, part), device) for part in (dataset.train, dataset.test))
+    task = settings.task if device.type == "cpu" else task_on(settings.task, device)
+    if not (settings.config.augment or traits(settings.algorithm).cut):
+        task, (train, test) = of_one_client(task, (train, test))
     return NodeData(train, test, samples, task)
+
+
+def node_device(node_config: NodeConfig) -> torch.device:
+    """The device on which this node trains: its CPU, unless its configuration names a GPU."""
+    name = str(node_config.get("device", "cpu"))
+    with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
+        return device_of(name)
+
+
+def task_on(task: Task, device: torch.device) -> Task:
+    """The task with all its tensors on the device."""
+    module = copy.deepcopy(task.module).to(device)
+    tensors = {name: moved(getattr(task, name), device) for name in ("initial", "mean", "std", "public")}
+    return dataclasses.replace(task, module=module, **tensors)
+
+
+def moved(record: T, device: torch.device) -> T:
+    """The record with all its tensors on the device."""
+    return tree.each(lambda tensor: tensor.to(device), record)
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
@@ -155,13 +174,14 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
     if head.round == settings.config.rounds:  # after the last one new clients are fitted, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     data = load_data(settings, node_config)
-    algorithm, task = settings.algorithm, data.trained(settings)
+    algorithm, task = settings.algorithm, data.task
     records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
     if isinstance(algorithm, SecretNoise):
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
-        batches = _plan(settings, head, data)
+        client, down = moved((client, down), task.device)
+        batches = moved(_plan(settings, head, data), task.device)
         output = algorithm.client_update(task, client, down, data.train, batches)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
@@ -172,6 +192,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
             rows = {name: value.unsqueeze(0) for name, value in found.items()}
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
+        client, output, metrics = moved((client, output, metrics), torch.device("cpu"))
     _enter_release(settings, node_config, head, data.samples, noised)
     return Trained(head, about, records, client, output, metrics, note, noised)
 
@@ -236,7 +257,7 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
         batch=settings.config.batch,
         epochs=settings.algorithm.total_epochs,
         augment=settings.config.augment,
-        random=data.trained(settings).probed(data.train).random,
+        random=data.task.probed(data.train).random,
     )
     return tree.row(order, 0)
 
@@ -268,16 +289,18 @@ def personalise(
     if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
         raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
     data = load_data(settings, node_config)
-    algorithm, task = settings.algorithm, data.trained(settings)
+    algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
+    down = moved(down, task.device)
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)
         for n in range(updates):
-            batches = _plan(settings, head._replace(round=head.round + n), data)
+            batches = moved(_plan(settings, head._replace(round=head.round + n), data), task.device)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)
         before, after = (wire.plain(primary_metrics(task, w, [data.test])[0]) for w in (initial, trained))
+        record, trained = moved((record, trained), torch.device("cpu"))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):

@@ -5,7 +5,9 @@ nodes, the ServerApp and the SuperLink, each killed by SIGKILL alone. What a sup
 the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: equal to
 the undisturbed federation, bit for bit, or which clients were left out of which round; what is left:
 processes, sockets, temporary files; and how often the SuperLink's database, which has the messages, had personal
-values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums.
+values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums. The nodes
+have the strict policy that `copfl federate policy` writes; without secure sums, but for `secure_aggregation.required`.
+Kills are at random moments of random rounds, over the whole run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,6 +38,7 @@ from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
 from copfl.flower.local import LocalFederation
+from copfl.flower.policy_file import strict
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
@@ -50,6 +54,12 @@ class Killed:
         self.config = CONFIG | {"rounds": rounds, "deadline": 60, "secure-aggregation": secure_aggregation}
         self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")
+        policy = folder / "policy.toml"
+        policy.write_text(
+            strict() if secure_aggregation else strict().replace("required = true", "required = false")
+        )
+        for node in self.nodes:
+            node["policy"] = str(policy)
         self.runs, self.draw = folder / "app" / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)
         self.local = LocalFederation(app, secure=True)
@@ -90,8 +100,13 @@ class Killed:
         resume = (self.server_folder.path / "server.copfl").exists()
         self.local.start_run({"resume": resume})
 
-    def kill(self, victim: str) -> None:
-        """Kills one process, and starts again what its supervisor would."""
+    @property
+    def length(self) -> float:
+        """Seconds of a round that was not disturbed."""
+        return statistics.median(record["seconds"] for record in self.server_folder.rounds())
+
+    def kill(self, victim: str) -> bool:
+        """Kills one process, and starts again what its supervisor would; False if there is none."""
         client = self.draw.randrange(3)
         pids = {
             "worker": self.with_word("copfl.flower.worker"),
@@ -100,7 +115,7 @@ class Killed:
             "superlink": [self.local.running["superlink"].pid],
         }[victim]
         if not pids:
-            return
+            return False
         self.search_messages()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.draw.choice(pids), signal.SIGKILL)
@@ -120,6 +135,7 @@ class Killed:
             if victim == "superlink":
                 self.local.start_superlink()
             self.start_run()
+        return True
 
     def wait(self, what: Any, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -135,11 +151,11 @@ class Killed:
                 self.local.add_node(f"node-{client}", config)
             self.start_run()
             self.wait(lambda: self.done() > 0, 300)
-            while sum(self.kills.values()) < kills and self.done() < self.rounds:
-                before = self.done()
-                time.sleep(self.draw.uniform(0, 4))
-                self.kill(self.draw.choice(VICTIMS))
-                self.wait(lambda before=before: self.done() > before, 400)
+            for due in sorted(self.draw.sample(range(1, self.rounds), kills)):  # a round each, of all of them
+                self.wait(lambda due=due: self.done() >= due, 400)
+                time.sleep(self.draw.uniform(0, self.length))
+                while not self.kill(self.draw.choice(VICTIMS)):
+                    time.sleep(0.2)
             self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.local.running["run"].wait(60)

@@ -74,13 +74,13 @@ class Ledger:
         earlier = self.of(release.samples)
         if any(_is_same(release, other) for other in earlier):
             return
-        if limit := privacy.lifetime_epsilon:
-            spent, after = (epsilon(all_, privacy.delta) for all_ in (earlier, [*earlier, release]))
-            if after > limit:
-                asked = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
-                why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the limit is"
-                refusal = Refusal("privacy.lifetime_epsilon", f"{why} {limit:g} at delta {privacy.delta:g}")
-                raise PolicyError((refusal,), "request")
+        limit = privacy.lifetime_epsilon
+        if limit and (after := epsilon([*earlier, release], privacy.delta)) > limit:
+            spent = epsilon(earlier, privacy.delta)
+            asked = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
+            why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the limit is"
+            refusal = Refusal("privacy.lifetime_epsilon", f"{why} {limit:g} at delta {privacy.delta:g}")
+            raise PolicyError((refusal,), "request")
         self._add(Event.RELEASED, **release._asdict(), **MECHANISM)
 
     def settle(self, value: str, noise: float) -> None:

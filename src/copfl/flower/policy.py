@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -713,6 +714,11 @@ def read_policy(path: Path) -> Policy:
         content = path.read_bytes()
         if path.stat().st_mode & stat.S_IWOTH:
             raise UsageError(f"everybody on this machine can write the policy {path}; chmod o-w it")
+    return _parsed(path, content)
+
+
+@lru_cache(maxsize=8)  # a node reads it for every message
+def _parsed(path: Path, content: bytes) -> Policy:
     with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
         table = tomllib.loads(content.decode())
     with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):

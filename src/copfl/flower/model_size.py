@@ -1,5 +1,7 @@
 """How many parameters a run config asks for: counted on torch's meta device, where none has memory."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -36,6 +38,6 @@ def require_size(most: int, model: Model, adapter: Adapter, shape: tuple[int, ..
 def adapter_parameters(module: nn.Module, adapter: Adapter) -> int:
     """The number of entries of the low-rank matrices beside the target layers."""
     names = target_modules(module, str(adapter.arguments.get("targets", "auto")))
-    weights = [module.get_submodule(name).weight for name in names]
+    shapes = [module.get_parameter(f"{name}.weight").shape for name in names]
     rank = int(adapter.arguments.get("r", 8))
-    return sum(rank * (weight.shape[0] + weight[0].numel()) for weight in weights)
+    return sum(rank * (shape[0] + math.prod(shape[1:])) for shape in shapes)

@@ -125,7 +125,7 @@ def epsilon_of_upload(algorithm: object, *, secure: bool) -> float | None:
 
 def upload_noise(algorithm: Private) -> float:
     """The noise of one upload, over the clip."""
-    return algorithm.noise / algorithm.taking_part**0.5
+    return float(algorithm.noise / algorithm.taking_part**0.5)
 
 
 def sum_noise(algorithm: Any, answers: int) -> float:

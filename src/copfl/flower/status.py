@@ -137,17 +137,9 @@ def _other_runs(folder: Path) -> list[dict[str, Any]]:
             given = parsed(str(config))
             name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
             if not (folder / "runs" / name).is_dir():
-                about = {
-                    "run": printable(name, 100),
-                    "flower_run": str(flower_id),
-                    "app": printable(app, 100),
-                }
-                about |= {
-                    "submitted": str(at),
-                    "ended": bool(finished),
-                    "details": printable(details or "", 200),
-                }
-                found.append(about)
+                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
+                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
+                found.append(about | {"details": printable(details or "", 200)})
     return found
 
 

@@ -151,11 +151,14 @@ class Killed:
                 self.local.add_node(f"node-{client}", config)
             self.start_run()
             self.wait(lambda: self.done() > 0, 300)
-            for due in sorted(self.draw.sample(range(1, self.rounds), kills)):  # a round each, of all of them
+            # A round each, of all but the last: the next message removes the socket of a worker that was killed.
+            for due in sorted(self.draw.sample(range(1, self.rounds - 2), kills)):
                 self.wait(lambda due=due: self.done() >= due, 400)
                 time.sleep(self.draw.uniform(0, self.length))
+                before = self.done()
                 while not self.kill(self.draw.choice(VICTIMS)):
                     time.sleep(0.2)
+                self.wait(lambda before=before: self.done() > before, 400)
             self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.local.running["run"].wait(60)

@@ -397,6 +397,7 @@ def test_a_model_is_counted_before_it_has_memory(
     """The policy allows each number alone; the model would have terabytes."""
     monkeypatch.setattr("copfl.flower.settings.build_model", lambda *_: pytest.fail("it was built"))
     config = write_nodes(digits(), tmp_path)[0]
+    allow([config], Policy())
     run_config = CONFIG | {"model-options.width": 10_000} | keys
     assert refusals(Policy(), run_config) == ()
     head, _ = Resident().answer(Request(run_config, config, content=("", b"")))

@@ -26,8 +26,9 @@ import httpx
 from fastapi.routing import iter_route_contexts
 
 from copfl.flower import init
-from copfl.flower.certificates import make_certificates, make_node_key
+from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import serve, write_connection
+from copfl.flower.keys import make_key
 from copfl.flower.planes import Planes, is_served, is_this_machine
 from tests.flower.network import CONFIG, digits, write_nodes
 from tests.slow import slow
@@ -301,7 +302,7 @@ def test_a_node_trains_through_the_proxy_and_an_outsider_gets_nothing(tmp_path: 
     keys = app / "keys"
     coordinator(keys)
     coordinator(keys, "stranger")
-    make_node_key(tmp_path / "outsider")
+    make_key(tmp_path / "outsider")
     nodes = write_nodes(digits(2), tmp_path / "nodes")
     command = [sys.executable, "-m", "copfl", "federate"]
     with contextlib.ExitStack() as stack:

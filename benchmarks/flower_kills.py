@@ -37,6 +37,7 @@ from tests.flower.network import CONFIG, client_of, digits, farthest, play, serv
 from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
+from copfl.flower.keys import fingerprint
 from copfl.flower.local import LocalFederation
 from copfl.flower.policy_file import strict
 from copfl.flower.settings import settings_of
@@ -54,15 +55,16 @@ class Killed:
         self.config = CONFIG | {"rounds": rounds, "deadline": 60, "secure-aggregation": secure_aggregation}
         self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")
-        policy = folder / "policy.toml"
-        policy.write_text(
-            strict() if secure_aggregation else strict().replace("required = true", "required = false")
-        )
-        for node in self.nodes:
-            node["policy"] = str(policy)
         self.runs, self.draw = folder / "app" / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)
         self.local = LocalFederation(app, secure=True)
+        text = strict().replace(
+            "coordinators = []", f'coordinators = ["{fingerprint(self.local.coordinator.public)}"]'
+        )
+        text = text if secure_aggregation else text.replace("required = true", "required = false")
+        (folder / "policy.toml").write_text(text)
+        for node in self.nodes:
+            node["policy"] = str(folder / "policy.toml")
         (folder / "tmp").mkdir()
         self.local.options["env"]["TMPDIR"] = str(folder / "tmp")
         self.server_folder = ServerFolder(str(self.runs), "test", resume=True)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a n
 
 from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
 
-from copfl.flower.policy import FILE, Policy, Privacy, read_policy
+from copfl.flower.policy import FILE, Policy, Privacy, Proposals, read_policy
 from copfl.flower.policy_file import write_policy, write_strict
 from copfl.flower.resident import Resident
 from copfl.flower.secure_server import server_class
@@ -68,13 +68,13 @@ def measured(config: dict[str, Any], is_strict: bool) -> float:
         nodes = write_nodes(digits(), Path(name) / "nodes")
         for node in nodes:
             path = Path(node["state-dir"]) / FILE
+            policy = Policy()
             if is_strict:
                 write_strict(path)
+                policy = read_policy(path)
                 if config.get("privacy"):
-                    privacy = Privacy(lifetime_epsilon=1e6)
-                    write_policy(path, dataclasses.replace(read_policy(path), privacy=privacy))
-        if not is_strict:
-            assert Policy().reports == "all"  # a node without a file
+                    policy = dataclasses.replace(policy, privacy=Privacy(lifetime_epsilon=1e6))
+            write_policy(path, dataclasses.replace(policy, proposals=Proposals(unsigned=True)))
         transport = Answered(config, dict(enumerate(nodes, 100)))
         folder = ServerFolder(str(Path(name) / "runs"), "test", resume=False)
         server = server_class(True)(transport.settings, transport, folder, pause=0, retry=0)

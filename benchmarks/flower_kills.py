@@ -5,7 +5,9 @@ nodes, the ServerApp and the SuperLink, each killed by SIGKILL alone. What a sup
 the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: equal to
 the undisturbed federation, bit for bit, or which clients were left out of which round; what is left:
 processes, sockets, temporary files; and how often the SuperLink's database, which has the messages, had personal
-values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums.
+values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums. The nodes
+have the strict policy that `copfl federate policy` writes; without secure sums, but for `secure_aggregation.required`.
+Kills are at random moments of random rounds, over the whole run.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from tests.flower.network import CONFIG, client_of, digits, farthest, play, serv
 from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
+from copfl.flower.keys import fingerprint
 from copfl.flower.local import LocalFederation
+from copfl.flower.policy_file import strict
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
@@ -53,6 +57,13 @@ class Killed:
         self.runs, self.draw = folder / "app" / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)
         self.local = LocalFederation(app, secure=True)
+        text = strict().replace(
+            "coordinators = []", f'coordinators = ["{fingerprint(self.local.coordinator.public)}"]'
+        )
+        text = text if secure_aggregation else text.replace("required = true", "required = false")
+        (folder / "policy.toml").write_text(text)
+        for node in self.nodes:
+            node["policy"] = str(folder / "policy.toml")
         (folder / "tmp").mkdir()
         self.local.options["env"]["TMPDIR"] = str(folder / "tmp")
         self.server_folder = ServerFolder(str(self.runs), "test", resume=True)
@@ -90,8 +101,13 @@ class Killed:
         resume = (self.server_folder.path / "server.copfl").exists()
         self.local.start_run({"resume": resume})
 
-    def kill(self, victim: str) -> None:
-        """Kills one process, and starts again what its supervisor would."""
+    @property
+    def length(self) -> float:
+        """Seconds of the shortest round: a kill within them is in a round."""
+        return min(record["seconds"] for record in self.server_folder.rounds())
+
+    def kill(self, victim: str) -> bool:
+        """Kills one process, and starts again what its supervisor would; False if there is none."""
         client = self.draw.randrange(3)
         pids = {
             "worker": self.with_word("copfl.flower.worker"),
@@ -100,7 +116,7 @@ class Killed:
             "superlink": [self.local.running["superlink"].pid],
         }[victim]
         if not pids:
-            return
+            return False
         self.search_messages()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.draw.choice(pids), signal.SIGKILL)
@@ -120,6 +136,7 @@ class Killed:
             if victim == "superlink":
                 self.local.start_superlink()
             self.start_run()
+        return True
 
     def wait(self, what: Any, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -135,10 +152,13 @@ class Killed:
                 self.local.add_node(f"node-{client}", config)
             self.start_run()
             self.wait(lambda: self.done() > 0, 300)
-            while sum(self.kills.values()) < kills and self.done() < self.rounds:
+            # A round each, of all but the last: the next message removes the socket of a worker that was killed.
+            for due in sorted(self.draw.sample(range(1, self.rounds - 2), kills)):
+                self.wait(lambda due=due: self.done() >= due, 400)
+                time.sleep(self.draw.uniform(0, self.length))
                 before = self.done()
-                time.sleep(self.draw.uniform(0, 4))
-                self.kill(self.draw.choice(VICTIMS))
+                while not self.kill(self.draw.choice(VICTIMS)):
+                    time.sleep(0.2)
                 self.wait(lambda before=before: self.done() > before, 400)
             self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)
             with contextlib.suppress(subprocess.TimeoutExpired):

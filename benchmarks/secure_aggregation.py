@@ -25,9 +25,9 @@ from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.errors import CopflError
 from copfl.flower import secure_node
+from copfl.flower.known_data import hashes_of
 from copfl.flower.node import NodeData
 from copfl.flower.registry import greeting
-from copfl.flower.secure_memory import hashes_of
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
@@ -78,7 +78,7 @@ def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width:
     federation = Federation(dataset, SCHEMES["iid"](dataset, clients, seed=1))
     rows = [(federation.train.rows([n]), federation.test.rows([n])) for n in range(clients)]
     parts = [[type(part)(*(t[0] for t in part)) for part in pair] for pair in rows]
-    data = [NodeData(train, test, hashes_of(train.x.numpy())) for train, test in parts]
+    data = [NodeData(train, test, hashes_of(train.x.numpy()), settings.task) for train, test in parts]
     with tempfile.TemporaryDirectory() as folder:
         transport = Calls(settings, data, Path(folder))
         files = ServerFolder(folder, "cost", resume=False)

@@ -54,7 +54,7 @@ def test_the_commands_of_services_and_units_are_commands_of_copfl(
         text = unit.read_text().replace("\\\n", " ")
         (command,) = re.findall(r"^ExecStart=/opt/copfl/bin/copfl federate (.*)", text, re.MULTILINE)
         lines.append(command)
-    assert len(lines) == 10
+    assert len(lines) == 2 * 4 + len(UNITS) == 11
     for line in lines:
         done = called(capsys, "federate", *shlex.split(line.replace("${CLIENT}", "0")), "--help")
         assert done.code == 0, (line, done.err)
@@ -89,6 +89,27 @@ def test_the_units_are_valid(unit: Path, tmp_path: Path) -> None:
     copy.write_text(unit.read_text().replace("/opt/copfl/bin/copfl", sys.executable))
     done = subprocess.run([program, "verify", str(copy)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_the_units_expose_little(unit: Path) -> None:
+    """By systemd's own measure, of 10 for a service without any restriction."""
+    if (program := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    words = [program, "security", "--offline=true", "--threshold=30", "--no-pager", str(unit)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze is older than 250")
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert (done.returncode, float(exposure) < 3) == (0, True)
+
+
+def test_only_the_unit_for_a_gpu_has_devices() -> None:
+    with_gpu = [unit.name for unit in UNITS if "PrivateDevices=true" not in unit.read_text()]
+    assert with_gpu == ["copfl-node-gpu.service"]
+    text = (ROOT / "deploy" / with_gpu[0]).read_text()
+    assert "DevicePolicy=closed" in text
+    assert "--set device=cuda" in text
 
 
 @pytest.fixture

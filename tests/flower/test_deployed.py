@@ -21,6 +21,7 @@ from copfl.flower.keys import make_key
 from copfl.flower.membership import revoke
 from copfl.flower.proposal import KEY, from_text
 from copfl.flower.state import ServerFolder
+from copfl.flower.status import DATABASE
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
 
@@ -148,7 +149,7 @@ def test_only_the_owner_can_read_what_a_superlink_writes(
 ) -> None:
     """Its database has the messages of all runs; the folder may be open to others."""
     app = init(tmp_path / "app", model="mlp", config=CONFIG, port=_free_port())
-    database = app / deployed.DATABASE
+    database = app / DATABASE
     database.write_bytes(b"")
     database.chmod(0o644)
     written: list[int] = []

@@ -77,11 +77,6 @@ def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
             {"secure-aggregation": True, "clients": 10, "participation": 0.4},
             "secure_aggregation.cohort",
         ),
-        (
-            Policy(secure_aggregation=SecureAggregation(neighbours=10)),
-            {"secure-aggregation": True, "clients": 50, "secure-neighbours": 9},
-            "secure_aggregation.neighbours",
-        ),
         (Policy(privacy=Privacy(noise=2.0)), {}, "privacy.noise"),
         (Policy(privacy=Privacy(noise=2.0)), {"privacy": 1.9}, "privacy.noise"),
         (Policy(privacy=Privacy(clip=2.0)), {"privacy": 1, "privacy-clip": 2.1}, "privacy.clip"),
@@ -101,10 +96,6 @@ def test_a_run_config_below_the_owners_terms_is_refused(
         (
             Policy(secure_aggregation=SecureAggregation(cohort=4)),
             {"secure-aggregation": True, "clients": 10, "participation": 0.4},
-        ),
-        (
-            Policy(secure_aggregation=SecureAggregation(neighbours=10)),
-            {"secure-aggregation": True, "clients": 6, "secure-neighbours": 5},  # all others
         ),
         (Policy(privacy=Privacy(noise=2.0)), {"privacy": 2, "secure-aggregation": True}),
         (Policy(rollback=True), {"rollback": True}),
@@ -384,3 +375,71 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
     assert called(capsys, "federate", "policy", file).code == 2
     assert called(capsys, "federate", "policy", tmp_path / "none.toml", "--app", app).code == 2
     assert explained(Policy(), read_app(app)["config"])[2] == "metrics     are sent"
+
+
+# -- bounds of a model and of runs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": "mlp", "model-options.width": 1_000_000},  # 4 TB
+        {"model": "cnn", "model-options.width": 100_000},
+        {"model": "resnet18", "shape": "3,32,32", "mean": "", "std": "", "model-options.width": 50_000},
+        {"model": "embedding", "shape": "text", "mean": "", "std": "", "model-options.words": 1_000_000},
+        {"model": "mlp", "model-options.width": 2000, "adapter": "lora:r=900000,targets=*"},
+    ],
+    ids=lambda keys: keys.get("adapter", keys["model"]),
+)  # fmt: skip
+def test_a_model_is_counted_before_it_has_memory(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy allows each number alone; the model would have terabytes."""
+    monkeypatch.setattr("copfl.flower.settings.build_model", lambda *_: pytest.fail("it was built"))
+    config = write_nodes(digits(), tmp_path)[0]
+    allow([config], Policy())
+    run_config = CONFIG | {"model-options.width": 10_000} | keys
+    assert refusals(Policy(), run_config) == ()
+    head, _ = Resident().answer(Request(run_config, config, content=("", b"")))
+    assert "parameters, and 200,000,000 are the most [bounds.parameters]" in head
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "cnn1d", "embedding", "causal_cnn"])
+def test_models_have_as_many_parameters_as_are_counted(name: str) -> None:
+    """The bound is the number itself: one less is refused."""
+    shapes = {"cnn1d": "2,64", "embedding": "text", "causal_cnn": "text"}
+    keys = {"model": name, "shape": shapes.get(name, "3,32,32"), "algorithm": "fedavg", "mean": "", "std": ""}
+    keys |= {"kind": "next_token", "classes": "257"} if name == "causal_cnn" else {}
+    count = len(settings_of(keys).task.initial)
+    settings_of(keys, count + 5000)  # statistics of batch norm are no parameters
+    with pytest.raises(UsageError, match=r"\[bounds.parameters\]"):
+        settings_of(keys, count // 2)
+
+
+def test_the_layers_of_a_model_are_bounded() -> None:
+    run_config = {"model": "causal_cnn", "model-options.layers": 100_000}
+    assert [found.line for found in refusals(Policy(), run_config)] == ["bounds.layers"]
+
+
+def test_runs_under_other_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_nodes(digits(), tmp_path / "n")[0]
+    allow([config], Policy(bounds=Bounds(runs_per_day=2)))
+
+    def ask(run: str) -> Packet:
+        settings = settings_of(CONFIG | {"run": run, "algorithm": "fedavg"})
+        folder = ServerFolder(str(tmp_path / "runs"), run, resume=True)
+        return node.local_update(
+            settings, config, Server(settings, DirectTransport(settings, {}), folder).down(0)
+        )
+
+    for run in ("first", "second", "first"):
+        ask(run)
+    refused = r"2 runs have begun on this node within a day \[bounds.runs_per_day\]"
+    with pytest.raises(UsageError, match=refused):
+        ask("third")
+    assert not (Path(config["state-dir"]) / "third").exists()
+    ask("second")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    ask("third")
+    ask("first")  # it continues

@@ -277,3 +277,31 @@ def test_the_status_needs_no_torch() -> None:
     """A health check runs it every few seconds."""
     program = "import sys, copfl.flower.backup, copfl.cli.federate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_runs_that_others_submitted_are_shown(tmp_path: Path) -> None:
+    """The SuperLink has them in its database; they have no folder. Flower's own tables, and another version's."""
+    import sqlite3
+
+    app = init(tmp_path / "app", model="mlp", config=CONFIG)
+    (app / "runs" / "ours").mkdir(parents=True)
+    (app / "runs" / "ours" / "config.json").write_text("{}")
+    with sqlite3.connect(app / "superlink.db") as database:
+        database.execute("CREATE TABLE run (run_id, fab_id, override_config, primary_task_id)")
+        database.execute("CREATE TABLE task (task_id, pending_at, finished_at, details)")
+        for number, config, finished in (
+            (1, '{"run": "ours"}', ""),
+            (-2, '{"run": "th\\neirs"}', ""),
+            (3, "{}", "x"),
+        ):
+            database.execute("INSERT INTO run VALUES (?, 'copfl/app', ?, ?)", (number, config, number))
+            row = (number, f"2026-11-0{abs(number)}", finished, "refused" if finished else "")
+            database.execute("INSERT INTO task VALUES (?, ?, ?, ?)", row)
+    database.close()
+    found = status(app)
+    assert [other["run"] for other in found["other_runs"]] == ["th\\neirs", "run-3"]
+    text = as_text(found)
+    assert "other run   th\\neirs, app copfl/app, submitted 2026-11-02, has not begun" in text
+    assert "other run   run-3, app copfl/app, submitted 2026-11-03, ended: refused" in text
+    (app / "superlink.db").write_bytes(b"")
+    assert status(app)["other_runs"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -188,7 +189,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a list of tables": {"options.personal": '[{"a": 1}]'},
     "a long list": {"options.personal": json.dumps(["a"] * 100_000)},
     "a long text": {"classes": "a," * 10**6},
-    "weak neighbours": {"secure-aggregation": True, "clients": 100, "secure-neighbours": 2},
     "one client in a sum": {"secure-aggregation": True, "clients": 1},
     "few of many in a sum": {"secure-aggregation": True, "clients": 1000, "participation": 0.001},
     "rollback": {"rollback": True},
@@ -825,3 +825,41 @@ def test_model_tables_have_no_other_key_that_names_a_file() -> None:
         "sha256",
         "code",
     }
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_refusal_does_not_name_what_else_is_in_an_owners_module(tmp_path: Path) -> None:
+    """The policy has a name with a mistake: whoever asks learns no other."""
+    content = NET.replace("def net", "def secret_study") + "\ndef small(shape, classes): ...\n"
+    config = write_nodes(digits(), tmp_path / "nodes")[0]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "ward_net.py").write_text(content)
+    code = own_code.entered("ward_net:net", tmp_path / "own")
+    write_policy(Path(config["state-dir"]) / policy.FILE, Policy(code=(code,)))
+    run_config = {key: value for key, value in CONFIG.items() if key != "model-options.width"}
+    head, _ = Resident().answer(Request(run_config | {"model": "ward_net:net"}, config))
+    assert "is not defined in its module" in head
+    assert "secret_study" not in head
+    assert "small" not in head
+
+
+def test_the_log_of_a_run_has_no_path_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower streams it, and the text of an error, to whoever follows the run."""
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    from copfl.flower import server_app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(policy.VARIABLE, raising=False)
+    monkeypatch.setattr("copfl.flower.server_app.end_with_parent", lambda _: None)
+    monkeypatch.setattr("copfl.flower.server.Server.rounds", lambda _: iter(()))
+    grid: Any = None
+    for run_config in (CONFIG, CONFIG | {"resume": True}):  # the second has no checkpoint
+        context: Any = SimpleNamespace(run_config=run_config, run_id=1)
+        with contextlib.suppress(CopflError), caplog.at_level("INFO", "flwr"):
+            server_app.main(grid, context)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if "run test in runs/test of the server's folder" in line]
+    assert [line for line in said if "there is no checkpoint in [path]" in line]
+    assert str(tmp_path) not in "".join(said)

@@ -605,7 +605,8 @@ def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
     assert [r["clients"] for r in other.records] == [[0, 1, 2]] * 2
     more = play(CONFIG | {"run": "first", "resume": True}, nodes, tmp_path / "runs")
     assert (more.records[0]["round"], more.records[0]["notes"]) == (3, {})
-    assert sorted(p.name for p in Path(nodes[0]["state-dir"]).iterdir()) == ["first", "other", "second"]
+    folders = sorted(p.name for p in Path(nodes[0]["state-dir"]).iterdir())
+    assert folders == [".secure", "first", "other", "second"]
 
 
 # -- new clients ---------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from copfl.core.algorithm import received
 from copfl.errors import RunError, UsageError, WireError
 from copfl.flower import node, secure_memory, secure_node, secure_sum
 from copfl.flower.keys import own_key
+from copfl.flower.known_data import hashes_of
 from copfl.flower.proposal import Proposal, Rotation, rotation_statement
 from copfl.flower.secure_members import Subject, context_of, keys_statement
-from copfl.flower.secure_memory import hashes_of
 from copfl.flower.secure_sum import Floats, Keys, Sum, neighbours
 from copfl.flower.settings import settings_of
 from copfl.flower.transport import Field

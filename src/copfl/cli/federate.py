@@ -196,6 +196,10 @@ def join(
 def server(
     *,
     folder: AppFolder,
+    listen: Annotated[
+        str | None,
+        option("Federation", "HOST:PORT behind a reverse proxy; default: the app's port, for all machines."),
+    ] = None,
     metrics: Metrics = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -205,7 +209,7 @@ def server(
     _set_environment(metrics, log_format, log_level)
     from copfl.flower.deployed import serve
 
-    serve(folder)
+    serve(folder, listen)
 
 
 @command
@@ -279,10 +283,34 @@ def policy(
         entries = {"code": allowed.code, "bases": allowed.bases, "files": allowed.files}
         print(f"{file} is valid; entered: {', '.join(f'{len(e)} of {name}' for name, e in entries.items())}")
         return
-    lines = policy_file.explained(allowed, read_app(of_app)["config"])
+    lines = policy_file.explained(allowed, read_app(of_app)["config"], file.parent)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise typer.Exit(1)
+
+
+@command
+def clean(
+    *,
+    folder: AppOrStateFolder,
+    days: Annotated[
+        float, option("Output", "Remove what was written last before so many days; default: 90.")
+    ] = 90.0,
+    keep: Annotated[
+        int, option("Output", "So many of the last runs stay, whatever their age; default: 5.")
+    ] = 5,
+    rehearse: Annotated[
+        bool, option("Output", "Print what would be removed, and remove nothing.", "--dry-run")
+    ] = False,
+) -> None:
+    """Remove old runs, with their apps and logs, from a server or a node; a node's old personal models too."""
+    from copfl.flower.retention import clean as remove
+
+    removed = remove(folder, days=days, keep=keep, is_rehearsal=rehearse)
+    for entry in removed:
+        print(f"{'would remove' if rehearse else 'removed'} {entry.path}, {entry.bytes:,} bytes")
+    if not removed:
+        print("nothing is older, and not of the last runs")
 
 
 @command

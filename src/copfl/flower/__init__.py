@@ -9,7 +9,8 @@ is the protocol of secure aggregation, `secure_graph` its smallest numbers of ne
 adds up, `secure_node` and `secure_server` its messages, `secure_members` their signatures, and `secure_memory`
 what a node was added up with. `keys` are those of members and of the coordinator, `membership` the
 coordinator's list of members, `proposal` the document that it signs, `acceptance` what a node accepts, and
-`audit_log` what left it. `private_node` is the noise of a node. For operators: `events` has the audit log, log
+`audit_log` what left it. `private_node` is the noise of a node, `ledger` the epsilon that its data have spent, and
+`known_data` which data are the same. For operators: `events` has the audit log, log
 lines and metrics, `status` reads them, `deployed` runs the server, `backup` has archives. Only `transport`,
 `client_app`, `server_app`, `supernode` and `deployed` import Flower; `secure_sum` has its cryptography.
 """

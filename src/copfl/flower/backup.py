@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from copfl.errors import RunError
-from copfl.flower.deployed import DATABASE
-from copfl.flower.status import is_node, read_app
+from copfl.flower.status import DATABASE, is_node, read_app
 from copfl.flower.worker import FOLDER as WORKER
 
 MANIFEST, FORMAT = "manifest.json", 1

@@ -27,12 +27,10 @@ from copfl.flower.membership import (
 )
 from copfl.flower.membership import FILE as MEMBERS
 from copfl.flower.proposal import KEY, Signed
-from copfl.flower.status import answers, is_locked, read_app, status
+from copfl.flower.status import DATABASE, FLOWER_HOME, answers, is_locked, read_app, status
 from copfl.flower.transport import printable
 from copfl.settings.toml import written
 
-FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
-DATABASE = "superlink.db"
 KEYS_INTERVAL = 2.0  # seconds between two looks at the keys in the folder
 START_TIMEOUT = 60.0  # seconds that a server may need to start
 FLOWER_VARIABLES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
@@ -76,7 +74,11 @@ def flat(value: Any) -> Any:
 
 
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = FLOWER_HOME) -> None:
-    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/.flwr."""
+    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/.flwr.
+
+    Control answers on this machine alone, see `planes`.
+    """
+    host = host if host in LOOPBACK else "127.0.0.1"
     (folder / home).mkdir(parents=True, exist_ok=True)
     certificate = str((folder / "keys" / "ca.pem").resolve())
     security = {"root-certificates": certificate} if secure else {"insecure": True}
@@ -89,10 +91,21 @@ def new_name() -> str:
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 
-def serve(folder: Path) -> NoReturn:
-    """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys."""
+def serve(folder: Path, listen: str | None = None) -> NoReturn:
+    """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys.
+
+    Args:
+        folder: that of the app.
+        listen: the address HOST:PORT behind a reverse proxy; None: the app's port, for all machines.
+    """
     app, folder = read_app(folder), folder.resolve()
     host, port, secure = str(app["host"]), int(app["port"]), bool(app["secure"])
+    bind = host if host in LOOPBACK else "0.0.0.0"
+    if listen is not None:
+        bind, _, number = listen.rpartition(":")
+        if not bind or not (number.isdecimal() and 0 < int(number) < 2**16):
+            raise UsageError(f'--listen "{listen}" must be HOST:PORT, such as 127.0.0.1:8801')
+        port = int(number)
     with raised_as(UsageError, f"port {port} cannot be used: {{}}; is a server running?", OSError):
         socket.create_server(("127.0.0.1", port)).close()
     write_connection(folder, host, port, secure)  # the folder may have been moved, or restored
@@ -107,7 +120,6 @@ def serve(folder: Path) -> NoReturn:
     configure_logging(UTCFormatter)
     if secure:
         threading.Thread(target=_keep_registered, args=[folder, port], daemon=True).start()
-    bind = host if host in LOOPBACK else "0.0.0.0"
     sys.argv = ["flower-superlink", *superlink_options(bind, port, DATABASE, secure=secure)]
     superlink.main()
     raise SystemExit(0)

@@ -23,7 +23,8 @@ FIRST_PREVIOUS = "0" * 64  # the first line has no line before it
 METRICS, LOG_FORMAT, LOG_LEVEL = "COPFL_METRICS", "COPFL_LOG_FORMAT", "FLWR_LOG_LEVEL"  # of the environment
 FORMATS, LEVELS = ("text", "json"), ("debug", "info", "warning", "error")
 LOOPBACK = "127.0.0.1"
-SYNCED = (Event.STARTED, Event.ROUND_ENDED, Event.ENDED, Event.FAILED)  # on disk before the server continues
+# On disk before anything else is done.
+SYNCED = (Event.STARTED, Event.ROUND_ENDED, Event.ENDED, Event.FAILED, Event.RELEASED, Event.SETTLED)
 WARNINGS = (Event.REFUSED, Event.REJECTED, Event.WAITING, Event.NO_RESULT)
 
 logger = logging.getLogger("flwr")

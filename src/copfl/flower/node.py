@@ -5,10 +5,12 @@ the client starts from the record after that one. So a round that is repeated af
 an upload that arrived too late has no effect.
 """
 
+import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,13 +24,17 @@ from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
-from copfl.errors import DataError, RunError, UsageError, WireError
+from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.models import tokenized
+from copfl.experiment.preparation import device_of
+from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
+from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
-from copfl.flower.private_node import SecretNoise, enter_upload, with_key
+from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
-from copfl.flower.secure_memory import Hashes, hashes_of
+from copfl.flower.run_limit import admit_run
+from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
@@ -36,17 +42,14 @@ from copfl.settings import user_code
 from copfl.wire import Head, Packet
 
 NodeConfig = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class NodeData(NamedTuple):
     train: Data
     test: Data
     samples: Hashes  # of those for training
-    task: Task | None = None  # the tail of the model, where the samples are features of its frozen front
-
-    def trained(self, settings: Settings) -> Task:
-        """What is trained on the samples."""
-        return settings.task if self.task is None else self.task
+    task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
@@ -64,13 +67,32 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-    samples = hashes_of(dataset.train.x)
+    samples, device = hashes_of(dataset.train.x), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
-    train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
-    if settings.config.augment or traits(settings.algorithm).cut:
-        return NodeData(train, test, samples)
-    task, (train, test) = of_one_client(settings.task, (train, test))
+    train, test = (moved(_fitted(settings, dataset, part), device) for part in (dataset.train, dataset.test))
+    task = settings.task if device.type == "cpu" else task_on(settings.task, device)
+    if not (settings.config.augment or traits(settings.algorithm).cut):
+        task, (train, test) = of_one_client(task, (train, test))
     return NodeData(train, test, samples, task)
+
+
+def node_device(node_config: NodeConfig) -> torch.device:
+    """The device on which this node trains: its CPU, unless its configuration names a GPU."""
+    name = str(node_config.get("device", "cpu"))
+    with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
+        return device_of(name)
+
+
+def task_on(task: Task, device: torch.device) -> Task:
+    """The task with all its tensors on the device."""
+    module = copy.deepcopy(task.module).to(device)
+    tensors = {name: moved(getattr(task, name), device) for name in ("initial", "mean", "std", "public")}
+    return dataclasses.replace(task, module=module, **tensors)
+
+
+def moved(record: T, device: torch.device) -> T:
+    """The record with all its tensors on the device."""
+    return tree.each(lambda tensor: tensor.to(device), record)
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
@@ -110,6 +132,7 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
         raise WireError(f"it is of run {run}, and the run config of {settings.config.run}")
     if not 0 <= round <= settings.config.rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {settings.config.rounds} rounds")
+    admit_run(node_policy(node_config), state_dir(node_config), run)
     known = known_client(node_config, run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
 
@@ -136,6 +159,7 @@ class Trained(NamedTuple):
     output: ClientOutput
     metrics: dict[str, torch.Tensor]
     note: str
+    noised: str  # the name of the upload in the ledger; empty: it has no noise
 
     def save(self) -> None:
         """Writes the client's record."""
@@ -150,36 +174,53 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
     if head.round == settings.config.rounds:  # after the last one new clients are fitted, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     data = load_data(settings, node_config)
-    algorithm, task = settings.algorithm, data.trained(settings)
+    algorithm, task = settings.algorithm, data.task
     records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
     if isinstance(algorithm, SecretNoise):
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
-        batches = _plan(settings, head, data)
+        client, down = moved((client, down), task.device)
+        batches = moved(_plan(settings, head, data), task.device)
         output = algorithm.client_update(task, client, down, data.train, batches)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
-        if isinstance(algorithm, SecretNoise):
-            enter_upload(records.folder, output.upload)
+        noised = enter_upload(records.folder, output.upload) if isinstance(algorithm, SecretNoise) else ""
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
             rows = {name: value.unsqueeze(0) for name, value in found.items()}
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
-    return Trained(head, about, records, client, output, metrics, note)
+        client, output, metrics = moved((client, output, metrics), torch.device("cpu"))
+    _enter_release(settings, node_config, head, data.samples, noised)
+    return Trained(head, about, records, client, output, metrics, note, noised)
+
+
+def _enter_release(
+    settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
+) -> None:
+    """Writes the upload into the node's ledger, before it leaves; PolicyError if it costs too much epsilon."""
+    folder, config = state_dir(node_config) / FOLDER, settings.config
+    release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
+    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):
+        noise, place = upload_noise(settings.algorithm), UPLOAD
+        if config.secure_aggregation:  # others may reveal a sum of so few, if this node is lost
+            fewest = max(config.rules.threshold, SMALLEST_COHORT)
+            noise, place = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
+    Ledger(folder).enter(release, node_policy(node_config).privacy)
 
 
 def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
-    The policy has the last word.
+    The policy has the last word. They have no noise, so none leave where it limits epsilon.
     """
-    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}
-    return may_leave[node_policy(node_config).reports] and bool(
-        node_config.get("metrics", not settings.config.privacy)
-    )
+    policy = node_policy(node_config)
+    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}[policy.reports]
+    is_wanted = bool(node_config.get("metrics", not settings.config.privacy))
+    return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
 
 
 def node_policy(node_config: NodeConfig) -> Policy:
@@ -216,7 +257,7 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
         batch=settings.config.batch,
         epochs=settings.algorithm.total_epochs,
         augment=settings.config.augment,
-        random=data.trained(settings).probed(data.train).random,
+        random=data.task.probed(data.train).random,
     )
     return tree.row(order, 0)
 
@@ -248,16 +289,18 @@ def personalise(
     if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
         raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
     data = load_data(settings, node_config)
-    algorithm, task = settings.algorithm, data.trained(settings)
+    algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
+    down = moved(down, task.device)
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)
         for n in range(updates):
-            batches = _plan(settings, head._replace(round=head.round + n), data)
+            batches = moved(_plan(settings, head._replace(round=head.round + n), data), task.device)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)
         before, after = (wire.plain(primary_metrics(task, w, [data.test])[0]) for w in (initial, trained))
+        record, trained = moved((record, trained), torch.device("cpu"))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):
@@ -265,7 +308,12 @@ def personalise(
         write_packet(records.folder / "personal.copfl", packet)
     name = task.metrics[0].name
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
-    if policy.reports != "all":  # they are of this node alone
-        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [reports]", metrics)
+    line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
+    if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise
+        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [%s]", metrics, line)
         metrics = {}
+    else:
+        folder = state_dir(node_config) / FOLDER
+        release = Release(KnownData(folder).name_of(data.samples), head.run, head.round, noise=0.0)
+        Ledger(folder).enter(release, policy.privacy)
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

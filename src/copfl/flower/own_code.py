@@ -41,7 +41,7 @@ def load(codes: Iterable[Code]) -> None:
             _load(code)
         attribute = getattr(sys.modules[code.module], code.reference.partition(":")[2], None)
         is_imported = callable(attribute) and getattr(attribute, "__module__", code.module) != code.module
-        if is_imported or isinstance(attribute, ModuleType):
+        if attribute is None or is_imported or isinstance(attribute, ModuleType):
             raise UsageError(f'code "{code.reference}" in the policy is not defined in its module')
 
 

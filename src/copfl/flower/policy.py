@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,7 +155,10 @@ class Bounds:
     updates: int = 100  # of a new client
     numbers: int = 10_000_000  # in one sample
     classes: int = 100_000
+    layers: int = 1000  # of a model
+    parameters: int = 200_000_000  # of a model of copfl's, with its adapter
     option: float = 1e6  # the absolute value of any other number
+    runs_per_day: int = 100  # that begin on this machine
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
     seconds: float = 3600.0  # of one request: then the worker that answers it is ended
     memory: float = 64.0  # GiB of the worker while it answers
@@ -165,8 +169,7 @@ class SecureAggregation:
     """When uploads may leave."""
 
     required: bool = False
-    cohort: int = 2  # least number of clients in a sum
-    neighbours: int = 20  # least number of clients with which secrets are shared, in larger cohorts
+    cohort: int = 3  # least number of clients in a sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +180,8 @@ class Privacy:
         0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
     )
     clip: float = 1e6  # most
+    lifetime_epsilon: float = 0.0  # most, of all runs on the same data together; 0: no limit
+    delta: float = 1e-5  # of that epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +237,8 @@ class Policy:
             for name, number in vars(table).items():
                 if not 0 <= number < math.inf:
                     raise UsageError(f"{name}={number} in a policy must be at least 0 and finite")
+        if not 0 < self.privacy.delta < 1:
+            raise UsageError(f"delta={self.privacy.delta:g} in a policy must be above 0 and below 1")
         for code in self.code:
             if not REFERENCE.fullmatch(code.reference):
                 raise UsageError(f'code "{code.reference[:60]}" in a policy must be module:attribute')
@@ -508,12 +515,6 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
     )
     if is_secure and selected < secure.cohort:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
-    neighbours = flat.get("secure_neighbours", 0)
-    if is_secure and _all_numbers(neighbours) and 0 < neighbours < min(secure.neighbours, selected - 1):
-        yield Refusal(
-            "secure_aggregation.neighbours",
-            f"secure-neighbours={neighbours} must be 0 or at least {secure.neighbours}",
-        )
     noise = flat.get("privacy", 0.0)
     # The noise of a sum is divided among the clients of a round, however many there really are.
     shared = 1.0 if is_secure else max(selected, 1.0) ** 0.5
@@ -525,6 +526,10 @@ def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str,
             else f": {privacy.noise:g} for each of {selected:g} uploads, which the server receives"
         )
         yield Refusal("privacy.noise", least + each)
+    if privacy.lifetime_epsilon and not (_all_numbers(noise) and noise > 0):
+        yield Refusal(
+            "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
+        )
 
 
 def _all_numbers(*values: Any) -> bool:
@@ -596,6 +601,8 @@ def _option(policy: Policy, title: str, option: Any, value: Any, base: Base | No
         return "files", _name(*_files(policy, "tokenizer"))(value)
     if option.endswith("epochs"):
         return "bounds.epochs", _whole(0, most.epochs)(value)
+    if option.endswith("layers"):
+        return "bounds.layers", _whole(0, most.layers)(value)
     if option.endswith("steps"):
         return "bounds.steps", _whole(0, most.steps)(value)
     values = value if isinstance(value, list | tuple) else [value]
@@ -707,6 +714,11 @@ def read_policy(path: Path) -> Policy:
         content = path.read_bytes()
         if path.stat().st_mode & stat.S_IWOTH:
             raise UsageError(f"everybody on this machine can write the policy {path}; chmod o-w it")
+    return _parsed(path, content)
+
+
+@lru_cache(maxsize=8)  # a node reads it for every message
+def _parsed(path: Path, content: bytes) -> Policy:
     with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
         table = tomllib.loads(content.decode())
     with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from copfl.errors import UsageError
 from copfl.files import write_bytes
 from copfl.flower import own_code
+from copfl.flower.ledger import spent
 from copfl.flower.policy import Base, File, Policy, refusals
 from copfl.flower.run_config import tables_of
 from copfl.models import pretrained
@@ -85,8 +87,14 @@ def write_strict(path: Path) -> None:
     write_bytes(path, strict().encode(), private=True)
 
 
-def explained(policy: Policy, run_config: Mapping[str, Any]) -> list[str]:
-    """What a node with this policy does with the requests of an app: a line each, refusals first."""
+def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | None = None) -> list[str]:
+    """What a node with this policy does with the requests of an app: a line each, refusals first.
+
+    Args:
+        policy: the node's.
+        run_config: the app's.
+        state_dir: the node's folder, which has what its data have spent.
+    """
     refused = refusals(policy, run_config)
     lines = [f"refused     {refusal.why}  [{refusal.line}]" for refusal in refused]
     if refused:
@@ -105,4 +113,20 @@ def explained(policy: Policy, run_config: Mapping[str, Any]) -> list[str]:
         f"metrics     {metrics[policy.reports]}",
         f"rollback    {may_return}",
         f"a request   may take {bounds.seconds:g} s and {bounds.memory:g} GiB  [bounds]",
+        *_privacy_lines(policy, flat, state_dir),
     ]
+
+
+def _privacy_lines(policy: Policy, flat: Mapping[str, Any], state_dir: Path | None) -> list[str]:
+    """What the node's data have spent, and what they will have after all rounds of the app."""
+    folder, noise = state_dir or Path(os.devnull), float(flat.get("privacy", 0.0))
+    selected = max(1.0, flat.get("clients", 3) * flat.get("participation", 1.0))
+    each = noise if flat.get("secure_aggregation") else noise / selected**0.5
+    before = spent(folder, policy.privacy)
+    after = spent(folder, policy.privacy, *[each] * int(flat.get("rounds", 20)))
+    lines = [f"privacy     {before}"] if before else []
+    if noise and after and after.epsilon is not None:
+        is_over = policy.privacy.lifetime_epsilon and after.epsilon > policy.privacy.lifetime_epsilon
+        refused = f", and {after.limit:g} is the limit: later rounds are refused" if is_over else ""
+        lines.append(f"privacy     epsilon {after.epsilon:.3g} after all rounds{refused}  [privacy]")
+    return lines

@@ -24,10 +24,12 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError, raised_as
 from copfl.files import write_bytes
+from copfl.flower.policy import Policy, PolicyError, Refusal
 from copfl.flower.state import write_json
 from copfl.wrappers.privacy import Down, Private, epsilon_of
 
 SECRET, ANSWERED = "noise.key", "noised.json"  # in the state-dir; in its folder of the run
+ROUNDING = 1e-9  # of a noise that is computed
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
     return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
 
 
-def enter_upload(folder: Path, upload: object) -> None:
-    """Writes down the noised upload of the round, before it is sent; WireError if another one was."""
+def enter_upload(folder: Path, upload: object) -> str:
+    """The digest of the round's noised upload, written down before it is sent; WireError if another one was."""
     digest, answered = _digest(upload), _answered(folder)
     if answered.upload not in ("", digest):
         raise WireError(
@@ -77,6 +79,7 @@ def enter_upload(folder: Path, upload: object) -> None:
             "changed since: the difference of two uploads with the same noise would have none"
         )
     write_json(folder / ANSWERED, answered._replace(upload=digest)._asdict())
+    return digest
 
 
 class Answered(NamedTuple):
@@ -120,6 +123,25 @@ def epsilon_of_upload(algorithm: object, *, secure: bool) -> float | None:
     return epsilon_of({noise: 1}, algorithm.delta)
 
 
+def upload_noise(algorithm: Private) -> float:
+    """The noise of one upload, over the clip."""
+    return float(algorithm.noise / algorithm.taking_part**0.5)
+
+
+def sum_noise(algorithm: Any, answers: int) -> float:
+    """The noise of a sum of so many uploads, over the clip: a client that does not answer adds none."""
+    return float(algorithm.noise * (answers / algorithm.taking_part) ** 0.5)
+
+
+def require_noise(policy: Policy, algorithm: Any, answers: int) -> None:
+    """PolicyError if the sum of so many uploads has less noise than the owner wants."""
+    least = policy.privacy.noise
+    found = sum_noise(algorithm, answers) if isinstance(algorithm, Private) else 0.0
+    if found < least * (1 - ROUNDING):
+        why = f"a sum of {answers} uploads has noise {found:.4g}, and {least:g} is the least"
+        raise PolicyError((Refusal("privacy.noise", why),), "request")
+
+
 def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dict[str, float]:
     """The epsilons after rounds with so many answers each.
 
@@ -127,8 +149,8 @@ def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dic
     knows who took part.
     """
     n = algorithm.taking_part
-    sums = Counter(algorithm.noise * (count / n) ** 0.5 for count in answers if count)
-    single = {algorithm.noise / n**0.5: sum(sums.values())}
+    sums = Counter(sum_noise(algorithm, count) for count in answers if count)
+    single = {upload_noise(algorithm): sum(sums.values())}
     return {
         "epsilon": epsilon_of(sums, algorithm.delta, algorithm.clients, n),
         "epsilon_server": epsilon_of(sums if secure else single, algorithm.delta),

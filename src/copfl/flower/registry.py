@@ -38,6 +38,8 @@ class Event:
     ENDED = "ended"
     FAILED = "failed"
     RECOVERED = "recovered"  # the line before was cut off by a kill
+    RELEASED = "released"  # in a node's ledger: a value that depends on its data
+    SETTLED = "settled"  # the noise of a release, when it is certain
 
 
 class Log(Protocol):

@@ -48,7 +48,7 @@ class Resident:
             # Before anything that the run config names is loaded.
             run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
             own_code.load(code)
-            settings = self.settings(run_config, code)
+            settings = self.settings(run_config, code, policy.bounds.parameters)
             check_tables(policy, settings.run.tables())
             node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
             if request.kind == JOIN:
@@ -65,10 +65,14 @@ class Resident:
             logging.getLogger("flwr").exception("copfl: the local update failed")
             return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
 
-    def settings(self, run_config: Mapping[str, Any], code: tuple[Code, ...] = ()) -> Settings:
-        key = json.dumps([dict(run_config), [entry.sha256 for entry in code]], sort_keys=True)
+    def settings(
+        self, run_config: Mapping[str, Any], code: tuple[Code, ...] = (), most_parameters: int | None = None
+    ) -> Settings:
+        key = json.dumps(
+            [dict(run_config), [entry.sha256 for entry in code], most_parameters], sort_keys=True
+        )
         if self._settings is None or self._settings[0] != key:
-            self._settings = key, settings_of(run_config)
+            self._settings = key, settings_of(run_config, most_parameters)
         return self._settings[1]
 
     def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:

@@ -14,7 +14,6 @@ from copfl.flower.keys import statement
 from copfl.flower.secure_sum import Keys, Rules
 from copfl.flower.settings import Settings
 
-FOLDER = ".secure"  # in the state-dir, beside the folders of the runs
 NOT_SHARED = {"run", "resume", "rollback", "join", "public"}  # keys that may differ between machines
 TRAINING = ("algorithm", "optimizer", "model", "adapter", "task")  # tables of the settings
 # Options whose values may be paths of a machine. The layout has the hash of a base.

@@ -3,27 +3,20 @@
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by one
 member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed, after
 a rollback, or if the server changes the model by a little. So a node's data are added up with one cohort only,
-unless the node's owner allows it to change. Data are the same if they have a sample in common.
+unless the node's owner allows it to change.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Collection, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from copfl.data.samples import Inputs
 from copfl.errors import RunError, UsageError, WireError, raised_as
-from copfl.files import write_bytes
 from copfl.flower import keys
+from copfl.flower.known_data import KnownData
 from copfl.flower.state import write_json
 
-Hashes = NDArray[np.uint64]  # one of each sample, in order
 FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
 
@@ -74,20 +67,6 @@ def fingerprint(members: Collection[str]) -> str:
     return keys.fingerprint("\n".join(sorted(members)))
 
 
-def hashes_of(x: Inputs) -> Hashes:
-    """A hash of each sample, as it is on disk: no setting of a run changes it."""
-    columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
-    rows = (
-        b"\0".join(
-            str(v).encode() if c.dtype.kind in "UO" else v.tobytes()
-            for c, v in zip(columns, row, strict=True)
-        )
-        for row in zip(*columns, strict=True)
-    )
-    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-    return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
-
-
 def changes_allowed(node_config: Mapping[str, Any]) -> int:
     """How often the node's owner allows the cohort to change."""
     changes = node_config.get(CHANGES, 0)
@@ -96,28 +75,17 @@ def changes_allowed(node_config: Mapping[str, Any]) -> int:
     return changes
 
 
-class Memory:
+class Memory(KnownData):
     """The files of the memory, in one folder of the node."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
     @property
     def is_empty(self) -> bool:
         """Whether no data of this node have been in a sum."""
         return not (self.folder / FILE).exists()
 
-    def name_of(self, samples: Hashes) -> str:
-        """The name by which the samples are known; their hashes are stored."""
-        content = samples.astype("<u8").tobytes()
-        name = hashlib.sha256(content).hexdigest()[:32]
-        if not self._path(name).exists():
-            write_bytes(self._path(name), content, private=True)
-        return name
-
     def history(self, samples: str) -> History:
         """The sums that contain one of these samples."""
-        return History(added for added in self._read() if self._overlap(samples, added.samples))
+        return History(added for added in self._read() if self.overlap(samples, added.samples))
 
     def remember(self, samples: str, cohort: frozenset[str], upload: str) -> None:
         """Writes down a sum, before this node takes part in it."""
@@ -130,20 +98,9 @@ class Memory:
         content = [(name, sorted(members), sorted(uploads)) for name, members, uploads in (*earlier, added)]
         write_json(self.folder / FILE, content)
 
-    def _overlap(self, samples: str, others: str) -> bool:
-        return samples == others or bool(np.isin(self._hashes(samples), self._hashes(others)).any())
-
-    def _hashes(self, name: str) -> Hashes:
-        damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError):
-            return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)
-
     def _read(self) -> list[Added]:
         path = self.folder / FILE
         damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError, TypeError):
             stored = json.loads(path.read_text()) if path.exists() else []
             return [Added(str(name), frozenset(members), frozenset(made)) for name, members, made in stored]
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.samples"

@@ -21,11 +21,14 @@ from copfl.core import tree
 from copfl.errors import WireError, raised_as
 from copfl.flower import node, secure_sum, secure_total
 from copfl.flower.keys import SigningKey, is_signed, own_key
+from copfl.flower.known_data import FOLDER
+from copfl.flower.ledger import Ledger
 from copfl.flower.node import LoadData, NodeConfig, node_data
 from copfl.flower.policy import require_cohort
+from copfl.flower.private_node import require_noise, sum_noise
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
-from copfl.flower.secure_members import FOLDER, Subject, context_of, keys_statement, sum_statement
+from copfl.flower.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.flower.secure_memory import Memory, changes_allowed
 from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets
 from copfl.flower.settings import Settings
@@ -54,6 +57,7 @@ class Session:
     vector: str = ""  # digest of the masked vector that was sent
     samples: str = ""  # the data that are in the vector, as `Memory` names them
     upload: str = ""  # digest of the upload that is in the vector
+    noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
     survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
 
 
@@ -258,7 +262,7 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
     trained.save()
     digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(total)).encode()).hexdigest()
     after = replace(session, secrets=secrets, context=context.hex(), samples=samples, upload=digest)
-    after = replace(after, vector=vector)
+    after = replace(after, vector=vector, noised=trained.noised)
     return after, reply
 
 
@@ -271,7 +275,9 @@ def _consistent(asked: Asked) -> Answer:
         raise WireError("it names clients in the sum that did not take part in it")
     if len(survivors) < SMALLEST_COHORT:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
-    require_cohort(node.node_policy(asked.node_config), len(survivors))
+    policy = node.node_policy(asked.node_config)
+    require_cohort(policy, len(survivors))
+    require_noise(policy, asked.settings.algorithm, len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
     members = [session.cohort[client] for client in survivors]
     added_up, allowed = asked.identities(members), changes_allowed(asked.node_config)
@@ -295,6 +301,9 @@ def _revealed(asked: Asked) -> Answer:
             f"{len(agreeing)} clients signed the same model, settings and members of the sum; the threshold is "
             f"{rules.threshold}"
         )
+    if session.noised:  # two sets of members cannot both have so many signatures
+        noise = sum_noise(asked.settings.algorithm, len(session.survivors))
+        Ledger(asked.folder).settle(session.noised, noise)
     shares = secure_sum.reveal(secrets, session.survivors, rules)
     return replace(session, secrets=None), {
         Field.SHARES: {str(n): share.hex() for n, share in shares.items()}

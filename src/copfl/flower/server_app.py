@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from copfl.errors import CopflError
+from copfl.errors import CopflError, RunError
 from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
@@ -19,7 +19,7 @@ from copfl.flower.proposal import KEY
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
-from copfl.flower.transport import FlowerTransport
+from copfl.flower.transport import FlowerTransport, without_paths
 
 PROPOSAL = "proposal.json"  # in the folder of the run: what its coordinator signed
 
@@ -34,8 +34,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         _main(grid, context)
     except CopflError as error:
-        logger.error("copfl: %s", error)
-        raise
+        # Flower streams this log, and the text of the error, to whoever follows the run.
+        logger.error("copfl: %s", text := without_paths(str(error), [os.getcwd()]))
+        raise RunError(text) from None
 
 
 def _main(grid: Grid, context: Context) -> None:
@@ -44,7 +45,7 @@ def _main(grid: Grid, context: Context) -> None:
     run_config, code = admitted(policy, plain)  # before anything that it names is loaded
     signed = server_proposal(policy, context.run_config)
     own_code.load(code)
-    settings = settings_of(run_config)
+    settings = settings_of(run_config, policy.bounds.parameters)
     check_tables(policy, settings.run.tables())
     config, runs = settings.config, str(home / "runs")
     run = config.run or f"run-{context.run_id}"
@@ -52,7 +53,7 @@ def _main(grid: Grid, context: Context) -> None:
     settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
     folder = ServerFolder(runs, run, resume=resume or config.join > 0)
     with folder.claimed(), operations(folder.path, run) as log:
-        log(f"run {run} in {folder.path.resolve()}")
+        log(f"run {run} in runs/{run} of the server's folder")
         server = server_class(config.secure_aggregation)(
             settings,
             FlowerTransport(grid),

@@ -19,6 +19,7 @@ from copfl.errors import DataError, UsageError, above, at_least, one_of, raised_
 from copfl.experiment.models import build_model
 from copfl.experiment.tasks import build_task
 from copfl.flower import secure_total
+from copfl.flower.model_size import require_size
 from copfl.flower.private_node import SecretNoise
 from copfl.flower.run_config import is_plain_name, tables_of
 from copfl.flower.secure_sum import Rules
@@ -124,8 +125,13 @@ class Settings:
 TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its length is the node's own
 
 
-def settings_of(run_config: Mapping[str, Any]) -> Settings:
-    """The settings that a run config describes; UsageError names the key that is invalid."""
+def settings_of(run_config: Mapping[str, Any], most_parameters: int | None = None) -> Settings:
+    """The settings that a run config describes; UsageError names the key that is invalid.
+
+    Args:
+        run_config: keys of `RunConfig`, and those of `run_config.TABLES`.
+        most_parameters: of a model of copfl's, as the machine's owner allows; None: any number.
+    """
     flat, given = tables_of(run_config)
     config = RunConfig(**checked("run config", RunConfig, flat))
     options = given["algorithm"]
@@ -155,6 +161,8 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     classes = len(names) or _numbers("classes", config.classes, int)[0]
     at_least(1, classes=classes, shape=min(shape, default=1))
     public = _public(config.public, shape) if config.public else None
+    if most_parameters is not None:
+        require_size(most_parameters, run.model, run.adapter, shape, classes)
     model = build_model(run.model, run.adapter, shape, classes, config.seed)
     mean, std = (_channels(key, text, shape) for key, text in (("mean", config.mean), ("std", config.std)))
     if mean and std:

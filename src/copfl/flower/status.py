@@ -6,23 +6,29 @@ import fcntl
 import json
 import os
 import socket
+import sqlite3
 import statistics
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from copfl.errors import RunError, raised_as
 from copfl.flower import audit_log
 from copfl.flower.acceptance import pending
 from copfl.flower.certificates import expiries, expiry_warnings
 from copfl.flower.events import AUDIT, Verified, verified
+from copfl.flower.ledger import Spent, spent
+from copfl.flower.policy import policy_of
 from copfl.flower.registry import Event
-from copfl.flower.transport import printable, read_json
+from copfl.flower.transport import parsed, printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
 
+DATABASE = "superlink.db"  # in the app's folder
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
-LOCAL_HOME = ".flwr/local"  # of Flower's command, for a federation on one machine
+FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
+LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
 CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
 LATE_AFTER = 10.0  # seconds that a client may need in any case
 ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
@@ -78,6 +84,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
     problems = []
     if not result["superlink"]["answers"]:
         problems.append(f"no SuperLink answers at {result['superlink']['address']}")
+    result["other_runs"] = _other_runs(folder)
     name = run or (result["runs"][-1] if result["runs"] else None)
     if run and run not in result["runs"]:
         known = ", ".join(result["runs"]) or "none"
@@ -104,13 +111,36 @@ def _runs(path: Path) -> list[str]:
 
 
 def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
-    """Where the SuperLink is: that of `up` while it runs, or the app's, seen from this machine."""
-    if is_locked(folder / LOCAL_HOME / "lock"):
-        with contextlib.suppress(OSError, KeyError, ValueError):
-            text = (folder / LOCAL_HOME / "config.toml").read_text()
-            host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
-            return host, int(port)
+    """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server."""
+    home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        text = (folder / home / "config.toml").read_text()
+        host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
+        return host, int(port)
     return str(app["host"]), int(app["port"])
+
+
+def _other_runs(folder: Path) -> list[dict[str, Any]]:
+    """The runs that the SuperLink has and that have no folder: somebody submitted them, and they have not begun."""
+    database = folder / DATABASE
+    if not database.exists():
+        return []
+    columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
+    query = f"SELECT {columns} FROM run LEFT JOIN task ON task.task_id = run.primary_task_id ORDER BY task.pending_at"
+    found = []
+    with (
+        contextlib.suppress(sqlite3.Error),  # of another version of Flower
+        contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
+    ):
+        for number, app, config, at, finished, details in connection.execute(query):
+            flower_id = int(number) % 2**64  # the database has no unsigned numbers
+            given = parsed(str(config))
+            name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
+            if not (folder / "runs" / name).is_dir():
+                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
+                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
+                found.append(about | {"details": printable(details or "", 200)})
+    return found
 
 
 def answers(host: str, port: int) -> bool:
@@ -222,6 +252,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
         problems.append(f"the node has no contact with its server {since}")
+    privacy = spent(folder, policy_of({}, folder).privacy)
     return {
         "kind": "node",
         "running": is_running,
@@ -230,6 +261,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
         "runs": runs,  # by name: the last round that it trained
         "audit": audit,
         "waiting_proposals": [signed.proposal.digest for signed in pending(folder)],
+        "privacy": privacy._asdict() if privacy else None,  # what its data have spent
         "last_error": read_json(worker / LAST_ERROR) or None,
         "problems": problems,
     }
@@ -261,6 +293,7 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
         f"waiting     proposal {digest[:16]}: `copfl federate approve`"
         for digest in found["waiting_proposals"]
     ]
+    lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
     return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
 
 
@@ -273,6 +306,11 @@ def _server_lines(found: dict[str, Any]) -> list[str]:
     superlink = found["superlink"]
     lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
     lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
+    for other in found["other_runs"]:
+        ended = f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun"
+        lines.append(
+            f"other run   {other['run']}, app {other['app']}, submitted {other['submitted']}, {ended}"
+        )
     if "run" not in found:
         return [*lines, "runs        none yet"]
     rounds, last, audit = found["rounds"], found["last_round"], found["audit"]

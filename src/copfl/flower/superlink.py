@@ -14,6 +14,7 @@ from typing import Any
 
 from copfl.errors import CopflError, UsageError
 from copfl.flower.membership import server_proposal
+from copfl.flower.planes import Planes
 from copfl.flower.policy import PolicyError, refusals, server_policy
 from copfl.flower.proposal import KEY
 from copfl.flower.run_config import COMPONENTS
@@ -80,10 +81,12 @@ def check_run(request: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    """`flower-superlink`, with the check before every run; the folder is the current one."""
+    """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
     from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.control import control_handlers
+    from starlette.middleware import Middleware
 
     folder, start_run = Path.cwd(), control_handlers.start_run
     server_policy()  # an error in it is reported before anything is served
@@ -98,6 +101,8 @@ def main() -> None:
         return start_run(request, *args, **options)
 
     control_handlers.start_run = checked
+    extensions.get_middleware = lambda: (Middleware(Planes),)  # outermost
+    os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"  # only a proxy on this machine names its clients
     flower_superlink()
 
 

@@ -103,17 +103,21 @@ def printable(text: object, most: int = MAX_TEXT) -> str:
 def refusal(error: CopflError, places: Iterable[str] = ()) -> Content:
     """The answer of a node that cannot do what it is asked; the whole error is in the node's log.
 
-    It has no path of the machine: neither one of `places`, nor what looks like one.
+    It has no path of the machine.
     """
     logging.getLogger("flwr").error("copfl: %s", printable(error, 10 * MAX_TEXT))
     # Such errors may describe samples or contain paths: the server receives only that there is one.
     is_file = isinstance(error.__cause__, OSError)
     private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
     reason = f"its {private} cannot be used; see the node's log" if private else str(error)
+    return json.dumps({Field.REFUSED: without_paths(reason, places)}), b""
+
+
+def without_paths(text: str, places: Iterable[str] = ()) -> str:
+    """A text for other machines: neither one of `places`, nor what looks like a path of this machine."""
     for place in sorted((place for place in places if os.sep in place), key=len, reverse=True):
-        reason = reason.replace(place, "[path]")
-    reason = PATH.sub("[path]", reason)
-    return json.dumps({Field.REFUSED: reason}), b""
+        text = text.replace(place, "[path]")
+    return PATH.sub("[path]", text)
 
 
 def as_record(content: Content) -> Any:

@@ -1,0 +1,59 @@
+"""Which of a node's data are the same: by hashes of their samples, whatever a file, a run or the server is called.
+
+Data are the same if they have a sample in common. What a node has given away of its data is remembered under
+their names: the members of secure sums (`secure_memory`), and the epsilon that was spent (`ledger`).
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.samples import Inputs
+from copfl.errors import RunError, raised_as
+from copfl.files import write_bytes
+
+FOLDER = ".secure"  # in a node's state-dir: its memory; the name of a run begins with no dot
+Hashes = NDArray[np.uint64]  # one of each sample, in order
+
+
+def hashes_of(x: Inputs) -> Hashes:
+    """A hash of each sample, as it is on disk: no setting of a run changes it."""
+    columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
+    rows = (
+        b"\0".join(
+            str(v).encode() if c.dtype.kind in "UO" else v.tobytes()
+            for c, v in zip(columns, row, strict=True)
+        )
+        for row in zip(*columns, strict=True)
+    )
+    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
+
+
+class KnownData:
+    """The hashes of the data that a node has used, a file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def name_of(self, samples: Hashes) -> str:
+        """The name by which the samples are known; their hashes are stored."""
+        content = samples.astype("<u8").tobytes()
+        name = hashlib.sha256(content).hexdigest()[:32]
+        if not self._path(name).exists():
+            write_bytes(self._path(name), content, private=True)
+        return name
+
+    def overlap(self, samples: str, others: str) -> bool:
+        """Whether the data of both names have a sample in common."""
+        return samples == others or bool(np.isin(self._hashes(samples), self._hashes(others)).any())
+
+    def _hashes(self, name: str) -> Hashes:
+        damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, ValueError):
+            return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.samples"

@@ -41,5 +41,12 @@ def run_folder(path: Path, **run: Any) -> Path:
     """The folder of a run of CO-PFL that has ended."""
     tables = base(clouds(path.parent / f"{path.name}.npz"), **{"clients": 3, "engine": "vmap", **run})
     with claimed(path, new=True) as folder:
-        execute(prepare(complete({**tables, "optimizer": {"name": "mamo", "lr": 0.05}})), folder)
+        execute(
+            prepare(
+                complete(
+                    {**tables, "algorithm": {"name": "copfl"}, "optimizer": {"name": "mamo", "lr": 0.05}}
+                )
+            ),
+            folder,
+        )
     return path

@@ -160,6 +160,7 @@ def test_only_the_owner_can_read_what_a_superlink_writes(
 
     monkeypatch.setattr("flwr.superlink.cli.flower_superlink", superlink)
     monkeypatch.setattr("flwr.superlink.servicer.control.control_handlers.start_run", lambda *_: None)
+    monkeypatch.setattr("flwr.superlink.extensions.get_middleware", lambda: ())
     before = os.umask(0o022)
     monkeypatch.chdir(tmp_path)
     try:

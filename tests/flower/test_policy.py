@@ -40,7 +40,7 @@ from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import components, schema
 from copfl.settings.complete import complete
 from copfl.wrappers.robust import ROBUST_RULES
-from tests.flower.network import CONFIG, digits, write_nodes
+from tests.flower.network import CONFIG, UNSIGNED, digits, write_nodes
 
 LINES = {policy.KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
@@ -835,7 +835,7 @@ def test_a_refusal_does_not_name_what_else_is_in_an_owners_module(tmp_path: Path
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "ward_net.py").write_text(content)
     code = own_code.entered("ward_net:net", tmp_path / "own")
-    write_policy(Path(config["state-dir"]) / policy.FILE, Policy(code=(code,)))
+    write_policy(Path(config["state-dir"]) / policy.FILE, Policy(code=(code,), proposals=UNSIGNED))
     run_config = {key: value for key, value in CONFIG.items() if key != "model-options.width"}
     head, _ = Resident().answer(Request(run_config | {"model": "ward_net:net"}, config))
     assert "is not defined in its module" in head

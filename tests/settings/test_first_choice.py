@@ -59,6 +59,12 @@ def test_every_setting_overrides_it() -> None:
     assert complete(preset="paper").algorithm.name == "copfl"
 
 
+def test_what_is_set_for_any_algorithm_stays_when_one_is_named() -> None:
+    file = {"optimizer": {"lr": 0.05}}
+    for name in ("fedper", "copfl"):
+        assert complete(file, {"algorithm": {"name": name}}).optimizer.lr == 0.05
+
+
 def test_small_sets_and_texts_have_their_own() -> None:
     assert complete({"data": {"name": "diabetes"}}).algorithm.name == "fedper"
     words = complete({"data": {"name": "banking77"}})

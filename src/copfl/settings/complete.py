@@ -273,7 +273,8 @@ def _merged(layers: Sequence[Layer], own: Mapping[str, Any]) -> Tables:
             table = layer[kind]
             former = ("algorithm", "optimizer") if kind == "algorithm" else (kind,)
             has_options = "name" in table and any(merged[other] for other in former)
-            if has_options and _chosen(kind, table["name"]) != _chosen(kind, _current(kind, merged, own)):
+            current = _chosen(kind, _current(kind, merged, own)) if has_options else ""
+            if current and current != _chosen(kind, table["name"]):  # without one, they were set for any
                 merged |= {other: {} for other in former}
             merged[kind] = {**merged[kind], **table}
     return merged
@@ -284,17 +285,14 @@ def _chosen(kind: str, name: str) -> str:
 
 
 def _current(kind: str, merged: Tables, own: Mapping[str, Any]) -> str:
-    """The name that a kind has so far, or would have."""
+    """The name that a kind has so far, or would have; "" where it is open."""
     if "name" in merged[kind]:
         return str(merged[kind]["name"])
     if kind == "optimizer":
-        return "" if "algorithm" in own else _usual_optimizer(merged["algorithm"])
+        is_open = "algorithm" in own or "name" not in merged["algorithm"]
+        return "" if is_open else _usual_optimizer(merged["algorithm"])
     usual = {"partition": _usual_partition, "model": _usual_model}
-    return (
-        usual[kind](merged, own.get("data"))
-        if kind in usual
-        else {"algorithm": "copfl", "data": "digits"}.get(kind, "")
-    )
+    return usual[kind](merged, own.get("data")) if kind in usual else {"data": "digits"}.get(kind, "")
 
 
 def _check_plain(path: str, value: Any) -> None:
@@ -391,7 +389,7 @@ def _with(kind: str, record: R, arguments: Mapping[str, Any]) -> R:
 
 
 def _usual_optimizer(algorithm: Mapping[str, Any]) -> str:
-    usual = usual_optimizer(str(algorithm.get("name", "copfl")), algorithm.get("code"))
+    usual = usual_optimizer(str(algorithm["name"]), algorithm.get("code"))
     return name_of("optimizer", usual)
 
 

@@ -24,7 +24,7 @@ from copfl.audit.audit import SCORES, Audit, Cache, Metrics, relative_weights
 from copfl.audit.synthetic import ANOMALIES, DUPLICATED, NAMES, RIDER, ROUNDS, TITLE, WRONG, experiment
 from copfl.experiment.run import Experiment, OnRound, Result, execute
 from copfl.stats import LAST, Numbers
-from copfl.tables import Table, as_text, percent_with_spread, plain, with_spread
+from copfl.tables import Table, as_text, plain, with_spread
 
 REGULAR = [DUPLICATED, 5, 6, 7]  # the clients whose accuracy measures the cost
 LONG = 60  # rounds until wrong labels are memorised
@@ -179,7 +179,8 @@ def _number(values: Numbers | None) -> str:
 
 
 def _percent(values: Numbers, digits: str = ".1f") -> str:
-    return percent_with_spread(*stats.spread_of(values), digits)
+    mean, spread = stats.spread_of(values)
+    return with_spread(100 * mean, 100 * spread, digits)
 
 
 def as_json(found: Study) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_the_first_screen_has_the_two_commands() -> None:
     screen = "\n".join((ROOT / "README.md").read_text("utf-8").splitlines()[:24])
     assert "pip install -c constraints.txt . && copfl run\n" in screen
     assert 'pip install -c constraints.txt -e ".[test]" && pytest\n' in screen
-    assert "docs/picture.svg" in screen
+    assert "docs/report.png" in screen
 
 
 def test_the_table_of_algorithms_is_the_registry() -> None:

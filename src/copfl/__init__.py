@@ -1,4 +1,4 @@
-"""Personalised federated learning: CO-PFL and its baselines, simulated or deployed.
+"""Personalised federated learning: do your sites gain from training together, and what model does each get?
 
 import copfl
 result = copfl.run("copfl", "digits")

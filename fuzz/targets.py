@@ -679,7 +679,7 @@ def proposal_file(data: bytes) -> None:
 def proposal_example() -> Signed:
     key = SigningKey(new_key())
     members = (Member(0, "north", key.public), Member(1, "south", SigningKey(new_key()).public))
-    return proposal.sign({"run": "a", "rounds": 2, "options": {"rate": 0.2}}, members, (), key)
+    return proposal.sign({"session.run": "a", "run.rounds": 2, "algorithm": {"rate": 0.2}}, members, (), key)
 
 
 def audit_file(data: bytes) -> None:

@@ -32,6 +32,7 @@ from tests.flower.test_secure_attacks import Malicious
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
+PLAIN = CONFIG | {"algorithm.name": "fedavg"}
 PRIVATE = {"privacy.noise": 8.0, "privacy.clip": 0.2}
 NOISED = CONFIG | {"algorithm.name": "fedavg", "privacy.noise": 8.0, "privacy.clip": 0.2, "run.rounds": 1}
 UNLIMITED = Privacy()
@@ -52,9 +53,11 @@ def limit(configs: list[dict[str, Any]], lifetime_epsilon: float, **fields: Any)
         write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=privacy))
 
 
-def ask(config: dict[str, Any], run: str = "test", round: int = 0, **keys: Any) -> Packet:
+def ask(
+    config: dict[str, Any], run: str = "test", round: int = 0, *, plain: bool = False, **keys: Any
+) -> Packet:
     """A node's answer to a server that calls its run as it likes."""
-    settings = settings_of(NOISED | {"run.rounds": 3} | keys | {"session.run": run})
+    settings = settings_of((PLAIN if plain else NOISED) | {"run.rounds": 3} | keys | {"session.run": run})
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", run, settings.layout, round, 0)
     return node.local_update(settings, config, wire.encode(down, head, about={"counted": -1}))
@@ -160,8 +163,8 @@ def test_other_data_have_their_own_budget(tmp_path: Path) -> None:
 
 def test_data_that_left_without_noise_have_no_budget_left(tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
-    ask(config, "plain", privacy=0.0)
-    ask(config, "plain", 1, privacy=0.0)
+    ask(config, "plain", plain=True)
+    ask(config, "plain", 1, plain=True)
     assert [entry.noise for entry in ledger_of(config).releases()] == [0.0]
     limit([config], 1e6)
     with pytest.raises(

@@ -429,7 +429,7 @@ def test_runs_under_other_names_are_bounded(tmp_path: Path, monkeypatch: pytest.
     allow([config], Policy(bounds=Bounds(runs_per_day=2)))
 
     def ask(run: str) -> Packet:
-        settings = settings_of(CONFIG | {"run": run, "algorithm": "fedavg"})
+        settings = settings_of(CONFIG | {"session.run": run, "algorithm.name": "fedavg"})
         folder = ServerFolder(str(tmp_path / "runs"), run, resume=True)
         return node.local_update(
             settings, config, Server(settings, DirectTransport(settings, {}), folder).down(0)

@@ -882,7 +882,7 @@ def test_the_log_of_a_run_has_no_path_of_the_server(
     monkeypatch.setattr("copfl.flower.server_app.end_with_parent", lambda _: None)
     monkeypatch.setattr("copfl.flower.server.Server.rounds", lambda _: iter(()))
     grid: Any = None
-    for run_config in (CONFIG, CONFIG | {"resume": True}):  # the second has no checkpoint
+    for run_config in (CONFIG, CONFIG | {"session.resume": True}):  # the second has no checkpoint
         context: Any = SimpleNamespace(run_config=run_config, run_id=1)
         with contextlib.suppress(CopflError), caplog.at_level("INFO", "flwr"):
             server_app.main(grid, context)

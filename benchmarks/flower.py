@@ -34,10 +34,14 @@ from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.flower import init
+from copfl.flower.app import RUN_FILE
 from copfl.flower.local import LocalFederation, follow, partition_nodes
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import read_app
+from copfl.settings import toml
+from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 
 WAYS = ("node", "worker", "process")
 
@@ -56,15 +60,22 @@ def processor_seconds(pids: list[int]) -> dict[int, float]:
 
 def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
     """One federation, from its start to its end."""
-    app = init(folder / way, model="mlp", config={"rounds": rounds, "min-replies": 3})
-    nodes = partition_nodes(app, "digits", 3, "dirichlet", 0)
+    settings: Tables = {
+        "run": {"rounds": rounds, "clients": 3},
+        "network": {"min_replies": 3},
+        "algorithm": {"name": "copfl"},
+        "model": {"name": "mlp"},
+        "partition": {"name": "dirichlet"},
+    }
+    app = init(folder / way, settings)
+    nodes = partition_nodes(app, complete(toml.read_file(app / RUN_FILE)))
     started, marks = time.monotonic(), list[tuple[float, float]]()
     with LocalFederation(app, supernode=way != "node") as federation:
         federation.start_superlink()
         for client, config in enumerate(nodes):
             federation.add_node(f"node-{client}", config | ({"worker": False} if way == "process" else {}))
         runs = ServerFolder(str(app / "runs"), "benchmark", resume=True)
-        process = federation.start_run({"run": "benchmark", "runs": str(app / "runs")})
+        process = federation.start_run({"session.run": "benchmark"})
         records = []
         for record in follow(federation, process, runs, rounds, pause=0.2):
             records.append(record)
@@ -84,10 +95,10 @@ def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
 def distance(app: Path, nodes: list[dict[str, Any]]) -> float:
     """How far the server and the clients are from where the simulation ends."""
     torch.set_num_threads(1)
-    settings: Settings = settings_of({**read_app(app)["config"], "run": "benchmark"})
+    settings: Settings = settings_of({**read_app(app)["config"], "session.run": "benchmark"})
     dataset = load("digits")
     state = simulated(settings, Federation(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
-    rows, last = state.clients.rows(torch.arange(len(nodes))), settings.config.rounds - 1
+    rows, last = state.clients.rows(torch.arange(len(nodes))), settings.federation.rounds - 1
     clients = [client_of(settings, config, client, last) for client, config in enumerate(nodes)]
     far = farthest(server_of(settings, app / "runs"), state.server)
     return max([far, *(farthest(record, tree.row(rows, client)) for client, record in enumerate(clients))])

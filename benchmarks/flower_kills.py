@@ -42,6 +42,7 @@ from copfl.flower.policy_file import strict
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
+from copfl.settings.flat import nested
 
 VICTIMS = ("worker", "node", "server", "superlink")
 LEAK = 5  # personal values in one file: fewer may be equal to random bytes
@@ -51,11 +52,15 @@ class Killed:
     """A federation whose processes are killed and started again."""
 
     def __init__(self, folder: Path, rounds: int, seed: int, secure_aggregation: bool) -> None:
-        self.config = CONFIG | {"rounds": rounds, "deadline": 60, "secure-aggregation": secure_aggregation}
+        self.config = CONFIG | {
+            "run.rounds": rounds,
+            "network.deadline": 60,
+            "secure.aggregation": secure_aggregation,
+        }
         self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")
         self.runs, self.draw = folder / "app" / "runs", random.Random(seed)
-        app = init(folder / "app", model="mlp", config=self.config, secure=True)
+        app = init(folder / "app", nested(self.config), secure=True)
         self.local = LocalFederation(app, secure=True)
         text = strict().replace(
             "coordinators = []", f'coordinators = ["{fingerprint(self.local.coordinator.public)}"]'
@@ -99,7 +104,7 @@ class Killed:
     def start_run(self) -> None:
         """Starts the run, or continues it from its checkpoint."""
         resume = (self.server_folder.path / "server.copfl").exists()
-        self.local.start_run({"resume": resume})
+        self.local.start_run({"session.resume": resume})
 
     @property
     def length(self) -> float:

@@ -58,17 +58,17 @@ REASONS = {"damaged": "damaged on its way", "replayed": "its round is", "late": 
 def config(nodes: int, deadline: float) -> dict[str, Any]:
     """The run config of both processes; the time ends the run, not the number of rounds."""
     return {
-        "run": "load",
-        "rounds": 10**9,
-        "clients": nodes,
-        "deadline": deadline,
-        "algorithm": "copfl",
-        "model": "mlp",
-        "shape": "1,8,8",
-        "mean": "0.3",
-        "std": "0.37",
-        "model-options.width": 16,
-        "wire": "fp32",
+        "session.run": "load",
+        "run.rounds": 10**9,
+        "run.clients": nodes,
+        "network.deadline": deadline,
+        "algorithm.name": "copfl",
+        "model.name": "mlp",
+        "samples.shape": [1, 8, 8],
+        "samples.mean": [0.3],
+        "samples.std": [0.37],
+        "model.width": 16,
+        "network.wire": "fp32",
     }
 
 
@@ -355,7 +355,7 @@ class Nodes:
         return wire.encode(
             self.like._replace(shared=shared, score=torch.ones_like(self.like.score)),
             head._replace(kind="upload", round=head.round - (fault == "replayed")),
-            self.settings.config.wire,
+            self.settings.federation.network.wire,
             receiver_masks=about.get(Field.KNOWN_MASKS),
             about={Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}},
         )

@@ -38,8 +38,8 @@ from copfl.flower.transport import HELLO, Content, Reply
 from copfl.flower.worker import Request
 
 ROUNDS = 5
-SECURE = CONFIG | {"rounds": ROUNDS, "secure-aggregation": True, "batch": 32, "model-options.width": 64}
-NOISED = SECURE | {"algorithm": "fedavg", "privacy": 8.0}
+SECURE = CONFIG | {"run.rounds": ROUNDS, "secure.aggregation": True, "run.batch": 32, "model.width": 64}
+NOISED = SECURE | {"algorithm.name": "fedavg", "privacy.noise": 8.0}
 CASES = {"secure sums": SECURE, "secure sums with noise and a lifetime epsilon": NOISED}
 
 
@@ -72,7 +72,7 @@ def measured(config: dict[str, Any], is_strict: bool) -> float:
             if is_strict:
                 write_strict(path)
                 policy = read_policy(path)
-                if config.get("privacy"):
+                if config.get("privacy.noise"):
                     policy = dataclasses.replace(policy, privacy=Privacy(lifetime_epsilon=1e6))
             write_policy(path, dataclasses.replace(policy, proposals=Proposals(unsigned=True)))
         transport = Answered(config, dict(enumerate(nodes, 100)))

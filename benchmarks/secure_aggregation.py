@@ -70,9 +70,20 @@ class Calls:
 
 def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width: int) -> dict[str, float]:
     """Kilobytes of one client, and seconds of one client and of the server, in the second round."""
-    config: dict[str, Any] = {"run": "cost", "rounds": 2, "algorithm": algorithm, "clients": clients}
-    config |= {"model": "mlp", "shape": "1,8,8", "mean": "0.3", "std": "0.37", "model-options.width": width}
-    config |= {"min-replies": clients, "secure-aggregation": secure, "secure-neighbours": neighbours}
+    config: dict[str, Any] = {
+        "session.run": "cost",
+        "run.rounds": 2,
+        "algorithm.name": algorithm,
+        "run.clients": clients,
+    }
+    config |= {
+        "model.name": "mlp",
+        "samples.shape": [1, 8, 8],
+        "samples.mean": [0.3],
+        "samples.std": [0.37],
+        "model.width": width,
+    }
+    config |= {"network.min_replies": clients, "secure.aggregation": secure, "secure.neighbours": neighbours}
     settings = settings_of(config)
     dataset = load("digits")
     federation = Federation(dataset, SCHEMES["iid"](dataset, clients, seed=1))

@@ -204,29 +204,31 @@ rounds = 3
 
 
 def flower_config(data: bytes) -> None:
-    """A run config, as `flwr run` passes it: a flat table of TOML values."""
+    """A run config, as `flwr run` passes it: flat keys with a dot, and plain values."""
     try:
         content = tomllib.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return  # Flower reads the file and reports this error
-    settings_of({k: v for k, v in content.items() if isinstance(v, str | int | float | bool)})
+    tables = {title: table for title, table in content.items() if isinstance(table, dict)}
+    flat = {f"{title}.{key}": value for title, table in tables.items() for key, value in table.items()}
+    settings_of({path: v for path, v in flat.items() if isinstance(v, str | int | float | bool)})
 
 
-FLOWER_CONFIG = b"""run = "a"
-rounds = 2
-clients = 3
-participation = 0.5
-min-replies = 1
-deadline = 5
-wire = "bf16"
-algorithm = "copfl"
-model = "mlp"
-shape = "1,8,8"
-classes = "a,b,c"
-mean = "0.5"
-"optimizer.lr" = 0.01
-"options.rate" = 0.2
-"model-options.width" = 4
+FLOWER_CONFIG = b"""session.run = "a"
+run.rounds = 2
+run.clients = 3
+run.participation = 0.5
+network.min_replies = 1
+network.deadline = 5
+network.wire = "bf16"
+algorithm.name = "copfl"
+algorithm.rate = 0.2
+model.name = "mlp"
+model.width = 4
+samples.shape = "[1, 8, 8]"
+samples.classes = '["a", "b", "c"]'
+samples.mean = "[0.5]"
+optimizer.lr = 0.01
 """
 
 
@@ -498,13 +500,13 @@ def federation() -> Settings:
     """The settings of a small federation."""
     return settings_of(
         {
-            "run": "f",
-            "clients": 3,
-            "rounds": 9,
-            "model": "mlp",
-            "model-options.width": 2,
-            "shape": "1,3,3",
-            "classes": "2",
+            "session.run": "f",
+            "run.clients": 3,
+            "run.rounds": 9,
+            "model.name": "mlp",
+            "model.width": 2,
+            "samples.shape": [1, 3, 3],
+            "samples.classes": 2,
         }
     )
 
@@ -677,7 +679,7 @@ def proposal_file(data: bytes) -> None:
 def proposal_example() -> Signed:
     key = SigningKey(new_key())
     members = (Member(0, "north", key.public), Member(1, "south", SigningKey(new_key()).public))
-    return proposal.sign({"run": "a", "rounds": 2, "options": {"rate": 0.2}}, members, (), key)
+    return proposal.sign({"session.run": "a", "run.rounds": 2, "algorithm": {"rate": 0.2}}, members, (), key)
 
 
 def audit_file(data: bytes) -> None:

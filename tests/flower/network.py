@@ -28,17 +28,18 @@ from copfl.flower.transport import HELLO, JOIN, Content, Reply
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {
-    "run": "test",
-    "rounds": 3,
-    "clients": 3,
-    "min-replies": 3,
-    "deadline": 60,
-    "model": "mlp",
-    "shape": "1,8,8",
-    "mean": "0.3",
-    "std": "0.37",
-    "model-options.width": 16,
-    "batch": 256,
+    "session.run": "test",
+    "run.rounds": 3,
+    "run.clients": 3,
+    "network.min_replies": 3,
+    "network.deadline": 60,
+    "algorithm.name": "copfl",
+    "model.name": "mlp",
+    "samples.shape": [1, 8, 8],
+    "samples.mean": [0.3],
+    "samples.std": [0.37],
+    "model.width": 16,
+    "run.batch": 256,
     "optimizer.lr": 0.003,
 }
 
@@ -144,29 +145,34 @@ def play(
     """The rounds of this run config."""
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
-    folder = ServerFolder(str(runs), settings.config.run, resume=settings.config.resume)
-    kind = server_class(settings.config.secure_aggregation)
+    folder = ServerFolder(
+        str(runs), settings.federation.session.run, resume=settings.federation.session.resume
+    )
+    kind = server_class(settings.federation.secure.aggregation)
     server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
     return Played(list(server.rounds()), server_of(settings, runs), log, transport)
 
 
 def server_of(settings: Settings, runs: Path) -> Any:
     """The server's record in the run's checkpoint."""
-    like, run = settings.algorithm.server_init(settings.task, settings.config.clients), settings.config.run
+    like, run = (
+        settings.algorithm.server_init(settings.task, settings.federation.clients),
+        settings.federation.session.run,
+    )
     folder = ServerFolder(str(runs), run, resume=True)
     return folder.load(like, lambda round: Head("server", run, settings.layout, round, -1))[0].record
 
 
 def client_of(settings: Settings, config: dict[str, Any], client: int, round: int) -> Any:
     """The client's record after a round, out of its node's folder."""
-    head = Head("client", settings.config.run, settings.layout, round, client)
-    records = ClientRecords(Path(config["state-dir"]), settings.config.run)
+    head = Head("client", settings.federation.session.run, settings.layout, round, client)
+    records = ClientRecords(Path(config["state-dir"]), settings.federation.session.run)
     return records.load(head, settings.algorithm.client_init(settings.task))
 
 
 def simulated(settings: Settings, federation: Federation) -> State:
     """The same run in the simulation."""
-    config = settings.config
+    config = settings.run.run
     state = begin(settings.algorithm, settings.task, federation.clients)
     rounds = simulate(
         settings.algorithm,

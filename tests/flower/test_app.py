@@ -20,17 +20,21 @@ from copfl.flower.membership import read_roster
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
 from copfl.flower.status import read_app
+from copfl.settings.flat import flat
 from tests.commands import called
 
 
 def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
-    folder = init(tmp_path / "My Clinic", model="mlp", config={"options.rate": 0.1, "rounds": 7})
+    folder = init(
+        tmp_path / "My Clinic",
+        {"model": {"name": "mlp"}, "algorithm": {"name": "copfl", "rate": 0.1}, "run": {"rounds": 7}},
+    )
     app = read_app(folder)
     settings = settings_of(app["config"])
-    assert (settings.config.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
-    assert app["config"]["options"]["rate"] == 0.1
+    assert (settings.federation.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
+    assert app["config"]["algorithm"]["rate"] == 0.1
     # Whatever can be set is written, for Flower overrides nothing else.
-    assert app["config"]["options"]["budget"] == 0.5
+    assert app["config"]["algorithm"]["budget"] == 0.5
     assert app["config"]["optimizer"]["name"] == "mamo"
     assert app["secure"] is False
     assert not (folder / "keys" / "server.key").exists()
@@ -40,45 +44,49 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
 
 def test_init_writes_options_that_are_lists(tmp_path: Path) -> None:
     """Flower's run config has no lists; an option that is left out would be its default in every run."""
-    given: dict[str, Any] = {"options.personal": ["head", "buffers"], "task.metrics": "auc,accuracy"}
-    given |= {"task.class_weights": [1, 2, *[1] * 8]}
-    folder = init(tmp_path / "app", algorithm="fedcalm", model="mlp", config=given)
+    given: dict[str, Any] = {
+        "algorithm": {"name": "fedcalm", "personal": ["head", "buffers"]},
+        "model": {"name": "mlp"},
+        "task": {"metrics": "auc,accuracy", "class_weights": [1, 2, *[1] * 8]},
+    }
+    folder = init(tmp_path / "app", given)
     config = read_app(folder)["config"]
     assert all(
-        isinstance(v, str | int | float) for table in ("options", "task") for v in config[table].values()
+        isinstance(v, str | int | float) for table in ("algorithm", "task") for v in config[table].values()
     )
     tables = settings_of(config).run.tables()
     assert tables["algorithm"]["personal"] == ("head", "buffers")
     assert tables["task"] == {"metrics": ("auc", "accuracy"), "class_weights": (1, 2, *[1] * 8)}
-    assert as_text({"options.personal": ["head"]}) == """options.personal='["head"]'"""
+    with pytest.raises(UsageError, match=r"personal='\[head' must be a list"):
+        settings_of({"algorithm.name": "fedcalm", "algorithm.personal": "[head"})
+
+
+def test_the_line_of_a_run_is_read_by_flower_as_it_was_written() -> None:
+    """Flower's command line ends a value at the next quote, escaped or not."""
+    config = pytest.importorskip(
+        "flwr.common.config", reason='Flower is not installed: pip install "copfl[flower]"'
+    )
+    given = {"algorithm.personal": ["head", "b c"], "task.loss": '"x', "session.run": "a b", "run.rounds": 3}
+    given |= {"session.resume": True, "network.deadline": 0.5, "samples.public": "it's", "model.name": "é"}
+    read = config.parse_config_args([as_text(given)])
+    assert read == {path: flat(value) for path, value in given.items()}
     with pytest.raises(UsageError, match="both kinds of quotes"):
-        as_text({"options.personal": ["it's"]})
-    with pytest.raises(UsageError, match=r"personal=\[head must be a list"):
-        settings_of({"algorithm": "fedcalm", "options.personal": "[head"})
-
-
-def test_flower_reads_what_its_command_line_is_given() -> None:
-    """Its texts have no escaped quotes: a list in a run's own setting was an error."""
-    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-    from flwr.common.config import parse_config_args
-
-    config = {"options.personal": ["head", "body"], "rounds": 3, "mean": "0.1,0.2", "resume": True, "run": ""}
-    read = {**config, "options.personal": '["head", "body"]'}
-    assert parse_config_args([as_text(config)]) == read
+        as_text({"task.loss": 'it\'s "x"'})
 
 
 def test_init_describes_the_targets_of_a_regression(tmp_path: Path) -> None:
-    settings = settings_of(read_app(init(tmp_path / "app", model="mlp", data="diabetes"))["config"])
+    settings = settings_of(read_app(init(tmp_path / "app", {"data": {"name": "diabetes"}}))["config"])
     mean, std = load("diabetes").target_scale
     assert (settings.task.criterion.kind, settings.task.classes) == ("regression", 1)
-    assert (settings.config.target_mean, settings.config.target_std) == (str(mean[0]), str(std[0]))
+    assert settings.federation.samples.scale == (mean, std)
 
 
 def test_an_invalid_setting_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
-    wrongs: list[dict[str, Any]] = [{"algorithm": "fedpack"}, {"model": "cnnn"}, {"config": {"round": 3}}]
+    wrongs: list[dict[str, Any]] = [{"algorithm": {"name": "fedpack"}}, {"model": {"name": "cnnn"}}]
+    wrongs += [{"run": {"round": 3}}, {"network": {"deadlin": 3}}, {"algorithm": {"name": "copfl", "rat": 1}}]
     for wrong in wrongs:
         with pytest.raises(UsageError, match="did you mean"):
-            init(tmp_path / "app", **wrong)
+            init(tmp_path / "app", wrong)
     assert not (tmp_path / "app").exists()
     with pytest.raises(RunError, match="holds no app"):
         read_app(tmp_path)
@@ -94,7 +102,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-    folder = init(tmp_path / "app", host="fl.example.org", clients=2, trial=True)
+    folder = init(tmp_path / "app", {"run": {"clients": 2}}, host="fl.example.org", trial=True)
     keys = folder / "keys"
     root, server = (
         x509.load_pem_x509_certificate((keys / name).read_bytes()) for name in ("ca.pem", "server.pem")
@@ -132,7 +140,7 @@ def test_no_private_key_but_the_servers_own_is_on_the_server(
 
 def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-    folder = init(tmp_path / "app", host="fl.example.org", clients=2)
+    folder = init(tmp_path / "app", {"run": {"clients": 2}}, host="fl.example.org")
     (folder / "nodes" / "0").mkdir(parents=True)
     (folder / "nodes" / "0" / "secret.json").write_text("{}")
     (folder / "keys" / "secret.toml").write_text("")
@@ -195,14 +203,18 @@ def test_a_run_that_flower_starts_again_is_known(tmp_path: Path) -> None:
 
 
 def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("-m", "mlp", "--wire", "fp16", "-s", "options.rate=0.1")
+    words = ("-a", "copfl", "-m", "mlp", "--wire", "fp16", "-s", "algorithm.rate=0.1")
     done = called(capsys, "federate", "init", tmp_path / "app", *words)
     assert done.code == 0, done.err
     assert "copfl federate up" in done.out
     config = read_app(tmp_path / "app")["config"]
-    assert (config["wire"], config["options"]["rate"], config["model"]) == ("fp16", 0.1, "mlp")
+    assert (config["network"]["wire"], config["algorithm"]["rate"], config["model"]["name"]) == (
+        "fp16",
+        0.1,
+        "mlp",
+    )
     wrong = called(capsys, "federate", "init", tmp_path / "b", "-s", "rounds")
-    assert "must have the form KEY=VALUE" in wrong.err
+    assert "must be TABLE.KEY=VALUE" in wrong.err
 
 
 def test_a_greeting_and_the_command_line_need_no_torch() -> None:

@@ -185,14 +185,16 @@ def test_nothing_is_sent_without_its_line(tmp_path: Path) -> None:
 # -- what is in it -------------------------------------------------------------------------------------------
 
 
-def trained(tmp_path: Path, **config: Any) -> tuple[list[dict[str, Any]], dict[str, Any], Any]:
+def trained(
+    tmp_path: Path, config: dict[str, Any] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any], Any]:
     """The audit log of a node after two rounds, its configuration and the proposal."""
-    run_config = CONFIG | {"rounds": 2} | {key.replace("_", "-"): value for key, value in config.items()}
+    run_config = CONFIG | {"run.rounds": 2} | (config or {})
     nodes = [knowing(node) for node in write_nodes(digits(), tmp_path / "nodes")]
     signed = proposed(run_config, nodes)
     transport = MessageTransport(run_config | {KEY: signed.text}, dict(enumerate(nodes, 100)))
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
-    kind = server_class(transport.settings.config.secure_aggregation)
+    kind = server_class(transport.settings.federation.secure.aggregation)
     server = kind(transport.settings, transport, folder, pause=0, retry=0, proposal=signed.proposal)
     list(server.rounds())
     answer(nodes[1], run_config, TRAIN, ("", b""))  # unsigned
@@ -233,7 +235,7 @@ def test_what_left_a_node_is_in_its_log(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_phases_of_a_secure_sum_are_in_the_log(tmp_path: Path) -> None:
-    lines, _, _ = trained(tmp_path, secure_aggregation=True, algorithm="fedavg")
+    lines, _, _ = trained(tmp_path, {"secure.aggregation": True, "algorithm.name": "fedavg"})
     left = [kind for line in lines[1:6] for kind in line["left"]]
     assert left == ["keys", "key shares", "masked update", "signature", "sum share"]
 
@@ -242,7 +244,7 @@ def test_the_epsilon_of_a_noised_upload_is_in_the_log(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
     from copfl.wrappers.privacy import epsilon_of
 
-    lines, _, _ = trained(tmp_path, privacy=4.0, algorithm="fedavg")
+    lines, _, _ = trained(tmp_path, {"privacy.noise": 4.0, "algorithm.name": "fedavg"})
     epsilon = epsilon_of({4.0 / 3**0.5: 1}, 1e-5)
     assert [line["epsilon"] for line in lines] == [None, epsilon, epsilon, None]
     assert f"epsilon {epsilon:.3g}" in audit_log.as_text(lines[1])

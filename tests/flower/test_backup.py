@@ -18,6 +18,7 @@ from copfl.errors import RunError
 from copfl.flower import backup, init
 from copfl.flower.backup import MANIFEST, restore_backup, write_backup
 from copfl.flower.status import status
+from copfl.settings.flat import nested
 from tests.commands import called
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
@@ -31,8 +32,8 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An app with one finished round, keys and a database; and the states of its nodes."""
     folder = tmp_path_factory.mktemp("federation")
-    app = init(folder / "app", model="mlp", config=CONFIG, secure=True)
-    play(CONFIG | {"rounds": 1}, write_nodes(digits(), folder / "nodes"), app / "runs")
+    app = init(folder / "app", nested(CONFIG), secure=True)
+    play(CONFIG | {"run.rounds": 1}, write_nodes(digits(), folder / "nodes"), app / "runs")
     (app / "logs").mkdir()
     (app / "logs" / "run.log").write_text("a log")
     with sqlite3.connect(app / "superlink.db") as database:
@@ -67,14 +68,14 @@ def test_a_server_comes_back_with_its_keys_runs_and_database(federation: Path, t
 def test_a_node_continues_from_its_backup(federation: Path, tmp_path: Path) -> None:
     """The same second round as without the loss of its folder."""
     nodes = write_nodes(digits(), tmp_path / "nodes")
-    config = CONFIG | {"run": "again", "rounds": 1}
+    config = CONFIG | {"session.run": "again", "run.rounds": 1}
     play(config, nodes, tmp_path / "runs")
     state = Path(nodes[1]["state-dir"])
     assert ": node, " in write_backup(state, tmp_path / "node.zip")
     restore_backup(tmp_path / "node.zip", tmp_path / "elsewhere")
     assert contents(tmp_path / "elsewhere") == contents(state)
     nodes[1]["state-dir"] = str(tmp_path / "elsewhere")
-    second = play(config | {"rounds": 2, "resume": True}, nodes, tmp_path / "runs").records[0]
+    second = play(config | {"run.rounds": 2, "session.resume": True}, nodes, tmp_path / "runs").records[0]
     assert second["clients"] == [0, 1, 2]
     assert second["notes"] == {}
 

@@ -22,6 +22,7 @@ from copfl.flower.membership import revoke
 from copfl.flower.proposal import KEY, from_text
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import DATABASE
+from copfl.settings.flat import nested
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
 
@@ -35,40 +36,41 @@ class Flwr:
     def __call__(self, command: list[str], **options: Any) -> Any:
         self.commands.append(command)
         given = dict(word.split("=", 1) for word in command[-1].split())
-        config = CONFIG | {key: json.loads(value) for key, value in given.items()} | {"rounds": self.rounds}
+        given = {key: json.loads(value) for key, value in given.items()}
+        config = CONFIG | given | {"run.rounds": self.rounds}
         agreed = from_text(config.pop(KEY)).proposal
-        assert (agreed.run, len(agreed.members)) == (config["run"], 3)
+        assert (agreed.run, len(agreed.members)) == (config["session.run"], 3)
         if self.rounds:
             play(config, self.nodes, self.folder / "runs")
-            (self.folder / "runs" / config["run"] / "config.json").write_text(json.dumps(config))
+            (self.folder / "runs" / config["session.run"] / "config.json").write_text(json.dumps(config))
         return subprocess.CompletedProcess(command, 0)
 
 
 def test_a_run_is_started_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployed, "START_TIMEOUT", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as superlink:
-        app = init(tmp_path / "app", model="mlp", config=CONFIG, port=superlink.getsockname()[1])
+        app = init(tmp_path / "app", nested(CONFIG), port=superlink.getsockname()[1])
         flwr = Flwr(app, write_nodes(digits(), tmp_path / "nodes"), 2)
         monkeypatch.setattr(subprocess, "run", flwr)
         with pytest.raises(RunError, match=r"no run in .* can be resumed"):
             start_run(app, {}, resume=True)
         with pytest.raises(RunError, match=r"ended after round 2 of 3 .*--resume --run first` continues it"):
-            start_run(app, {"run": "first"})
+            start_run(app, {"session.run": "first"})
         flwr.rounds = 3
         after = start_run(app, {}, resume=True)
         flwr.rounds = 0
         with pytest.raises(RunError, match="ended before its first round"):
-            start_run(app, {"run": "other"})
+            start_run(app, {"session.run": "other"})
     assert after["rounds"]["done"] == 3
-    assert 'run="first"' in flwr.commands[1][-1]
-    assert "resume=true" in flwr.commands[1][-1]
+    assert 'session.run="first"' in flwr.commands[1][-1]
+    assert "session.resume=true" in flwr.commands[1][-1]
     with pytest.raises(RunError, match=r"no SuperLink answers at .*copfl federate server"):
         start_run(app, {})
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        app = init(tmp_path / "app", model="mlp", config=CONFIG, port=other.getsockname()[1])
+        app = init(tmp_path / "app", nested(CONFIG), port=other.getsockname()[1])
         with pytest.raises(UsageError, match=r"cannot be used: .*is a server running"):
             serve(app)
 
@@ -76,11 +78,11 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 def test_a_run_that_is_running_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a run was submitted"))
     with socket.create_server(("127.0.0.1", 0)) as superlink:
-        app = init(tmp_path / "app", model="mlp", config=CONFIG, port=superlink.getsockname()[1])
+        app = init(tmp_path / "app", nested(CONFIG), port=superlink.getsockname()[1])
         folder = ServerFolder(str(app / "runs"), "first", resume=False)
         with folder.claimed():
             (folder.path / "config.json").write_text("{}")
-            for config in ({}, {"run": "first"}):
+            for config in ({}, {"session.run": "first"}):
                 with pytest.raises(RunError, match="the run first is running"):
                     start_run(app, config, resume=True)
 
@@ -130,7 +132,7 @@ def test_a_revoked_key_is_unregistered_and_the_coordinators_is_no_nodes(
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    app = init(tmp_path / "app", model="mlp", config=CONFIG, secure=True)
+    app = init(tmp_path / "app", nested(CONFIG), secure=True)
     public: Any = load_ssh_public_key((app / "keys" / "node-0.pub").read_bytes())
     control = Control(public_key_to_bytes(public))
     monkeypatch.setattr(deployed, "answers", lambda *_: True)
@@ -148,7 +150,7 @@ def test_only_the_owner_can_read_what_a_superlink_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its database has the messages of all runs; the folder may be open to others."""
-    app = init(tmp_path / "app", model="mlp", config=CONFIG, port=_free_port())
+    app = init(tmp_path / "app", nested(CONFIG), port=_free_port())
     database = app / DATABASE
     database.write_bytes(b"")
     database.chmod(0o644)

@@ -15,6 +15,7 @@ from copfl.flower.local import LocalFederation, follow
 from copfl.flower.proposal import read
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
+from copfl.settings.flat import nested
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
 from tests.slow import slow
 
@@ -27,10 +28,10 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
 
     The process that shows the run's log is killed; the run continues.
     """
-    config = CONFIG | {"clients": 2, "min-replies": 2, "rounds": 2, "deadline": 240}
-    config |= {"model-options.width": 256, "optimizer.lr": 0.001}
+    config = CONFIG | {"run.clients": 2, "network.min_replies": 2, "run.rounds": 2, "network.deadline": 240}
+    config |= {"model.width": 256, "optimizer.lr": 0.001}
     app, runs, federation = tmp_path / "app", tmp_path / "app" / "runs", digits(2)
-    init(app, model="mlp", config=config)
+    init(app, nested(config))
     nodes = write_nodes(federation, tmp_path / "nodes")
     with LocalFederation(app) as local:
         local.start_superlink()
@@ -74,9 +75,9 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
 @slow
 def test_a_secure_sum_over_flower_is_the_plain_one(tmp_path: Path) -> None:
     """CO-PFL, one round: three nodes with their workers; the total is that of the simulation within the step."""
-    config = CONFIG | {"secure-aggregation": True, "rounds": 1, "deadline": 240}
+    config = CONFIG | {"secure.aggregation": True, "run.rounds": 1, "network.deadline": 240}
     app, runs, federation = tmp_path / "app", tmp_path / "app" / "runs", digits()
-    init(app, model="mlp", config=config)
+    init(app, nested(config))
     with LocalFederation(app) as local:
         local.start_superlink()
         for client, node in enumerate(write_nodes(federation, tmp_path / "nodes")):

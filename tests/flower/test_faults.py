@@ -21,6 +21,7 @@ from copfl.flower.keys import make_key
 from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
+from copfl.settings.flat import nested
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
 from tests.slow import slow
 
@@ -31,11 +32,18 @@ pytestmark = slow
 class Federation:
     """The digits on three nodes."""
 
-    def __init__(self, folder: Path, *, secure: bool = False, supernode: bool = False, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any] | None = None,
+        *,
+        secure: bool = False,
+        supernode: bool = False,
+    ) -> None:
         self.app, self.runs = folder / "app", folder / "app" / "runs"
-        self.config = {**CONFIG, "deadline": 300, **{k.replace("_", "-"): v for k, v in config.items()}}
+        self.config = {**CONFIG, "network.deadline": 300, **(config or {})}
         self.data = digits()
-        init(self.app, model="mlp", config=self.config, secure=secure)
+        init(self.app, nested(self.config), secure=secure)
         self.nodes = write_nodes(self.data, folder / "nodes")
         self.settings = settings_of(self.config)
         self.folder = ServerFolder(str(self.runs), "test", resume=True)
@@ -48,7 +56,7 @@ class Federation:
 
     def run(self, **config: Any) -> Iterator[dict[str, Any]]:
         process = self.local.start_run(config)
-        return follow(self.local, process, self.folder, self.settings.config.rounds, pause=0.05)
+        return follow(self.local, process, self.folder, self.settings.federation.rounds, pause=0.05)
 
     def in_second_round(self) -> Iterator[dict[str, Any]]:
         """Starts everything; the rounds after the first, when every node trains in the second."""
@@ -86,7 +94,7 @@ class Federation:
         """How far the server and the clients are from where the simulation ends."""
         state = simulated(self.settings, self.data)
         far = farthest(server_of(self.settings, self.runs), state.server)
-        rows, last = state.clients.rows(torch.arange(3)), self.settings.config.rounds - 1
+        rows, last = state.clients.rows(torch.arange(3)), self.settings.federation.rounds - 1
         records = [client_of(self.settings, config, client, last) for client, config in enumerate(self.nodes)]
         return max([far, *(farthest(record, tree.row(rows, n)) for n, record in enumerate(records))])
 
@@ -119,7 +127,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
 
 
 def test_a_new_client_joins_a_finished_run(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=2)
+    federation = Federation(tmp_path, {"run.rounds": 2})
     federation.folder = ServerFolder(str(federation.runs), "test", resume=True)
     with federation.local:
         federation.start()
@@ -129,13 +137,18 @@ def test_a_new_client_joins_a_finished_run(tmp_path: Path) -> None:
     assert result["accuracy_after"] > result["accuracy_before"]
 
 
-LONG: dict[str, Any] = {"options.epochs": 100, "batch": 64}  # seconds of training: time to kill something
+LONG: dict[str, Any] = {
+    "algorithm.epochs": 100,
+    "run.batch": 64,
+}  # seconds of training: time to kill something
 
 
 @pytest.mark.parametrize("supernode", [False, True])
 def test_a_node_killed_in_mid_round_comes_back_with_its_state(supernode: bool, tmp_path: Path) -> None:
     """A node of copfl, and one of Flower."""
-    federation = Federation(tmp_path, rounds=100, min_replies=2, supernode=supernode, **LONG)
+    federation = Federation(
+        tmp_path, {**LONG, "run.rounds": 100, "network.min_replies": 2}, supernode=supernode
+    )
     with federation.local as local:
         federation.start()
         rounds = federation.run()
@@ -160,7 +173,7 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_state(supernode: bool, t
 
 
 def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **LONG)
+    federation = Federation(tmp_path, LONG)
     with federation.local:
         rounds = federation.in_second_round()
         for pid in federation.with_word("flwr-serverapp"):
@@ -174,7 +187,7 @@ def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
 
 
 def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **LONG)
+    federation = Federation(tmp_path, LONG)
     with federation.local as local:
         federation.in_second_round()
         federation.kill("superlink")
@@ -192,7 +205,7 @@ def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("supernode", [False, True])
 def test_killed_workers_are_started_again(supernode: bool, tmp_path: Path) -> None:
     """All three while they train, in the same round: no client is left out, and nothing is left of them."""
-    federation = Federation(tmp_path, supernode=supernode, **LONG)
+    federation = Federation(tmp_path, LONG, supernode=supernode)
     with federation.local as local:
         rounds = federation.in_second_round()
         for pid in federation.with_word("copfl.flower.worker"):
@@ -205,7 +218,7 @@ def test_killed_workers_are_started_again(supernode: bool, tmp_path: Path) -> No
 
 
 def test_a_node_killed_and_started_at_once_answers_its_message(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, secure=True, **LONG)
+    federation = Federation(tmp_path, LONG, secure=True)
     with federation.local as local:
         rounds = federation.in_second_round()
         federation.kill("node-1")
@@ -217,7 +230,7 @@ def test_a_node_killed_and_started_at_once_answers_its_message(tmp_path: Path) -
 
 
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=2)
+    federation = Federation(tmp_path, {"run.rounds": 2})
     with federation.local:
         federation.start()
         first = list(federation.run())

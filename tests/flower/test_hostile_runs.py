@@ -17,8 +17,9 @@ from copfl.flower import init
 from copfl.flower.deployed import superlink_options, write_connection
 from copfl.flower.local import HOST, LocalFederation, up
 from copfl.flower.policy import Policy
-from copfl.flower.run_config import COMPONENTS
 from copfl.flower.status import LOCAL_HOME, answers
+from copfl.flower.superlink import COMPONENTS
+from copfl.settings.flat import nested
 from copfl.settings.toml import written
 from tests.flower.network import CONFIG, digits, write_nodes
 from tests.slow import slow
@@ -66,21 +67,19 @@ def submitted(local: LocalFederation, seconds: float = 150) -> str:
 def test_a_hostile_run_executes_nothing_on_the_server_or_on_a_node(tmp_path: Path) -> None:
     """First against the server of copfl, then with a server that Flower or the attacker runs."""
     app, owned = tmp_path / "app", tmp_path / "owned"
-    init(app, model="mlp", config=CONFIG | {"clients": 1, "min-replies": 1})
-    attack = {"model": "os:system", "model-options": {"command": f"touch {owned}"}}
+    init(app, nested(CONFIG | {"run.clients": 1, "network.min_replies": 1}))
+    attack = {"model": {"name": "os:system", "command": f"touch {owned}"}}
     node = write_nodes(digits(), tmp_path / "nodes")[0]
     with LocalFederation(app) as local:
         local.start_superlink()
         rewrite(app, attack)
-        assert "model='os:system' is not allowed, nor is any other [code]" in submitted(local)
+        assert "model.name='os:system' is not allowed, nor is any other [code]" in submitted(local)
         (app / "evil.py").write_text(EVIL_SERVER)
         other = tmp_path / "other"
         shutil.copytree(app, other, ignore=shutil.ignore_patterns("logs", "runs"))
         (app / "evil.py").unlink()
         local.options["cwd"] = other  # the attacker's own folder
-        rewrite(
-            other, {"model": "mlp", "model-options": {"width": 16}}, COMPONENTS | {"serverapp": "evil:app"}
-        )
+        rewrite(other, {"model": {"name": "mlp", "width": 16}}, COMPONENTS | {"serverapp": "evil:app"})
         assert "evil.py" in submitted(local)
         local.options["cwd"] = app
         assert local.runs() == []
@@ -93,13 +92,15 @@ def test_a_hostile_run_executes_nothing_on_the_server_or_on_a_node(tmp_path: Pat
             time.sleep(0.2)
         local.add_node("node-0", node)
         log = submitted(local)
-        assert "refuses the run config: model='os:system'" in log
+        assert "refuses the run config: model.name='os:system'" in log
         assert not (app / "runs").exists()
         (app / "evil.py").write_text(EVIL_SERVER)
         rewrite(app, attack, COMPONENTS | {"serverapp": "evil:app"})
         log = submitted(local)
         for kind in ("query", "train", "evaluate"):
-            assert "refuses the run config: model='os:system'" in log.rpartition(f"ANSWER {kind}")[2][:300]
+            assert (
+                "refuses the run config: model.name='os:system'" in log.rpartition(f"ANSWER {kind}")[2][:300]
+            )
         assert str(tmp_path / "nodes") not in log
     assert not owned.exists()
     assert not list(Path(node["state-dir"]).rglob("*.copfl"))
@@ -112,8 +113,9 @@ def test_a_model_that_the_owner_allowed_trains(tmp_path: Path, monkeypatch: pyte
         "    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))\n"
     )
     monkeypatch.chdir(tmp_path)
-    config = {"rounds": 1, "deadline": 240}
-    app = init(tmp_path / "app", algorithm="fedavg", model="trial_net:net", clients=2, config=config)
+    config: dict[str, Any] = {"run.rounds": 1, "run.clients": 2, "network.deadline": 240}
+    config |= {"algorithm.name": "fedavg", "model.name": "trial_net:net"}
+    app = init(tmp_path / "app", nested(config))
     (record,) = up(app)
     assert record["clients"] == [0, 1]
     policy = Path(app, LOCAL_HOME, "policy.toml").read_text()

@@ -67,10 +67,10 @@ def test_the_search_finds_what_is_there() -> None:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    drop = ("optimizer", "shape", "mean", "std", "model-options")
+    drop = ("optimizer", "samples.", "model.width")
     kept = {key: value for key, value in CONFIG.items() if not key.startswith(drop)}
-    toy = {"rounds": 3, "batch": 5, "shape": str(WIDTH), "classes": "4", "model-options.width": 8}
-    return kept | toy | {"algorithm": name}
+    toy = {"run.rounds": 3, "run.batch": 5, "samples.shape": [WIDTH], "samples.classes": 4, "model.width": 8}
+    return kept | toy | {"algorithm.name": name}
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedper", "ditto", "local"])

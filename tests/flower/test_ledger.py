@@ -32,7 +32,9 @@ from tests.flower.test_secure_attacks import Malicious
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
-NOISED = CONFIG | {"algorithm": "fedavg", "privacy": 8.0, "privacy-clip": 0.2, "rounds": 1}
+PLAIN = CONFIG | {"algorithm.name": "fedavg"}
+PRIVATE = {"privacy.noise": 8.0, "privacy.clip": 0.2}
+NOISED = CONFIG | {"algorithm.name": "fedavg", "privacy.noise": 8.0, "privacy.clip": 0.2, "run.rounds": 1}
 UNLIMITED = Privacy()
 ONE = 1.8474  # the epsilon of one of these uploads at delta 1e-5
 
@@ -51,9 +53,11 @@ def limit(configs: list[dict[str, Any]], lifetime_epsilon: float, **fields: Any)
         write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=privacy))
 
 
-def ask(config: dict[str, Any], run: str = "test", round: int = 0, **keys: Any) -> Packet:
+def ask(
+    config: dict[str, Any], run: str = "test", round: int = 0, *, plain: bool = False, **keys: Any
+) -> Packet:
     """A node's answer to a server that calls its run as it likes."""
-    settings = settings_of(NOISED | {"rounds": 3} | keys | {"run": run})
+    settings = settings_of((PLAIN if plain else NOISED) | {"run.rounds": 3} | keys | {"session.run": run})
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", run, settings.layout, round, 0)
     return node.local_update(settings, config, wire.encode(down, head, about={"counted": -1}))
@@ -145,7 +149,7 @@ def test_the_budget_belongs_to_the_data(how: str, tmp_path: Path) -> None:
         shutil.rmtree(Path(config["state-dir"]) / "test")
     np.savez(config["data"], **arrays)
     run = "test" if how in ("no run folder", "rollback") else "other"
-    keys = {"rollback": True} if how == "rollback" else {}
+    keys = {"session.rollback": True} if how == "rollback" else {}
     with pytest.raises(PolicyError, match="these data have spent"):
         ask(config, run, 1, **keys)
 
@@ -159,8 +163,8 @@ def test_other_data_have_their_own_budget(tmp_path: Path) -> None:
 
 def test_data_that_left_without_noise_have_no_budget_left(tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
-    ask(config, "plain", privacy=0.0)
-    ask(config, "plain", 1, privacy=0.0)
+    ask(config, "plain", plain=True)
+    ask(config, "plain", 1, plain=True)
     assert [entry.noise for entry in ledger_of(config).releases()] == [0.0]
     limit([config], 1e6)
     with pytest.raises(
@@ -172,7 +176,7 @@ def test_data_that_left_without_noise_have_no_budget_left(tmp_path: Path) -> Non
 def test_a_run_without_noise_is_refused_where_epsilon_is_limited() -> None:
     policy = Policy(privacy=Privacy(lifetime_epsilon=3.0))
     assert [found.line for found in refusals(policy, {})] == ["privacy.lifetime_epsilon"]
-    assert refusals(policy, {"privacy": 1.0}) == ()
+    assert refusals(policy, {"privacy.noise": 1.0}) == ()
 
 
 def test_no_metric_leaves_where_epsilon_is_limited(tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ def five(tmp_path: Path) -> dict[int, dict[str, Any]]:
 
 def test_a_sum_counts_with_the_noise_of_its_members(tmp_path: Path) -> None:
     nodes = five(tmp_path)
-    Malicious(nodes, privacy=8.0, privacy_clip=0.2).total(range(5))
+    Malicious(nodes, config=PRIVATE).total(range(5))
     for config in nodes.values():
         (entry,) = ledger_of(config).releases()
         assert (entry.noise, entry.place, entry.is_settled) == (8.0, SUM, True)
@@ -263,14 +267,14 @@ def test_a_sum_counts_with_the_noise_of_its_members(tmp_path: Path) -> None:
 def test_a_node_that_is_lost_counts_the_least_noise_of_a_sum(tmp_path: Path) -> None:
     """The others may reveal the sum without it: of the four that are the threshold of five."""
     nodes = five(tmp_path)
-    server = Malicious(nodes, privacy=8.0, privacy_clip=0.2)
+    server = Malicious(nodes, config=PRIVATE)
     server.shown_survivors = {0: [0, 1]}  # it refuses, and has sent its vector
     with pytest.raises(WireError):
         server.total(range(5))
     (entry,) = ledger_of(nodes[0]).releases()
     assert entry.noise == pytest.approx(8.0 * (4 / 5) ** 0.5)
     assert not entry.is_settled
-    Malicious(nodes, privacy=8.0, privacy_clip=0.2).total(range(5))  # the round begins again with fresh keys
+    Malicious(nodes, config=PRIVATE).total(range(5))  # the round begins again with fresh keys
     (entry,) = ledger_of(nodes[0]).releases()
     assert (entry.noise, entry.is_settled) == (8.0, True)
 
@@ -282,12 +286,12 @@ def test_a_sum_of_few_survivors_must_have_the_least_noise(tmp_path: Path) -> Non
         policy = Policy(privacy=Privacy(noise=8.0), secure_aggregation=SecureAggregation(cohort=3))
         write_policy(Path(config["state-dir"]) / FILE, policy)
     with pytest.raises(PolicyError, match=r"4 uploads has noise 7.155, and 8 is the least \[privacy.noise\]"):
-        Malicious(nodes, privacy=8.0, privacy_clip=0.2).total(range(5), survivors=range(4))
-    Malicious(nodes, privacy=8.0, privacy_clip=0.2).total(range(5))
+        Malicious(nodes, config=PRIVATE).total(range(5), survivors=range(4))
+    Malicious(nodes, config=PRIVATE).total(range(5))
     for config in nodes.values():
         write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=Privacy(noise=7.1)))
     other = five(tmp_path / "other")
-    Malicious(other, privacy=8.0, privacy_clip=0.2).total(range(5), survivors=range(4))
+    Malicious(other, config=PRIVATE).total(range(5), survivors=range(4))
 
 
 # -- what the owner reads ------------------------------------------------------------------------------------
@@ -303,12 +307,13 @@ def test_status_and_the_explanation_show_what_is_spent(tmp_path: Path) -> None:
     shown = f"epsilon {found['privacy']['epsilon']:.3g} of 20 at delta 1e-05, 1 releases in 1 runs"
     assert f"privacy     {shown}" in as_text(found)
     policy = Policy(privacy=Privacy(lifetime_epsilon=20.0))
-    lines = explained(policy, NOISED | {"rounds": 2}, state)
+    lines = explained(policy, NOISED | {"run.rounds": 2}, state)
     assert f"privacy     {shown}" in lines
     after = epsilon([release("", 8 / 3**0.5, "")] * 3, 1e-5)
     assert lines[-1] == f"privacy     epsilon {after:.3g} after all rounds  [privacy]"
     assert (
-        "20 is the limit: later rounds are refused" in explained(policy, NOISED | {"rounds": 60}, state)[-1]
+        "20 is the limit: later rounds are refused"
+        in explained(policy, NOISED | {"run.rounds": 60}, state)[-1]
     )
     assert not [line for line in explained(Policy(), CONFIG) if line.startswith("privacy")]
 

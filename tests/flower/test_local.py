@@ -23,6 +23,7 @@ from copfl.flower.local import LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
 from copfl.flower.processes import TAG, tagged
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
+from copfl.settings.complete import complete
 from tests.commands import called
 
 
@@ -154,7 +155,7 @@ def test_a_finished_run_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"rounds": 2}})
+    monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"run": {"rounds": 2}}})
 
     def resume(*given: Any, **_: Any) -> list[Any]:
         started.append(given)
@@ -175,7 +176,7 @@ def test_a_finished_run_is_not_started_again(
 def test_natural_clients_are_the_nodes(tmp_path: Path) -> None:
     x, group = np.arange(60, dtype=np.float32)[:, None], np.repeat(["north", "south", "west"], 20)
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 2, group=group)
-    configs = local.partition_nodes(tmp_path, str(tmp_path / "mine.npz"), 3, None, 0)
+    configs = local.partition_nodes(tmp_path, complete({"data": {"name": str(tmp_path / "mine.npz")}}))
     for client, config in enumerate(configs):
         with np.load(config["data"]) as arrays:
             samples = np.concatenate([arrays["x"], arrays["x_test"]])[:, 0]

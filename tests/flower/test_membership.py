@@ -26,8 +26,9 @@ from copfl.flower.membership import (
     server_proposal,
 )
 from copfl.flower.policy import OPEN, Policy, Proposals, read_policy
-from copfl.flower.proposal import KEY, differences, read
+from copfl.flower.proposal import KEY, differences, read, settings_in
 from copfl.flower.status import as_text, read_app, status
+from copfl.settings.flat import nested
 from tests.commands import called
 from tests.flower.network import CONFIG
 
@@ -35,7 +36,7 @@ from tests.flower.network import CONFIG
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """An app for three machines, without members."""
-    return init(tmp_path / "app", model="mlp", config=CONFIG, host="fl.example.org")
+    return init(tmp_path / "app", nested(CONFIG), host="fl.example.org")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def admitted(app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> P
 
 
 def signed(app: Path, **config: Any) -> Any:
-    return propose(app, {"run": "first", **config}, coordinator_key(app), read_roster(app))
+    return propose(app, {"session.run": "first", **config}, coordinator_key(app), read_roster(app))
 
 
 def test_members_make_their_own_keys(
@@ -134,8 +135,8 @@ def test_a_member_rotates_its_key(admitted: Path, tmp_path: Path, capsys: pytest
 def test_a_proposal_is_the_same_until_something_changes(admitted: Path) -> None:
     """So a resumed run needs no new approval."""
     first = signed(admitted)
-    assert signed(admitted, resume=True) == first
-    assert signed(admitted, rounds=7) != first
+    assert signed(admitted, **{"session.resume": True}) == first
+    assert signed(admitted, **{"run.rounds": 7}) != first
 
 
 def test_a_proposal_signed_elsewhere_is_started_here(
@@ -145,16 +146,16 @@ def test_a_proposal_signed_elsewhere_is_started_here(
     (tmp_path / "app-authority").rename(key)
     with pytest.raises(UsageError, match="the coordinator's key is not on this machine"):
         coordinator_key(admitted)
-    words = ("--run", "first", "-s", "rounds=7", "--key", key / "coordinator")
+    words = ("--run", "first", "-s", "run.rounds=7", "--key", key / "coordinator")
     done = called(capsys, "federate", "propose", admitted, tmp_path / "p.json", *words)
     assert done.code == 0, done.err
-    assert "setting      rounds = 7" in done.out
+    assert "setting      run.rounds = 7" in done.out
     agreed = read((tmp_path / "p.json").read_bytes()).proposal
     given = overrides(admitted, agreed)
-    assert given == {"run": "first", "rounds": 7} | {
-        k: v for k, v in given.items() if k not in ("run", "rounds")
+    assert given == {"session.run": "first", "run.rounds": 7} | {
+        k: v for k, v in given.items() if k not in ("session.run", "run.rounds")
     }
-    assert differences(agreed, {**read_app(admitted)["config"], **given}) == []
+    assert differences(agreed, {**settings_in(read_app(admitted)["config"]), **given}) == []
     both = called(capsys, "federate", "run", admitted, "--proposal", tmp_path / "p.json", "--rounds", "3")
     assert "has all settings of the run" in both.err
 
@@ -175,25 +176,26 @@ def test_a_run_is_submitted_with_its_proposal(
     found = {"superlink": {"answers": True, "address": "x"}, "runs": []}
     monkeypatch.setattr(deployed, "status", lambda *_: found)
     with pytest.raises(Exception, match="ended before its first round"):
-        deployed.start_run(admitted, {"run": "first", "rounds": 7})
+        deployed.start_run(admitted, {"session.run": "first", "run.rounds": 7})
     from flwr.common.config import parse_config_args
 
     sent = parse_config_args([commands[0][-1]])
-    agreed = server_proposal(read_policy(admitted / "policy.toml"), {**read_app(admitted)["config"], **sent})
+    run_config = {**settings_in(read_app(admitted)["config"]), **sent}
+    agreed = server_proposal(read_policy(admitted / "policy.toml"), run_config)
     assert agreed is not None
-    assert (agreed.proposal.run, agreed.proposal.settings["rounds"]) == ("first", 7)
+    assert (agreed.proposal.run, agreed.proposal.settings["run.rounds"]) == ("first", 7)
 
 
 def test_the_server_starts_what_its_coordinator_signed_alone(admitted: Path, tmp_path: Path) -> None:
     """The policy that init writes for the server has the coordinator's fingerprint."""
     policy = read_policy(admitted / "policy.toml")
-    run_config = {**read_app(admitted)["config"], "run": "first"}
+    run_config = {**settings_in(read_app(admitted)["config"]), "session.run": "first"}
     good = run_config | {KEY: signed(admitted).text}
     assert server_proposal(policy, good) is not None
     with pytest.raises(UsageError, match=r"no coordinator signed it.*\[proposals.unsigned\]"):
         server_proposal(policy, run_config)
-    with pytest.raises(UsageError, match="rounds is 9, and 3 in the proposal"):
-        server_proposal(policy, good | {"rounds": 9})
+    with pytest.raises(UsageError, match=r"run\.rounds is 9, and 3 in the proposal"):
+        server_proposal(policy, good | {"run.rounds": 9})
     with pytest.raises(UsageError, match=r"is signed by .*\[proposals.coordinators\]"):
         server_proposal(Policy(proposals=Proposals(coordinators=(fingerprint("x"),))), good)
     assert server_proposal(OPEN, run_config) is None
@@ -231,7 +233,7 @@ def test_a_server_gets_a_new_certificate(
     (tmp_path / "app-authority").rename(tmp_path / "stick")
     assert "--authority" in called(capsys, "federate", "rotate", app).err
     assert called(capsys, "federate", "rotate", app, "--authority", tmp_path / "stick").code == 0
-    other = init(tmp_path / "other", model="mlp", config=CONFIG, host="fl.example.org")
+    other = init(tmp_path / "other", nested(CONFIG), host="fl.example.org")
     wrong = called(capsys, "federate", "rotate", other, "--authority", tmp_path / "stick")
     assert "is not the key of the authority" in wrong.err
 

@@ -13,7 +13,7 @@ from copfl.flower import node
 from copfl.flower.settings import settings_of
 from tests.flower.network import CONFIG, client_of, digits, farthest, play, write_nodes
 
-EXACT = {"batch": 64, "optimizer.lr": 0.001}
+EXACT = {"run.batch": 64, "optimizer.lr": 0.001}
 
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "meta"])
@@ -25,7 +25,7 @@ def test_a_device_that_this_machine_does_not_have_is_an_error(device: str, tmp_p
 
 def test_a_task_is_moved_as_a_whole() -> None:
     """To the device that every machine has."""
-    settings = settings_of({"model": "cnn", "algorithm": "fedavg"})
+    settings = settings_of({"model.name": "cnn", "algorithm.name": "fedavg"})
     moved = node.task_on(settings.task, torch.device("meta"))
     assert moved.device.type == "meta"
     tensors = [*moved.module.parameters(), *moved.module.buffers(), moved.mean, moved.std]
@@ -37,17 +37,17 @@ def test_a_task_is_moved_as_a_whole() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"algorithm": "copfl"},
-        {"algorithm": "fedavg", "model": "cnn"},
-        {"algorithm": "fedavg", "secure-aggregation": True},
-        {"algorithm": "fedbabu", "augment": True},
+        {"algorithm.name": "copfl"},
+        {"algorithm.name": "fedavg", "model.name": "cnn"},
+        {"algorithm.name": "fedavg", "secure.aggregation": True},
+        {"algorithm.name": "fedbabu", "samples.augment": True},
     ],
     ids=lambda keys: "-".join(map(str, keys.values())),
 )
 def test_a_gpu_gives_the_answers_of_the_cpu(keys: dict[str, Any], tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     config = CONFIG | EXACT | keys
-    config = {k: v for k, v in config.items() if not (k == "model-options.width" and "model" in keys)}
+    config = {k: v for k, v in config.items() if not (k == "model.width" and "model.name" in keys)}
     ends = []
     for device in ("cpu", "cuda"):
         nodes = [n | {"device": device} for n in write_nodes(digits(), tmp_path / device)]

@@ -39,12 +39,13 @@ from copfl.flower.status import read_app
 from copfl.flower.transport import Content, Field, refusal
 from copfl.flower.worker import Request
 from copfl.parts.averaging import Upload
+from copfl.settings.flat import nested
 from copfl.wire import Packet
 from tests.commands import called
 from tests.flower.network import CONFIG, UNSIGNED, DirectTransport, digits, play, unsigned, write_nodes
 from tests.flower.test_worker import folder_of, processes
 
-SECURE = CONFIG | {"secure-aggregation": True, "rounds": 1}
+SECURE = CONFIG | {"secure.aggregation": True, "run.rounds": 1}
 
 
 def allow(nodes: list[dict[str, Any]], policy: Policy) -> None:
@@ -69,18 +70,18 @@ def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
         (Policy(secure_aggregation=SecureAggregation(required=True)), {}, "secure_aggregation.required"),
         (
             Policy(secure_aggregation=SecureAggregation(required=True)),
-            {"secure-aggregation": False},
+            {"secure.aggregation": False},
             "secure_aggregation.required",
         ),
         (
             Policy(secure_aggregation=SecureAggregation(cohort=5)),
-            {"secure-aggregation": True, "clients": 10, "participation": 0.4},
+            {"secure.aggregation": True, "run.clients": 10, "run.participation": 0.4},
             "secure_aggregation.cohort",
         ),
         (Policy(privacy=Privacy(noise=2.0)), {}, "privacy.noise"),
-        (Policy(privacy=Privacy(noise=2.0)), {"privacy": 1.9}, "privacy.noise"),
-        (Policy(privacy=Privacy(clip=2.0)), {"privacy": 1, "privacy-clip": 2.1}, "privacy.clip"),
-        (Policy(), {"rollback": True}, "rollback"),
+        (Policy(privacy=Privacy(noise=2.0)), {"privacy.noise": 1.9}, "privacy.noise"),
+        (Policy(privacy=Privacy(clip=2.0)), {"privacy.noise": 1, "privacy.clip": 2.1}, "privacy.clip"),
+        (Policy(), {"session.rollback": True}, "rollback"),
     ],
 )
 def test_a_run_config_below_the_owners_terms_is_refused(
@@ -92,13 +93,13 @@ def test_a_run_config_below_the_owners_terms_is_refused(
 @pytest.mark.parametrize(
     ("policy", "config"),
     [
-        (Policy(secure_aggregation=SecureAggregation(required=True, cohort=3)), {"secure-aggregation": True}),
+        (Policy(secure_aggregation=SecureAggregation(required=True, cohort=3)), {"secure.aggregation": True}),
         (
             Policy(secure_aggregation=SecureAggregation(cohort=4)),
-            {"secure-aggregation": True, "clients": 10, "participation": 0.4},
+            {"secure.aggregation": True, "run.clients": 10, "run.participation": 0.4},
         ),
-        (Policy(privacy=Privacy(noise=2.0)), {"privacy": 2, "secure-aggregation": True}),
-        (Policy(rollback=True), {"rollback": True}),
+        (Policy(privacy=Privacy(noise=2.0)), {"privacy.noise": 2, "secure.aggregation": True}),
+        (Policy(rollback=True), {"session.rollback": True}),
     ],
 )
 def test_a_run_config_on_the_owners_terms_is_allowed(policy: Policy, config: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ def test_metrics_leave_as_the_policy_has_it(
     """The node's own configuration cannot extend it: its owner may have copied it from others."""
     nodes = [config | {"metrics": True} for config in write_nodes(digits(), tmp_path / "n")]
     allow(nodes, Policy(reports=reports))
-    config = SECURE if is_secure else CONFIG | {"rounds": 1}
+    config = SECURE if is_secure else CONFIG | {"run.rounds": 1}
     (record,) = play(config, nodes, tmp_path / "runs").records
     assert ("accuracy" in record["mean"] and record["mean"]["accuracy"] is not None) == leaves
     assert ("accuracy" in record["per_client"]) == (leaves and not is_secure)
@@ -142,7 +143,7 @@ def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
 def test_a_new_client_keeps_its_metrics(tmp_path: Path) -> None:
     assert "accuracy_after" in new_client(tmp_path / "a", 1, Policy()).head
     assert "accuracy" not in new_client(tmp_path / "b", 1, Policy(reports="sums")).head
-    assert (tmp_path / "b" / "n" / "state-0" / "test" / "personal.copfl").exists()
+    assert (tmp_path / "b" / "n" / "state-0" / "test" / "model" / "weights.safetensors").exists()
 
 
 def test_the_updates_of_a_new_client_are_bounded_in_the_message(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_message_of_another_run_than_its_run_config_is_refused(tmp_path: Path)
     server = server_of(tmp_path)
     config = write_nodes(digits(), tmp_path / "n")[0]
     with pytest.raises(WireError, match="it is of run test, and the run config of other"):
-        node.local_update(settings_of(CONFIG | {"run": "other"}), config, server.down(0))
+        node.local_update(settings_of(CONFIG | {"session.run": "other"}), config, server.down(0))
 
 
 @pytest.mark.parametrize("round", [3, 4, 2**62, -1])
@@ -184,7 +185,7 @@ def test_a_sum_of_too_few_clients_gets_no_share(tmp_path: Path) -> None:
         )
         return "gone" if asked.count(3) == 3 else packet
 
-    config = SECURE | {"clients": 4, "min-replies": 3}
+    config = SECURE | {"run.clients": 4, "network.min_replies": 3}
     with pytest.raises(KeyboardInterrupt):
         play(config, nodes, tmp_path / "runs", fault)
     assert refused == {0, 1, 2}
@@ -216,11 +217,11 @@ def test_a_worker_is_ended_when_the_time_of_a_request_is_over(config: dict[str, 
     server = server_of(tmp_path)
     first = asked(config, server.down(0))
     pids = processes(folder_of(config))
-    slow = server_of(tmp_path, CONFIG | {"options.epochs": 100, "batch": 1}).down(0)
+    slow = server_of(tmp_path, CONFIG | {"algorithm.epochs": 100, "run.batch": 1}).down(0)
     allow([config], Policy(bounds=Bounds(seconds=1.0)))
     started = time.monotonic()
     with pytest.raises(UsageError, match=r"refuses the request: it took too long \[bounds.seconds\]"):
-        asked(config, slow, **{"options.epochs": 100, "batch": 1})
+        asked(config, slow, **{"algorithm.epochs": 100, "run.batch": 1})
     assert time.monotonic() - started < 20
     assert pids
     assert not set(pids) & set(processes(folder_of(config)))
@@ -322,7 +323,7 @@ def test_a_client_that_reports_nonsense_is_left_out(tmp_path: Path) -> None:
         fields = wire.opened_head(packet)
         return wire.Head("upload", "test", settings.layout, fields["round"], fields["client"])
 
-    config = CONFIG | {"algorithm": "fedavg", "rounds": 1, "min-replies": 2}
+    config = CONFIG | {"algorithm.name": "fedavg", "run.rounds": 1, "network.min_replies": 2}
     settings = settings_of(config)
     example = server_of(tmp_path / "other", config).upload
     (record,) = play(config, nodes, tmp_path / "runs", fault).records
@@ -349,7 +350,7 @@ def test_the_strict_policy_has_every_line_and_is_strict(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, app = tmp_path / "state" / FILE, init(tmp_path / "app", model="mlp", config=CONFIG)
+    file, app = tmp_path / "state" / FILE, init(tmp_path / "app", nested(CONFIG))
     done = called(capsys, "federate", "policy", file)
     assert (done.code, "is a strict policy" in done.out) == (0, True)
     written = file.read_text()
@@ -359,7 +360,7 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
     assert done.code == 1
     assert done.out.split() == [
         "refused",
-        "secure-aggregation",
+        "secure.aggregation",
         "must",
         "be",
         "true",
@@ -383,13 +384,13 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     "keys",
     [
-        {"model": "mlp", "model-options.width": 1_000_000},  # 4 TB
-        {"model": "cnn", "model-options.width": 100_000},
-        {"model": "resnet18", "shape": "3,32,32", "mean": "", "std": "", "model-options.width": 50_000},
-        {"model": "embedding", "shape": "text", "mean": "", "std": "", "model-options.words": 1_000_000},
-        {"model": "mlp", "model-options.width": 2000, "adapter": "lora:r=900000,targets=*"},
+        {"model.name": "mlp", "model.width": 1_000_000},  # 4 TB
+        {"model.name": "cnn", "model.width": 100_000},
+        {"model.name": "resnet18", "samples.shape": [3, 32, 32], "model.width": 50_000},
+        {"model.name": "embedding", "samples.text": True, "model.words": 1_000_000},
+        {"model.name": "mlp", "model.width": 2000, "adapter.name": "lora:r=900000,targets=*"},
     ],
-    ids=lambda keys: keys.get("adapter", keys["model"]),
+    ids=lambda keys: keys.get("adapter.name", keys["model.name"]),
 )  # fmt: skip
 def test_a_model_is_counted_before_it_has_memory(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -398,7 +399,8 @@ def test_a_model_is_counted_before_it_has_memory(
     monkeypatch.setattr("copfl.flower.settings.build_model", lambda *_: pytest.fail("it was built"))
     config = write_nodes(digits(), tmp_path)[0]
     allow([config], Policy())
-    run_config = CONFIG | {"model-options.width": 10_000} | keys
+    plain = {key: value for key, value in CONFIG.items() if key not in ("samples.mean", "samples.std")}
+    run_config = plain | {"model.width": 10_000} | keys
     assert refusals(Policy(), run_config) == ()
     head, _ = Resident().answer(Request(run_config, config, content=("", b"")))
     assert "parameters, and 200,000,000 are the most [bounds.parameters]" in head
@@ -407,9 +409,10 @@ def test_a_model_is_counted_before_it_has_memory(
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "cnn1d", "embedding", "causal_cnn"])
 def test_models_have_as_many_parameters_as_are_counted(name: str) -> None:
     """The bound is the number itself: one less is refused."""
-    shapes = {"cnn1d": "2,64", "embedding": "text", "causal_cnn": "text"}
-    keys = {"model": name, "shape": shapes.get(name, "3,32,32"), "algorithm": "fedavg", "mean": "", "std": ""}
-    keys |= {"kind": "next_token", "classes": "257"} if name == "causal_cnn" else {}
+    keys: dict[str, Any] = {"model.name": name, "algorithm.name": "fedavg"}
+    keys |= {"samples.shape": [2, 64] if name == "cnn1d" else [3, 32, 32]}
+    keys |= {"samples.text": True} if name in ("embedding", "causal_cnn") else {}
+    keys |= {"samples.kind": "next_token", "samples.classes": 257} if name == "causal_cnn" else {}
     count = len(settings_of(keys).task.initial)
     settings_of(keys, count + 5000)  # statistics of batch norm are no parameters
     with pytest.raises(UsageError, match=r"\[bounds.parameters\]"):
@@ -417,7 +420,7 @@ def test_models_have_as_many_parameters_as_are_counted(name: str) -> None:
 
 
 def test_the_layers_of_a_model_are_bounded() -> None:
-    run_config = {"model": "causal_cnn", "model-options.layers": 100_000}
+    run_config = {"model.name": "causal_cnn", "model.layers": 100_000}
     assert [found.line for found in refusals(Policy(), run_config)] == ["bounds.layers"]
 
 
@@ -426,7 +429,7 @@ def test_runs_under_other_names_are_bounded(tmp_path: Path, monkeypatch: pytest.
     allow([config], Policy(bounds=Bounds(runs_per_day=2)))
 
     def ask(run: str) -> Packet:
-        settings = settings_of(CONFIG | {"run": run, "algorithm": "fedavg"})
+        settings = settings_of(CONFIG | {"session.run": run, "algorithm.name": "fedavg"})
         folder = ServerFolder(str(tmp_path / "runs"), run, resume=True)
         return node.local_update(
             settings, config, Server(settings, DirectTransport(settings, {}), folder).down(0)

@@ -25,6 +25,7 @@ from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import CONTACT, LAST_ERROR, as_text, status
+from copfl.settings.flat import nested
 from copfl.wire import Packet
 from tests.commands import called
 from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
@@ -100,9 +101,9 @@ class Operated:
     """A federation of three clients, of which the second sends damaged uploads in the second round."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.app = init(folder / "app", model="mlp", config=CONFIG, port=_free_port())
+        self.app = init(folder / "app", nested(CONFIG), port=_free_port())
         self.path = self.app / "runs" / "test"
-        config = CONFIG | {"rounds": 3, "min-replies": 2}
+        config = CONFIG | {"run.rounds": 3, "network.min_replies": 2}
         settings = settings_of(config)
         nodes = write_nodes(digits(), folder / "nodes")
 
@@ -219,11 +220,11 @@ def test_the_status_command(operated: Operated, capsys: pytest.CaptureFixture[st
 
 def test_a_run_of_an_earlier_version_has_a_status(operated: Operated, tmp_path: Path) -> None:
     """Without an audit log."""
-    app = init(tmp_path / "app", model="mlp", config=CONFIG)
+    app = init(tmp_path / "app", nested(CONFIG))
     path = app / "runs" / "old"
     path.mkdir(parents=True)
     (path / "rounds.jsonl").write_bytes((operated.path / "rounds.jsonl").read_bytes())
-    (path / "config.json").write_text('{"rounds": 3}')
+    (path / "config.json").write_text('{"run.rounds": 3}')
     found = status(app)
     assert found["rounds"] == {"done": 3, "of": 3}
     assert found["audit"]["problem"] == ""
@@ -283,7 +284,7 @@ def test_runs_that_others_submitted_are_shown(tmp_path: Path) -> None:
     """The SuperLink has them in its database; they have no folder. Flower's own tables, and another version's."""
     import sqlite3
 
-    app = init(tmp_path / "app", model="mlp", config=CONFIG)
+    app = init(tmp_path / "app", nested(CONFIG))
     (app / "runs" / "ours").mkdir(parents=True)
     (app / "runs" / "ours" / "config.json").write_text("{}")
     with sqlite3.connect(app / "superlink.db") as database:

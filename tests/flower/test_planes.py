@@ -30,6 +30,7 @@ from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import serve, write_connection
 from copfl.flower.keys import make_key
 from copfl.flower.planes import Planes, is_served, is_this_machine
+from copfl.settings.flat import nested
 from tests.flower.network import CONFIG, digits, write_nodes
 from tests.slow import slow
 
@@ -121,7 +122,7 @@ def test_the_connection_of_the_command_is_to_this_machine(tmp_path: Path) -> Non
 def test_an_address_that_is_none_is_an_error(listen: str, tmp_path: Path) -> None:
     from copfl.errors import UsageError
 
-    app = init(tmp_path / "app", model="mlp", config=CONFIG)
+    app = init(tmp_path / "app", nested(CONFIG))
     with pytest.raises(UsageError, match="must be HOST:PORT"):
         serve(app, listen)
 
@@ -297,8 +298,8 @@ def ask(port: int, keys: Path, method: str, certificate: str = "", **fields: Any
 def test_a_node_trains_through_the_proxy_and_an_outsider_gets_nothing(tmp_path: Path) -> None:
     """`copfl federate server --listen`, nginx, and two nodes; each request of the outsider would change something."""
     ports, app = Ports(), tmp_path / "app"
-    config = CONFIG | {"clients": 2, "min-replies": 2, "rounds": 2}
-    init(app, model="mlp", config=config, host="localhost", port=ports.fleet, secure=True)
+    config = CONFIG | {"run.clients": 2, "network.min_replies": 2, "run.rounds": 2}
+    init(app, nested(config), host="localhost", port=ports.fleet, secure=True)
     keys = app / "keys"
     coordinator(keys)
     coordinator(keys, "stranger")

@@ -28,17 +28,20 @@ from copfl.flower.policy import Base, Bounds, Code, File, Policy, Privacy, admit
 from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.registry import greeting
 from copfl.flower.resident import Resident
-from copfl.flower.run_config import COMPONENTS, is_plain_name
-from copfl.flower.settings import DEFAULTS, RunConfig, settings_of
+from copfl.flower.settings import settings_of
 from copfl.flower.status import read_app
-from copfl.flower.superlink import check_app
+from copfl.flower.superlink import COMPONENTS, check_app
 from copfl.flower.transport import as_record
 from copfl.flower.worker import Request
 from copfl.models import MODELS, adapters
 from copfl.models.pretrained import SOURCES
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import components, schema
+from copfl.settings.checking import parameters_of
 from copfl.settings.complete import complete
+from copfl.settings.federation import OWN, RUN_KEYS, Federation, is_plain_name
+from copfl.settings.flat import flattened, nested
+from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.flower.network import CONFIG, UNSIGNED, digits, write_nodes
 
@@ -97,32 +100,37 @@ def node_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return write_nodes(digits(), tmp_path_factory.mktemp("node"))[0] | {"worker": False}
 
 
+DEFAULTS = flattened(settings_of({}).federation.tables())
 HOSTILE: dict[str, dict[str, Any]] = {
     # Code by its name.
-    "a command": {"model": "subprocess:run", "model-options.args": "touch /tmp/owned"},
-    "a shell": {"model": "os:system", "model-options.command": "id"},
-    "a table": {"model": "subprocess:run", "model-options": {"args": "id", "shell": True}},
-    "an import with effects": {"model": "antigravity:fly"},
-    "a function of the library": {"model": "torch:load"},
-    "a function of numpy": {"model": "numpy:load", "model-options.file": "/etc/passwd"},
-    "a function of an installed package": {"model": "pip:main"},
-    "a function of copfl": {"model": "copfl.files:write_bytes"},
-    "a class of copfl": {"model": "copfl.models.networks:Mlp"},
-    "builtins": {"model": "builtins:exec"},
-    "dotted": {"model": "importlib.util:spec_from_file_location"},
-    "an attribute of an attribute": {"model": "os:path.os.system"},
-    "the template's code": {"model": "federated.custom:model"},
-    "unicode identifiers": {"model": "ſubprocess:run"},
-    "letters that look alike": {"model": "οs:system"},
-    "full-width": {"model": "ｏｓ：system"},
-    "a space": {"model": " subprocess:run"},
-    "a line break": {"model": "subprocess:run\n"},
-    "a zero": {"model": "subprocess:run\0"},
-    "another model in its options": {"model": "cnn", "model-options.name": "subprocess:run"},
-    "another model in a table": {"model": "cnn", "model-options": {"name": "os:system"}},
-    "another rule in its options": {"robust": "clip", "robust-options.name": "os:system"},
-    "another algorithm in its options": {"options.name": "os:system"},
-    "its folder": {"model": "mlp", "model-options.code": "/tmp"},
+    "a command": {"model.name": "subprocess:run", "model.args": "touch /tmp/owned"},
+    "a shell": {"model.name": "os:system", "model.command": "id"},
+    "a table": {"model.name": "subprocess:run", "model": {"args": "id", "shell": True}},
+    "an import with effects": {"model.name": "antigravity:fly"},
+    "a function of the library": {"model.name": "torch:load"},
+    "a function of numpy": {"model.name": "numpy:load", "model.file": "/etc/passwd"},
+    "a function of an installed package": {"model.name": "pip:main"},
+    "a function of copfl": {"model.name": "copfl.files:write_bytes"},
+    "a class of copfl": {"model.name": "copfl.models.networks:Mlp"},
+    "builtins": {"model.name": "builtins:exec"},
+    "dotted": {"model.name": "importlib.util:spec_from_file_location"},
+    "an attribute of an attribute": {"model.name": "os:path.os.system"},
+    "the template's code": {"model.name": "federated.custom:model"},
+    "unicode identifiers": {"model.name": "ſubprocess:run"},
+    "letters that look alike": {"model.name": "οs:system"},
+    "full-width": {"model.name": "ｏｓ：system"},
+    "a space": {"model.name": " subprocess:run"},
+    "a line break": {"model.name": "subprocess:run\n"},
+    "a zero": {"model.name": "subprocess:run\0"},
+    "another model in its options": {
+        "model.name": "cnn",
+        "model.model": "subprocess:run",
+        "model.value": "os:system",
+    },
+    "another model in a table": {"model.name": "cnn", "model": {"name": "os:system"}},
+    "another rule in its options": {"robust.name": "clip", "robust": {"name": "os:system"}},
+    "another algorithm in its options": {"algorithm.name": "os:system"},
+    "its folder": {"model.name": "mlp", "model.code": "/tmp"},
     "the folder of a loss": {"task.code": "/tmp", "task.loss": "cross_entropy"},
     "a loss": {"task.loss": "os:getcwd"},
     "a loss in a table": {"task": {"loss": "shutil:rmtree"}},
@@ -130,90 +138,90 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a metric in a list": {"task.metrics": '["accuracy", "os:system"]'},
     "a metric after a comma": {"task.metrics": "accuracy, os:system"},
     "metrics as a list": {"task.metrics": ["os:system"]},
-    "an algorithm": {"algorithm": "os:system"},
+    "an algorithm": {"algorithm.name": "os:system"},
     "an optimizer": {"optimizer.name": "os:system"},
-    "a robust rule": {"robust": "os:system"},
-    "an adapter": {"adapter": "os:system"},
-    "an adapter's option": {"adapter": "lora:r=8,targets=os:system"},
+    "a robust rule": {"robust.name": "os:system"},
+    "an adapter": {"adapter.name": "os:system"},
+    "an adapter's option": {"adapter.name": "lora:r=8,targets=os:system"},
     "a wrapper of version 0.1": {"guard": "os:system"},
     "add-ons": {"addons.ema": 0.9},
     "add-ons of version 0.1": {"levers.momentum": 0.9},
     # Files.
-    "a public file": {"algorithm": "ktpfl", "public": "/etc/passwd"},
-    "the node's own data": {"algorithm": "ktpfl", "public": "data.npz"},
-    "a file of the home": {"public": "~/.ssh/id_rsa"},
-    "a variable": {"public": "$HOME/x.npz"},
-    "a path upwards": {"public": "../../x.npz"},
-    "an address": {"public": "https://evil.example/x.npz"},
-    "a device": {"public": "/dev/zero"},
-    "a base": {"model": "hf:evil/model"},
-    "a base in a folder": {"model": "hf:/tmp/model"},
-    "a base upwards": {"model": "hf:../../model"},
-    "a base of torchvision": {"model": "torchvision:resnet18"},
-    "a base of timm": {"model": "timm:hf-hub:evil/model"},
-    "a base in capital letters": {"model": "HF:evil/model"},
-    "a hash that makes a name a base": {"model": "mlp", "model-options.sha256": "0" * 64},
-    "weights": {"model": "mlp", "model-options.weights": "/etc/passwd"},
-    "a tokenizer": {"model": "embedding", "model-options.tokenizer": "/etc"},
+    "a public file": {"algorithm.name": "ktpfl", "samples.public": "/etc/passwd"},
+    "the node's own data": {"algorithm.name": "ktpfl", "samples.public": "data.npz"},
+    "a file of the home": {"samples.public": "~/.ssh/id_rsa"},
+    "a variable": {"samples.public": "$HOME/x.npz"},
+    "a path upwards": {"samples.public": "../../x.npz"},
+    "an address": {"samples.public": "https://evil.example/x.npz"},
+    "a device": {"samples.public": "/dev/zero"},
+    "a base": {"model.name": "hf:evil/model"},
+    "a base in a folder": {"model.name": "hf:/tmp/model"},
+    "a base upwards": {"model.name": "hf:../../model"},
+    "a base of torchvision": {"model.name": "torchvision:resnet18"},
+    "a base of timm": {"model.name": "timm:hf-hub:evil/model"},
+    "a base in capital letters": {"model.name": "HF:evil/model"},
+    "a hash that makes a name a base": {"model.name": "mlp", "model.sha256": "0" * 64},
+    "weights": {"model.name": "mlp", "model.weights": "/etc/passwd"},
+    "a tokenizer": {"model.name": "embedding", "model.tokenizer": "/etc"},
     "the server's folder": {"runs": "/etc/cron.d"},
-    "a run upwards": {"run": "../../etc"},
-    "an absolute run": {"run": "/etc"},
-    "a hidden run": {"run": ".worker"},
-    "a run like the policy": {"run": "policy.toml"},
-    "a run like the key": {"run": "noise.key"},
-    "a run in unicode": {"run": "ａ"},
-    "a path as an option": {"options.weights": "/etc/passwd"},
-    "a path in a list": {"options.personal": '["head", "/etc/passwd"]'},
-    "a variable as an option": {"options.weights": "${HOME}"},
+    "a run upwards": {"session.run": "../../etc"},
+    "an absolute run": {"session.run": "/etc"},
+    "a hidden run": {"session.run": ".worker"},
+    "a run like the policy": {"session.run": "policy.toml"},
+    "a run like the key": {"session.run": "noise.key"},
+    "a run in unicode": {"session.run": "ａ"},
+    "a path as an option": {"algorithm.weights": "/etc/passwd"},
+    "a path in a list": {"algorithm.personal": '["head", "/etc/passwd"]'},
+    "a variable as an option": {"algorithm.weights": "${HOME}"},
     # Numbers.
-    "many rounds": {"rounds": 2**62},
-    "more rounds than a number": {"rounds": 10**400},
-    "no rounds": {"rounds": -1},
-    "many epochs": {"options.epochs": 100_000},
-    "epochs in a table": {"options": {"epochs": 100_000}},
-    "epochs of a head": {"algorithm": "fedrep", "options.head_epochs": 10**6},
-    "many steps": {"algorithm": "pfedme", "options.inner_steps": 10**9},
-    "many clients": {"clients": 10**9},
-    "a wide model": {"model-options.width": 10**9},
-    "a large sample": {"shape": "3,100000,100000"},
-    "a shape that overflows": {"shape": ",".join(["999999999"] * 5)},
-    "a long shape": {"shape": "1," * 50_000},
-    "many classes": {"classes": "999999999"},
-    "a large batch": {"batch": 10**12},
-    "many updates": {"join": 10**9},
-    "an endless deadline": {"deadline": float("inf")},
+    "many rounds": {"run.rounds": 2**62},
+    "more rounds than a number": {"run.rounds": 10**400},
+    "no rounds": {"run.rounds": -1},
+    "many epochs": {"algorithm.epochs": 100_000},
+    "epochs in a table": {"algorithm": {"epochs": 100_000}},
+    "epochs of a head": {"algorithm.name": "fedrep", "algorithm.head_epochs": 10**6},
+    "many steps": {"algorithm.name": "pfedme", "algorithm.inner_steps": 10**9},
+    "many clients": {"run.clients": 10**9},
+    "a wide model": {"model.width": 10**9},
+    "a large sample": {"samples.shape": "[3, 100000, 100000]"},
+    "a shape that overflows": {"samples.shape": json.dumps([999999999] * 5)},
+    "a long shape": {"samples.shape": json.dumps([1] * 50_000)},
+    "many classes": {"samples.classes": 999999999},
+    "a large batch": {"run.batch": 10**12},
+    "many updates": {"session.join": 10**9},
+    "an endless deadline": {"network.deadline": float("inf")},
     "no number": {"optimizer.lr": float("nan")},
     "an infinite list": {"task.class_weights": "[1e999]"},
-    "a deep list": {"options.personal": "[" * 5000},
-    "a list of lists": {"options.personal": "[[[]]]"},
-    "a list of tables": {"options.personal": '[{"a": 1}]'},
-    "a long list": {"options.personal": json.dumps(["a"] * 100_000)},
-    "a long text": {"classes": "a," * 10**6},
-    "one client in a sum": {"secure-aggregation": True, "clients": 1},
-    "few of many in a sum": {"secure-aggregation": True, "clients": 1000, "participation": 0.001},
-    "rollback": {"rollback": True},
+    "a deep list": {"algorithm.personal": "[" * 5000},
+    "a list of lists": {"algorithm.personal": "[[[]]]"},
+    "a list of tables": {"algorithm.personal": '[{"a": 1}]'},
+    "a long list": {"algorithm.personal": json.dumps(["a"] * 100_000)},
+    "a long text": {"samples.classes": "a," * 10**6},
+    "one client in a sum": {"secure.aggregation": True, "run.clients": 1},
+    "few of many in a sum": {"secure.aggregation": True, "run.clients": 1000, "run.participation": 0.001},
+    "rollback": {"session.rollback": True},
     # Types, keys and spellings.
-    "a text as a number": {"rounds": "5"},
-    "true as a number": {"rounds": True},
-    "a number as a flag": {"secure-aggregation": 1},
-    "a number as a name": {"model": 5},
-    "a list as a name": {"model": ["cnn"]},
-    "none": {"model": None},
-    "bytes": {"model": b"cnn"},
-    "a table as a name": {"model": {"name": "cnn"}},
+    "a text as a number": {"run.rounds": "5"},
+    "true as a number": {"run.rounds": True},
+    "a number as a flag": {"secure.aggregation": 1},
+    "a number as a name": {"model.name": 5},
+    "a list as a name": {"model.name": ["cnn"]},
+    "none": {"model.name": None},
+    "bytes": {"model.name": b"cnn"},
+    "a table as a name": {"model.name": {"name": "cnn"}},
     "an unknown key": {"exec": "id"},
     "an unknown table": {"env.PATH": "/tmp"},
     "an unknown option of a task": {"task.shell": "id; ls"},
-    "two spellings": {"min-replies": 1, "min_replies": 2},
+    "two spellings": {"network.min_replies": 1, "network": {"min_replies": 2}},
     "a key of the class": {"__class__": "x"},
-    "an option of the class": {"options.__class__": "x"},
-    "an option with a dot": {"options.a.b": 1},
+    "an option of the class": {"algorithm.__class__": "x"},
+    "an option with a dot": {"algorithm.a.b": 1},
     "a key in capital letters": {"MODEL": "cnn"},
     "a key in unicode": {"ｍodel": "subprocess:run"},
     "an empty key": {"": 1},
     "a key that is a number": {5: 1},  # type: ignore[dict-item]
-    "many keys": {f"options.a{n}": n for n in range(1000)},
-    "new clients": {"new-clients": 0.1},
+    "many keys": {f"algorithm.a{n}": n for n in range(1000)},
+    "new clients": {"run.new_clients": 0.1},
 }
 
 
@@ -289,10 +297,11 @@ def random_values(draw: random.Random) -> Any:
 
 
 def random_config(draw: random.Random, link: Path) -> dict[str, Any]:
-    keys = [*DEFAULTS, "runs", "code", "guard", "levers", "min_replies", "secure_aggregation", "ｍodel"]
+    keys = [*DEFAULTS, *(f"{kind}.name" for kind in ("algorithm", "model", "adapter", "server", "robust"))]
+    keys += ["runs", "code", "guard", "levers", "min-replies", "secure_aggregation", "ｍodel", "data.name"]
     prefixes = [
-        *("options", "optimizer", "model-options", "adapter-options", "robust-options", "task"),
-        "guard-options",
+        *("algorithm", "optimizer", "model", "adapter", "server", "robust", "addons", "privacy", "task"),
+        "guard",
     ]
     options = [
         "name",
@@ -331,7 +340,7 @@ def test_no_random_run_config_imports_or_opens_anything(
     monkeypatch.syspath_prepend(str(tmp_path))
     link = tmp_path / "link"
     link.symlink_to(node_config["data"])
-    settings_of({"model": "cnn"})  # imports on first use are none of a run config
+    settings_of({"model.name": "cnn"})  # imports on first use are none of a run config
     draw, count = random.Random(20261117), 0
     for _ in range(3000):
         config = random_config(draw, link)
@@ -361,6 +370,7 @@ def test_the_names_are_those_of_the_registries() -> None:
     assert sorted(MODELS) == sorted(policy.MODELS)
     assert sorted(components.OPTIMIZERS) == sorted(policy.OPTIMIZERS)
     assert sorted(ROBUST_RULES) == sorted(policy.ROBUST)
+    assert {*parameters_of(with_addons, ["algorithm"])} == {*policy.ADDONS}
     assert sorted(SERVER_STEPS) == sorted(policy.SERVERS)
     assert sorted(adapters.ADAPTERS) == sorted(policy.ADAPTERS)
     assert sorted(KINDS) == sorted(policy.TASKS)
@@ -372,32 +382,44 @@ def test_the_names_are_those_of_the_registries() -> None:
 
 def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
     assert refusals(Policy(), DEFAULTS) == ()
-    for field in dataclasses.fields(RunConfig):
-        refused = refusals(Policy(), {field.name.replace("_", "-"): object()})
-        assert refused, field.name
-        assert "is no key" not in refused[0].why
+    values = [f"{title}.{f.name}" for title, record in OWN.items() for f in schema.declared(record)]
+    values += [*(f"run.{key}" for key in RUN_KEYS), "privacy.noise", "privacy.clip", "privacy.delta"]
+    assert {*DEFAULTS} - {"algorithm.epochs"} >= {key for key in values if not key.startswith("privacy")}
+    for path in values:
+        wrong = [[None], [True, "x"]]  # of no setting
+        refused = [refusals(Policy(), {path: json.dumps(value)}) for value in wrong]
+        assert any(refused), path
+        assert "is no key" not in str(refused), path
+
+
+def test_what_a_node_decides_is_no_key_of_a_run_config() -> None:
+    for field in schema.declared(schema.RunSettings):
+        if field.name not in RUN_KEYS:
+            refused = refusals(Policy(), {f"run.{field.name}": field.default})
+            assert "is no key of a run config" in refused[0].why, field.name
+    for kind in ("data", "partition", "attack"):
+        assert refusals(Policy(), {f"{kind}.name": "digits"})
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
     tables = complete({"algorithm": {"name": name}}).tables()
-    options = {f"options.{key}": value for key, value in tables["algorithm"].items() if key != "name"}
-    options |= {f"optimizer.{key}": value for key, value in tables["optimizer"].items()}
-    assert refusals(Policy(), CONFIG | {"algorithm": name} | options) == ()
+    options = flattened({kind: tables[kind] for kind in ("algorithm", "optimizer")})
+    assert refusals(Policy(), CONFIG | options) == ()
 
 
 @pytest.mark.parametrize(
     ("lines", "config", "line"),
     [
-        ({"algorithms": ("fedavg",)}, {"algorithm": "copfl"}, "algorithms"),
-        ({"models": ("mlp",)}, {"model": "cnn"}, "models"),
+        ({"algorithms": ("fedavg",)}, {"algorithm.name": "copfl"}, "algorithms"),
+        ({"models": ("mlp",)}, {"model.name": "cnn"}, "models"),
         ({"optimizers": ("sgd",)}, {"optimizer.name": "adam"}, "optimizers"),
-        ({"tasks": ("regression",)}, {"kind": "classification"}, "tasks"),
+        ({"tasks": ("regression",)}, {"samples.kind": "classification"}, "tasks"),
         ({"metrics": ("accuracy",)}, {"task.metrics": "auc"}, "metrics"),
         ({"losses": ("huber",)}, {"task.loss": "squared"}, "losses"),
-        ({"robust": ()}, {"robust": "clip"}, "robust"),
-        ({"adapters": ()}, {"adapter": "lora"}, "adapters"),
-        ({"bounds": Bounds(rounds=5)}, {"rounds": 6}, "bounds.rounds"),
+        ({"robust": ()}, {"robust.name": "clip"}, "robust"),
+        ({"adapters": ()}, {"adapter.name": "lora"}, "adapters"),
+        ({"bounds": Bounds(rounds=5)}, {"run.rounds": 6}, "bounds.rounds"),
     ],
 )
 def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:
@@ -420,7 +442,7 @@ def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[s
         ({"bounds": Bounds(classes=2)}, {}, "bounds.classes"),
         ({"bounds": Bounds(numbers=10)}, {}, "bounds.numbers"),
         ({"bounds": Bounds(deadline=10)}, {}, "bounds.deadline"),
-        ({"privacy": Privacy(noise=0.1, clip=0.1)}, {"privacy": 1.0}, "privacy.clip"),
+        ({"privacy": Privacy(noise=0.1, clip=0.1)}, {"privacy.noise": 1.0}, "privacy.clip"),
     ],
 )
 def test_a_key_that_is_left_out_is_what_it_means(
@@ -432,11 +454,11 @@ def test_a_key_that_is_left_out_is_what_it_means(
 @pytest.mark.parametrize(
     ("lines", "config", "line"),
     [
-        ("[bounds]\nepochs = 5", {"algorithm": "fedrep"}, "bounds.epochs"),  # ten of its head
-        ('optimizers = ["sgd"]', {"algorithm": "copfl"}, "optimizers"),
+        ("[bounds]\nepochs = 5", {"algorithm.name": "fedrep"}, "bounds.epochs"),  # ten of its head
+        ('optimizers = ["sgd"]', {"algorithm.name": "copfl"}, "optimizers"),
         (
             "[bounds]\noption = 10",
-            {"algorithm": "fedavg", "model": "cnn"},
+            {"algorithm.name": "fedavg", "model.name": "cnn"},
             "bounds.option",
         ),  # its hidden units
     ],
@@ -447,7 +469,7 @@ def test_the_default_of_an_algorithm_is_what_it_means(
     (node_config, *_) = write_nodes(digits(), tmp_path)
     Path(node_config["state-dir"]).mkdir(parents=True)
     (Path(node_config["state-dir"]) / policy.FILE).write_text(f"{lines}\n[proposals]\nunsigned = true\n")
-    plain = {key: value for key, value in CONFIG.items() if "." not in key}
+    plain = {key: value for key, value in CONFIG.items() if not key.startswith(("model.width", "optimizer"))}
     head, _body = Resident().answer(Request(plain | config, node_config))
     assert f"[{line}]" in json.loads(head)["refused"]
 
@@ -455,13 +477,13 @@ def test_the_default_of_an_algorithm_is_what_it_means(
 @pytest.mark.parametrize(
     ("config", "is_allowed"),
     [
-        ({"privacy": 1.0, "clients": 10_000}, False),  # a node alone adds a hundredth of it
-        ({"privacy": 1.0, "clients": 4}, False),
-        ({"privacy": 2.0, "clients": 4}, True),
-        ({"privacy": 1.5, "clients": 4}, False),
-        ({"privacy": 1.0, "clients": 4, "participation": 0.25}, True),
-        ({"privacy": 1.0, "clients": 4, "secure-aggregation": True}, True),
-        ({"privacy": 0.9, "clients": 4, "secure-aggregation": True}, False),
+        ({"privacy.noise": 1.0, "run.clients": 10_000}, False),  # a node alone adds a hundredth of it
+        ({"privacy.noise": 1.0, "run.clients": 4}, False),
+        ({"privacy.noise": 2.0, "run.clients": 4}, True),
+        ({"privacy.noise": 1.5, "run.clients": 4}, False),
+        ({"privacy.noise": 1.0, "run.clients": 4, "run.participation": 0.25}, True),
+        ({"privacy.noise": 1.0, "run.clients": 4, "secure.aggregation": True}, True),
+        ({"privacy.noise": 0.9, "run.clients": 4, "secure.aggregation": True}, False),
     ],
 )
 def test_the_least_noise_is_that_of_what_the_server_receives(
@@ -472,8 +494,12 @@ def test_the_least_noise_is_that_of_what_the_server_receives(
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    assert {key: DEFAULTS[key] for key in policy.DEFAULTS} == policy.DEFAULTS
-    assert DEFAULTS["privacy-clip"] == 1.0
+    completed = settings_of({}).federation.tables()
+    for title in ("network", "samples", "algorithm"):
+        assert policy.DEFAULTS[title].items() <= completed[title].items()
+    assert {key: policy.DEFAULTS["run"][key] for key in RUN_KEYS} == completed["run"]
+    assert schema.Privacy().noise is None
+    assert complete({"privacy": {"noise": 1.0}}).privacy.options["clip"] == policy.DEFAULT_CLIP
     for kind in KINDS:
         assert [metric.name for metric in usual_metrics(kind)] == [policy.USUAL_METRIC[kind]]
         assert policy.USUAL_LOSS[kind] in LOSSES[kind]
@@ -517,7 +543,7 @@ def test_own_code_is_imported_from_the_owners_folder_alone(
     monkeypatch.syspath_prepend(str(other.folder))  # it would be found first
     monkeypatch.chdir(other.folder)
     code = entry(tmp_path / "own")
-    run_config, needed = admitted(Policy(code=(code,)), CONFIG | {"model": "ward_net:net"})
+    run_config, needed = admitted(Policy(code=(code,)), CONFIG | {"model.name": "ward_net:net"})
     own_code.load(needed)
     settings = settings_of(run_config)
     assert settings.task.d == 64 * 16 + 16 + 160 + 10
@@ -547,8 +573,8 @@ def test_new_code_replaces_the_old_one_in_a_worker(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_worker_builds_its_model_again_when_the_owner_enters_new_code(tmp_path: Path) -> None:
-    config, sizes, resident = CONFIG | {"model": "ward_net:net"}, [], Resident()
-    del config["model-options.width"]
+    config, sizes, resident = CONFIG | {"model.name": "ward_net:net"}, [], Resident()
+    del config["model.width"]
     for width in (16, 8):
         code = entry(tmp_path / "own", content=NET.replace("width=16", f"width={width}"))
         run_config, needed = admitted(Policy(code=(code,)), config)
@@ -599,7 +625,7 @@ def test_an_entry_of_code_is_one_name_in_one_module(reference: str, tmp_path: Pa
 
 def test_only_the_very_reference_is_allowed(tmp_path: Path) -> None:
     allowed = Policy(code=(Code("ward_net:net", tmp_path, "0" * 64),))
-    assert refusals(allowed, {"model": "ward_net:net", "model-options.width": 8}) == ()
+    assert refusals(allowed, {"model.name": "ward_net:net", "model.width": 8}) == ()
     assert refusals(allowed, {"task.loss": "ward_net:net", "task.metrics": "accuracy,ward_net:net"}) == ()
     for other in (
         "ward_net:nn",
@@ -608,10 +634,10 @@ def test_only_the_very_reference_is_allowed(tmp_path: Path) -> None:
         "math:sqrt",
         "ward_net: net",
     ):
-        assert [refusal.line for refusal in refusals(allowed, {"model": other})] == ["code"]
+        assert [refusal.line for refusal in refusals(allowed, {"model.name": other})] == ["code"]
     for path in ("/etc/passwd", "~/x", "os:system"):
-        assert refusals(allowed, {"model": "ward_net:net", "model-options.weights": path})
-        assert refusals(allowed, {"model": "ward_net:net", "model-options.path": path})
+        assert refusals(allowed, {"model.name": "ward_net:net", "model.weights": path})
+        assert refusals(allowed, {"model.name": "ward_net:net", "model.path": path})
 
 
 def test_files_are_the_owners(tmp_path: Path) -> None:
@@ -619,31 +645,31 @@ def test_files_are_the_owners(tmp_path: Path) -> None:
         files=(File("public", "chest", tmp_path / "a.npz"), File("tokenizer", "words", tmp_path))
     )
     run_config, _ = admitted(
-        allowed, {"public": "chest", "algorithm": "ktpfl", "model-options.tokenizer": "words"}
+        allowed, {"samples.public": "chest", "algorithm.name": "ktpfl", "model.tokenizer": "words"}
     )
-    assert run_config["public"] == str(tmp_path / "a.npz")
-    assert run_config["model-options.tokenizer"] == str(tmp_path)
+    assert run_config["samples.public"] == str(tmp_path / "a.npz")
+    assert run_config["model.tokenizer"] == str(tmp_path)
     for path in (str(tmp_path / "a.npz"), "words", "./chest", "chest ", ["chest"]):
-        assert [refusal.line for refusal in refusals(allowed, {"public": path})] == ["files"]
+        assert [refusal.line for refusal in refusals(allowed, {"samples.public": path})] == ["files"]
 
 
 def test_a_base_is_the_owners_by_its_name_or_its_hash(tmp_path: Path) -> None:
     digest = "ab" * 32
     allowed = Policy(bases=(Base("hf:bert", digest, tmp_path / "bert"),))
     for config in (
-        {"model": "hf:bert"},
-        {"model": "hf:bert", "model-options.sha256": digest},
-        {"model": "hf:/somewhere/else", "model-options.sha256": digest},
+        {"model.name": "hf:bert"},
+        {"model.name": "hf:bert", "model.sha256": digest},
+        {"model.name": "hf:/somewhere/else", "model.sha256": digest},
     ):
         run_config, _ = admitted(allowed, config)
-        assert run_config["model"] == f"hf:{tmp_path / 'bert'}"
-        assert run_config["model-options.sha256"] == digest
+        assert run_config["model.name"] == f"hf:{tmp_path / 'bert'}"
+        assert run_config["model.sha256"] == digest
     for config in (
-        {"model": "hf:other"},
-        {"model": "hf:bert", "model-options.sha256": "cd" * 32},
-        {"model": "timm:bert", "model-options.sha256": digest},
-        {"model": "bert", "model-options.sha256": digest},
-        {"model": "hf:bert", "model-options.weights": "/etc/passwd"},
+        {"model.name": "hf:other"},
+        {"model.name": "hf:bert", "model.sha256": "cd" * 32},
+        {"model.name": "timm:bert", "model.sha256": digest},
+        {"model.name": "bert", "model.sha256": digest},
+        {"model.name": "hf:bert", "model.weights": "/etc/passwd"},
     ):
         assert refusals(allowed, config), config
 
@@ -729,20 +755,21 @@ def test_what_init_names_is_allowed_on_the_server_of_the_app(
     (tmp_path / "elsewhere_net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.float32))
-    config = {"public": "public.npz", "task.metrics": ["auc"]}
-    app = init(tmp_path / "app", algorithm="ktpfl", model="elsewhere_net:net", config=config)
+    config = {"samples.public": "public.npz", "task.metrics": ["auc"]}
+    config |= {"algorithm.name": "ktpfl", "model.name": "elsewhere_net:net"}
+    app = init(tmp_path / "app", nested(config))
     allowed, run_config = read_policy(app / policy.FILE), read_app(app)["config"]
     assert refusals(allowed, run_config) == ()
     assert refusals(Policy(), run_config)
     assert allowed.code == (own_code.entered("elsewhere_net:net", tmp_path),)
     assert allowed.files == (File("public", "public.npz", tmp_path / "public.npz"),)
-    assert admitted(allowed, run_config).run_config["public"] == str(tmp_path / "public.npz")
+    assert admitted(allowed, run_config).run_config["samples.public"] == str(tmp_path / "public.npz")
 
 
 def test_a_model_of_an_installed_package_is_none_of_a_federation() -> None:
     run = schema.Run(model=schema.Model(name="torchmodels:Net"))
     with pytest.raises(UsageError, match="is of an installed package"):
-        allowing(Policy(), {"model": "torchmodels:Net"}, run)
+        allowing(Policy(), {"model.name": "torchmodels:Net"}, Federation(run=run))
 
 
 def bundled(folder: Path, **changed: str) -> bytes:
@@ -764,7 +791,7 @@ def bundled(folder: Path, **changed: str) -> bytes:
 
 def test_an_app_with_other_code_is_refused_when_it_is_submitted(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-    app = init(tmp_path / "app", model="mlp")
+    app = init(tmp_path / "app", {"model": {"name": "mlp"}})
     check_app(bundled(app), app)
     project = (app / "pyproject.toml").read_text()
     attacks: list[dict[str, str]] = [
@@ -836,8 +863,8 @@ def test_a_refusal_does_not_name_what_else_is_in_an_owners_module(tmp_path: Path
     (tmp_path / "own" / "ward_net.py").write_text(content)
     code = own_code.entered("ward_net:net", tmp_path / "own")
     write_policy(Path(config["state-dir"]) / policy.FILE, Policy(code=(code,), proposals=UNSIGNED))
-    run_config = {key: value for key, value in CONFIG.items() if key != "model-options.width"}
-    head, _ = Resident().answer(Request(run_config | {"model": "ward_net:net"}, config))
+    run_config = {key: value for key, value in CONFIG.items() if key != "model.width"}
+    head, _ = Resident().answer(Request(run_config | {"model.name": "ward_net:net"}, config))
     assert "is not defined in its module" in head
     assert "secret_study" not in head
     assert "small" not in head
@@ -855,7 +882,7 @@ def test_the_log_of_a_run_has_no_path_of_the_server(
     monkeypatch.setattr("copfl.flower.server_app.end_with_parent", lambda _: None)
     monkeypatch.setattr("copfl.flower.server.Server.rounds", lambda _: iter(()))
     grid: Any = None
-    for run_config in (CONFIG, CONFIG | {"resume": True}):  # the second has no checkpoint
+    for run_config in (CONFIG, CONFIG | {"session.resume": True}):  # the second has no checkpoint
         context: Any = SimpleNamespace(run_config=run_config, run_id=1)
         with contextlib.suppress(CopflError), caplog.at_level("INFO", "flwr"):
             server_app.main(grid, context)

@@ -24,15 +24,15 @@ from tests.flower.network import client_of, farthest, play, simulated, write_nod
 from tests.models import tiny
 
 CONFIG: dict[str, Any] = {
-    "run": "test",
-    "rounds": 2,
-    "clients": 3,
-    "min-replies": 3,
-    "batch": 8,
-    "algorithm": "fedper",
+    "session.run": "test",
+    "run.rounds": 2,
+    "run.clients": 3,
+    "network.min_replies": 3,
+    "run.batch": 8,
+    "algorithm.name": "fedper",
     "optimizer.lr": 0.01,
-    "shape": "text",
-    "classes": ",".join(tiny.CLASSES),
+    "samples.text": True,
+    "samples.classes": list(tiny.CLASSES),
 }
 
 
@@ -42,7 +42,10 @@ def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> N
     texts.dataset, texts.partition = dataset, SCHEMES["iid"](dataset, 3, 0)
     texts.train = texts.test = type("Sizes", (), {"sizes": np.zeros(3)})()
     nodes = write_nodes(texts, tmp_path / "nodes")
-    config = CONFIG | {"model": f"hf:{tiny.base(tmp_path)}", "adapter": "lora:r=2,targets=query+value"}
+    config = CONFIG | {
+        "model.name": f"hf:{tiny.base(tmp_path)}",
+        "adapter.name": "lora:r=2,targets=query+value",
+    }
     played = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
     tokens = tokenized(dataset, settings.run.model)
@@ -66,14 +69,17 @@ def test_every_machine_has_its_own_copy_of_the_base(tmp_path: Path, monkeypatch:
     )
     folder = init(
         tmp_path / "app",
-        model=f"hf:{base.name}",
-        data=str(tmp_path / "data.npz"),
-        config={"adapter": "lora:r=2", "algorithm": "fedper"},
+        {
+            "model": {"name": f"hf:{base.name}"},
+            "data": {"name": str(tmp_path / "data.npz")},
+            "adapter": {"name": "lora:r=2"},
+            "algorithm": {"name": "fedper"},
+        },
     )
     config = read_app(folder)["config"]
-    assert (config["model"], config["shape"], config["adapter-options"]["r"]) == (
+    assert (config["model"]["name"], config["samples"]["text"], config["adapter"]["r"]) == (
         f"hf:{base.name}",
-        "text",
+        True,
         2,
     )
     server = settings_of(config)
@@ -84,5 +90,5 @@ def test_every_machine_has_its_own_copy_of_the_base(tmp_path: Path, monkeypatch:
     shutil.copy(tiny.base(tmp_path, seed=1) / "model.safetensors", disk / base.name)
     with pytest.raises(UsageError, match=r"has the SHA-256 \w+, but this run is of a base with \w+"):
         settings_of(config)
-    other = settings_of({**config, "model-options": {**config["model-options"], "sha256": None}})
+    other = settings_of({**config, "model": {k: v for k, v in config["model"].items() if k != "sha256"}})
     assert other.layout != server.layout

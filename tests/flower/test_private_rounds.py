@@ -23,7 +23,13 @@ from tests.flower.network import CONFIG, digits, farthest, play, simulated, writ
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
 # Batches of 256 give few steps, and the first steps of MAMO magnify the noise.
-NOISED = CONFIG | {"algorithm": "fedavg", "privacy": 4.0, "privacy-clip": 0.2, "rounds": 2, "batch": 64}
+NOISED = CONFIG | {
+    "algorithm.name": "fedavg",
+    "privacy.noise": 4.0,
+    "privacy.clip": 0.2,
+    "run.rounds": 2,
+    "run.batch": 64,
+}
 NOISED = {key: value for key, value in NOISED.items() if not key.startswith("optimizer")}
 
 
@@ -33,7 +39,12 @@ def test_without_noise_the_numbers_are_those_of_the_simulation(
     name: str, secure: bool, tmp_path: Path
 ) -> None:
     """Clipped updates, equal weights and unchanged masks; the noise is far below the tolerance."""
-    config = NOISED | {"algorithm": name, "privacy": 1e-6, "secure-aggregation": secure, "secure-bits": 48}
+    config = NOISED | {
+        "algorithm.name": name,
+        "privacy.noise": 1e-6,
+        "secure.aggregation": secure,
+        "secure.bits": 48,
+    }
     federation = digits()
     played = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
@@ -49,7 +60,7 @@ def test_without_noise_the_numbers_are_those_of_the_simulation(
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_epsilons_are_those_of_the_simulation(secure: bool, tmp_path: Path) -> None:
     records = play(
-        NOISED | {"secure-aggregation": secure}, write_nodes(digits(), tmp_path / "n"), tmp_path / "runs"
+        NOISED | {"secure.aggregation": secure}, write_nodes(digits(), tmp_path / "n"), tmp_path / "runs"
     ).records
     for rounds, record in enumerate(records, 1):
         found = record["federation"]
@@ -63,7 +74,7 @@ def test_a_client_that_does_not_answer_adds_no_noise(tmp_path: Path) -> None:
     def fault(client: int, round: int, packet: Packet) -> Packet | str:
         return "Node Unavailable" if client == 2 and round else packet
 
-    config = NOISED | {"min-replies": 2}
+    config = NOISED | {"network.min_replies": 2}
     first, second = play(config, write_nodes(digits(), tmp_path / "n"), tmp_path / "runs", fault).records
     assert first["federation"]["epsilon"] == epsilon(4.0, 1, 1e-5)
     assert second["federation"]["epsilon"] > epsilon(4.0, 2, 1e-5)
@@ -114,7 +125,7 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"privacy": 8.0}, {"privacy-clip": 0.1}, {"seed": 1}, {"optimizer.lr": 1e-9}]
+    "keys", [{"privacy.noise": 8.0}, {"privacy.clip": 0.1}, {"run.seed": 1}, {"optimizer.lr": 1e-9}]
 )
 def test_the_noise_of_a_round_is_on_one_upload(keys: dict[str, Any], tmp_path: Path) -> None:
     """The same message under another run config: 2 u - v of noises 4 and 8 would be the update without noise."""
@@ -143,7 +154,13 @@ def test_the_noise_of_a_round_is_not_used_again_for_changed_data(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "keys", [{"algorithm": "fedpac"}, {"algorithm": "fedcalm"}, {"robust": "median"}, {"privacy-delta": 2.0}]
+    "keys",
+    [
+        {"algorithm.name": "fedpac"},
+        {"algorithm.name": "fedcalm"},
+        {"robust.name": "median"},
+        {"privacy.delta": 2.0},
+    ],
 )
 def test_what_no_epsilon_covers_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="privacy"):

@@ -64,26 +64,30 @@ def refused(node: dict[str, Any], run_config: dict[str, Any], kind: str = HELLO)
 
 
 def test_a_document_is_read_as_it_was_written(nodes: list[dict[str, Any]]) -> None:
-    config = CONFIG | {"options": {"personal": ["head"], "rate": 0.1}, "min_replies": 2, "resume": True}
+    config = CONFIG | {
+        "task": {"metrics": ["auc"], "delta": 0.1},
+        "network.min_replies": 2,
+        "session.resume": True,
+    }
     signed = proposed(config, nodes)
     for again in (read(signed.document), from_text(signed.text)):
         assert again == signed
         assert again.proposal.digest == signed.proposal.digest
     settings = signed.proposal.settings
-    assert settings["options.personal"] == '["head"]'
-    assert settings["min-replies"] == 2
-    assert "resume" not in settings
-    assert differences(signed.proposal, config | {"resume": False}) == []
+    assert settings["task.metrics"] == '["auc"]'
+    assert settings["network.min_replies"] == 2
+    assert "session.resume" not in settings
+    assert differences(signed.proposal, config | {"session.resume": False}) == []
 
 
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("rounds", 50, "rounds is 50, and 3 in the proposal"),
-        ("secure-aggregation", True, "secure-aggregation=True is not in the proposal"),
-        ("batch", None, "batch=256 of the proposal is missing"),
-        ("min-replies", True, "min-replies is True, and 3"),
-        ("model-options.width", 17, "model-options.width is 17, and 16"),
+        ("run.rounds", 50, "run.rounds is 50, and 3 in the proposal"),
+        ("secure.aggregation", True, "secure.aggregation=True is not in the proposal"),
+        ("run.batch", None, "run.batch=256 of the proposal is missing"),
+        ("network.min_replies", True, "network.min_replies is True, and 3"),
+        ("model.width", 17, "model.width is 17, and 16"),
     ],
 )
 def test_a_difference_is_named(nodes: list[dict[str, Any]], key: str, value: Any, named: str) -> None:
@@ -135,8 +139,8 @@ def test_a_document_that_would_fill_the_memory_is_not_unpacked() -> None:
 def test_a_coordinator_cannot_sign_what_is_no_proposal(nodes: list[dict[str, Any]]) -> None:
     first, second, third = members_of(nodes)
     wrongs: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"run": ""}, {}),
-        ({"clients": 2}, {}),
+        ({"session.run": ""}, {}),
+        ({"run.clients": 2}, {}),
         ({}, {"members": (first, second._replace(number=0))}),
         ({}, {"members": (first, second._replace(name=first.name))}),
         ({}, {"members": (first, second._replace(key=first.key))}),
@@ -173,7 +177,7 @@ def test_a_run_config_that_nobody_signed_is_refused(nodes: list[dict[str, Any]])
         assert "no coordinator signed it" in refused(nodes[0], CONFIG, kind)
     state_of(nodes[0]).mkdir(exist_ok=True)
     (state_of(nodes[0]) / FILE).write_text(strict())
-    secure = CONFIG | {"secure-aggregation": True}
+    secure = CONFIG | {"secure.aggregation": True}
     assert "[proposals.unsigned]" in refused(nodes[0], secure)
     assert not refused(unsigned(nodes[1]), CONFIG)
 
@@ -193,10 +197,10 @@ def test_a_coordinator_that_the_node_does_not_know_is_refused(nodes: list[dict[s
 def test_a_message_that_differs_from_the_document_is_refused(nodes: list[dict[str, Any]]) -> None:
     text = proposed(CONFIG, nodes).text
     for change, named in (
-        ({"rounds": 1000}, "rounds is 1000, and 3 in the proposal"),
-        ({"options.epochs": 50}, "options.epochs=50 is not in the proposal"),
-        ({"secure-aggregation": True}, "secure-aggregation=True is not in the proposal"),
-        ({"run": "other"}, "run is 'other', and 'test' in the proposal"),
+        ({"run.rounds": 1000}, "run.rounds is 1000, and 3 in the proposal"),
+        ({"algorithm.epochs": 50}, "algorithm.epochs=50 is not in the proposal"),
+        ({"secure.aggregation": True}, "secure.aggregation=True is not in the proposal"),
+        ({"session.run": "other"}, "session.run is 'other', and 'test' in the proposal"),
     ):
         for kind in (HELLO, TRAIN):
             assert named in refused(nodes[0], CONFIG | change | {KEY: text}, kind)
@@ -205,7 +209,7 @@ def test_a_message_that_differs_from_the_document_is_refused(nodes: list[dict[st
 
 
 def test_a_policy_bounds_what_a_coordinator_signs(nodes: list[dict[str, Any]]) -> None:
-    config = CONFIG | {"options.epochs": 100_000}
+    config = CONFIG | {"algorithm.epochs": 100_000}
     assert "[bounds.epochs]" in refused(nodes[0], config | {KEY: proposed(config, nodes).text})
 
 
@@ -220,22 +224,22 @@ def test_a_proposal_waits_for_the_owner(
     assert pending(state) == [signed]
     done = called(capsys, "federate", "approve", state, signed.proposal.digest[:8], "--yes")
     assert done.code == 0, done.err
-    assert "setting      rounds = 3" in done.out
+    assert "setting      run.rounds = 3" in done.out
     assert f"client 1     {fingerprint(key_of(nodes[1]).public)}  clinic-1" in done.out
     assert "allowed     copfl with mlp, 3 rounds" in done.out
     assert not refused(node, run_config)
     assert pending(state) == []
-    changed = CONFIG | {"rounds": 4}
+    changed = CONFIG | {"run.rounds": 4}
     assert "[proposals.by_hand]" in refused(node, changed | {KEY: proposed(changed, nodes).text})
 
 
 def test_what_the_policy_refuses_cannot_be_approved(
     nodes: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = CONFIG | {"options.epochs": 100_000}
+    config = CONFIG | {"algorithm.epochs": 100_000}
     (tmp_path / "p.json").write_bytes(proposed(config, nodes).document)
     done = called(capsys, "federate", "approve", state_of(nodes[0]), tmp_path / "p.json", "--yes")
-    assert "refused     options.epochs=100000" in done.out
+    assert "refused     algorithm.epochs=100000" in done.out
     assert done.code == 2
     assert not list(state_of(nodes[0]).glob(f"{FOLDER}/approved*"))
 
@@ -250,7 +254,7 @@ def test_an_approved_document_is_accepted_from_any_coordinator(nodes: list[dict[
 def test_proposals_that_wait_are_few(nodes: list[dict[str, Any]]) -> None:
     stranger = SigningKey(new_key())
     for n in range(MOST_PENDING + 3):
-        config = CONFIG | {"seed": n}
+        config = CONFIG | {"run.seed": n}
         refused(nodes[0], config | {KEY: proposed(config, nodes, key=stranger).text})
     assert len(pending(state_of(nodes[0]))) == MOST_PENDING
 
@@ -260,7 +264,7 @@ def test_a_proposal_from_before_a_revocation_is_refused(nodes: list[dict[str, An
     old = CONFIG | {KEY: proposed(CONFIG, nodes).text}
     assert not refused(nodes[0], old)
     members = members_of(nodes)
-    later = CONFIG | {"run": "later"}
+    later = CONFIG | {"session.run": "later"}
     signed = proposed(later, nodes, members=members[:2], revoked=(members[2].key,))
     greeting = json.dumps({"run": "later", CHALLENGE: "00"}), b""
     assert "signature" in answer(nodes[0], later | {KEY: signed.text}, HELLO, greeting)[0]
@@ -285,8 +289,8 @@ def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, 
     signed = proposed(config, nodes)
     transport = MessageTransport(config | {KEY: signed.text}, dict(enumerate(nodes, 100)))
     settings = transport.settings
-    folder, lines = ServerFolder(str(runs), settings.config.run, resume=False), list[str]()
-    kind = server_class(settings.config.secure_aggregation)
+    folder, lines = ServerFolder(str(runs), settings.federation.session.run, resume=False), list[str]()
+    kind = server_class(settings.federation.secure.aggregation)
     given: dict[str, Any] = {"pause": 0, "retry": 0, "proposal": signed.proposal} | options
     return kind(settings, transport, folder, kept(lines), **given), lines
 
@@ -294,7 +298,7 @@ def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, 
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_a_signed_run_ends_with_the_bits_of_an_unsigned_one(is_secure: bool, tmp_path: Path) -> None:
     """Under the strict policy, with secure sums; and without them, where it is the simulation."""
-    config = CONFIG | {"rounds": 2, "secure-aggregation": is_secure, "algorithm": "fedavg"}
+    config = CONFIG | {"run.rounds": 2, "secure.aggregation": is_secure, "algorithm.name": "fedavg"}
     nodes = [knowing(node) for node in write_nodes(digits(), tmp_path / "nodes")]
     for node in nodes:
         policy = strict() if is_secure else ""
@@ -311,7 +315,7 @@ def test_a_signed_run_ends_with_the_bits_of_an_unsigned_one(is_secure: bool, tmp
 
 def test_a_member_cannot_take_the_number_of_another(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     """A node that reports another number, with its own valid signature, is rejected: names are keys."""
-    config = CONFIG | {"rounds": 1, "min-replies": 2}
+    config = CONFIG | {"run.rounds": 1, "network.min_replies": 2}
     server, lines = signed_run(config, nodes, tmp_path / "runs")
     transport: DirectTransport = server.transport
     honest = transport.send
@@ -339,7 +343,7 @@ def test_an_old_answer_to_a_greeting_is_not_accepted_again(
 ) -> None:
     signed = proposed(CONFIG, nodes)
     old = answer(nodes[0], CONFIG | {KEY: signed.text}, HELLO, GREETING)
-    server, lines = signed_run(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")
+    server, lines = signed_run(CONFIG | {"network.min_replies": 2, "run.rounds": 1}, nodes, tmp_path / "runs")
     transport, honest = server.transport, server.transport.send
 
     def send(node_id: int, request: str, content: Any, seconds: float) -> str:
@@ -356,7 +360,7 @@ def test_an_old_answer_to_a_greeting_is_not_accepted_again(
 def test_a_revoked_members_messages_are_refused(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     """From the moment of the revocation, in the middle of a run; the key is in no later proposal."""
     revoked: set[str] = set()
-    config = CONFIG | {"rounds": 2, "min-replies": 2}
+    config = CONFIG | {"run.rounds": 2, "network.min_replies": 2}
     server, lines = signed_run(config, nodes, tmp_path / "runs", revoked=lambda: revoked)
     rounds = server.rounds()
     assert next(rounds)["clients"] == [0, 1, 2]
@@ -369,7 +373,7 @@ def test_an_answer_that_was_on_its_way_when_its_key_was_revoked_does_not_count(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     revoked: set[str] = set()
-    config = CONFIG | {"rounds": 1, "min-replies": 2}
+    config = CONFIG | {"run.rounds": 1, "network.min_replies": 2}
     server, _ = signed_run(config, nodes, tmp_path / "runs", revoked=lambda: revoked)
     transport, honest = server.transport, server.transport.send
 
@@ -389,7 +393,7 @@ def test_a_node_whose_owner_approves_later_is_greeted_again(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("copfl.flower.registry.RETRY", 0.0)
-    server, lines = signed_run(CONFIG | {"rounds": 1}, nodes, tmp_path / "runs")
+    server, lines = signed_run(CONFIG | {"run.rounds": 1}, nodes, tmp_path / "runs")
     assert isinstance(server, Server)
     write_policy(state_of(nodes[0]) / FILE, Policy(proposals=Proposals(by_hand=True)))
     for _ in range(3):

@@ -14,10 +14,11 @@ from copfl.flower import init
 from copfl.flower.retention import clean
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import DATABASE, FLOWER_HOME
+from copfl.settings.flat import nested
 from tests.commands import called
 from tests.flower.network import CONFIG, digits, play, write_nodes
 
-NOISED = CONFIG | {"algorithm": "fedavg", "privacy": 8.0, "rounds": 1}
+NOISED = CONFIG | {"algorithm.name": "fedavg", "privacy.noise": 8.0, "run.rounds": 1}
 
 
 def make_old(path: Path, days: float) -> None:
@@ -30,7 +31,7 @@ def make_old(path: Path, days: float) -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """A server with six runs, one a day older than the next, and an app of each."""
-    app = init(tmp_path / "app", model="mlp", config=CONFIG)
+    app = init(tmp_path / "app", nested(CONFIG))
     for n in range(6):
         folder = app / "runs" / f"run-{n}"
         (folder / "masks").mkdir(parents=True)
@@ -80,7 +81,7 @@ def test_a_node_forgets_its_models_and_not_what_it_gave_away(tmp_path: Path) -> 
     )
     nodes = write_nodes(digits(), tmp_path / "n")
     for run in ("first", "second"):
-        play(NOISED | {"run": run}, nodes, tmp_path / "runs")
+        play(NOISED | {"session.run": run}, nodes, tmp_path / "runs")
     state = Path(nodes[0]["state-dir"])
     make_old(state / "first", 100)
     before = {path: path.read_bytes() for path in (state / ".secure").rglob("*")}

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import copfl
 from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
+from copfl.core.evaluation import vectors_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
@@ -21,11 +23,11 @@ from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
 from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Server
-from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.flower.settings import settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import TRAIN
 from copfl.parts.server_steps import SERVER_STEPS
-from copfl.wire import Head, Packet
+from copfl.wire import Packet
 from tests.flower.network import (
     CONFIG,
     DirectTransport,
@@ -53,8 +55,8 @@ def federation() -> Federation:
 def for_algorithm(name: str) -> dict[str, Any]:
     """The run config for an algorithm with its own optimizer."""
     return {key: value for key, value in CONFIG.items() if not key.startswith("optimizer")} | {
-        "algorithm": name,
-        "rounds": 2,
+        "algorithm.name": name,
+        "run.rounds": 2,
     }
 
 
@@ -67,11 +69,11 @@ def test_every_algorithm_ends_where_the_simulation_does(
 ) -> None:
     config = for_algorithm(name)
     if getattr(ALGORITHMS[name], "needs", ()):
-        config["model"] = "tests.toys:adapted_mlp"
+        config["model.name"] = "tests.toys:adapted_mlp"
     nodes = write_nodes(federation, tmp_path / "nodes")
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])
-        config["public"] = str(tmp_path / "public.npz")
+        config["samples.public"] = str(tmp_path / "public.npz")
     records, server, *_ = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
     state = simulated(settings, federation)
@@ -86,7 +88,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
 def test_every_server_step_ends_where_the_simulation_does(
     name: str, federation: Federation, tmp_path: Path
 ) -> None:
-    config = for_algorithm("fedper") | {"server": name, "rounds": 3}
+    config = for_algorithm("fedper") | {"server.name": name, "run.rounds": 3}
     _, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
     assert settings.run.server.name == name
@@ -94,7 +96,7 @@ def test_every_server_step_ends_where_the_simulation_does(
 
 
 def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:
-    config = CONFIG | {"participation": 0.5, "min-replies": 2, "rounds": 4}
+    config = CONFIG | {"run.participation": 0.5, "network.min_replies": 2, "run.rounds": 4}
     records, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     assert all(len(r["clients"]) == 2 for r in records)
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
@@ -106,7 +108,9 @@ def test_narrow_numbers_save_bytes_and_change_little(
 ) -> None:
     wide = play(CONFIG, write_nodes(federation, tmp_path / "a"), tmp_path / "runs")
     narrow = play(
-        CONFIG | {"wire": name, "run": name}, write_nodes(federation, tmp_path / "b"), tmp_path / "runs"
+        CONFIG | {"network.wire": name, "session.run": name},
+        write_nodes(federation, tmp_path / "b"),
+        tmp_path / "runs",
     )
     assert 0 < float((wide[1].w - narrow[1].w).abs().mean()) < limit
     # An entry that one client shares: its weight, rounded in a message, is no weight of others.
@@ -124,7 +128,7 @@ def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation
 
 def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: Path) -> None:
     """Up and down, by client, in rounds in which masks are sent and in rounds in which they are not."""
-    config = CONFIG | {"rounds": 5, "model-options.width": 128, "options.interval": 2}
+    config = CONFIG | {"run.rounds": 5, "model.width": 128, "algorithm.interval": 2}
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
     state = begin(settings.algorithm, settings.task, 3)
@@ -150,9 +154,9 @@ def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: 
 
 def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_path: Path) -> None:
     config = CONFIG | {
-        "rounds": 5,
-        "options.warmup": 1,
-        "options.interval": 3,
+        "run.rounds": 5,
+        "algorithm.warmup": 1,
+        "algorithm.interval": 3,
     }  # it grows in the second and fifth round
     _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     uploads = [p for p in transport.received if '"kind":"upload"' in p.head]
@@ -214,7 +218,7 @@ def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
         result: Packet | str | None = change(packet) if (client, round) == (1, 1) else packet
         return result
 
-    config = CONFIG | {"min-replies": 2, "deadline": 0.3 if fault == "late" else 60}
+    config = CONFIG | {"network.min_replies": 2, "network.deadline": 0.3 if fault == "late" else 60}
     nodes = write_nodes(federation, tmp_path / "n")
     records, server, *_ = play(config, nodes, tmp_path / "runs", tamper)
     assert [r["clients"] for r in records] == [[0, 1, 2], [0, 2], [0, 1, 2]]
@@ -233,7 +237,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
     federation: Federation, tmp_path: Path
 ) -> None:
     """Local training shares nothing but a count: only the client's record shows that it diverged."""
-    config = CONFIG | {"algorithm": "local", "rounds": 1, "batch": 64}
+    config = CONFIG | {"algorithm.name": "local", "run.rounds": 1, "run.batch": 64}
     _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     asked = next(packet for _, question, packet in transport.sent if question == TRAIN)
     settings, others = (
@@ -260,7 +264,7 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
         def tamper(client: int, round: int, packet: Packet, change: Any = change) -> Packet:
             return change(packet) if (client, round) == (1, 1) else packet
 
-        servers.append(play(CONFIG | {"min-replies": 2}, nodes, tmp_path / fault / "runs", tamper)[1])
+        servers.append(play(CONFIG | {"network.min_replies": 2}, nodes, tmp_path / fault / "runs", tamper)[1])
     assert farthest(servers[0], servers[1]) == farthest(servers[0], servers[2]) == 0
 
 
@@ -300,7 +304,7 @@ def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
         play(CONFIG, nodes, tmp_path / "runs", crash)
     with (tmp_path / "runs" / "test" / "rounds.jsonl").open("a") as lines:
         lines.write('{"round":2,"cli')
-    records, server, *_ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    records, server, *_ = play(CONFIG | {"session.resume": True}, nodes, tmp_path / "runs")
     assert [r["round"] for r in records] == [2, 3]
     assert [r["round"] for r in ServerFolder(str(tmp_path / "runs"), "test", resume=True).rounds()] == [
         1,
@@ -316,39 +320,41 @@ def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
 
 def test_a_server_that_lost_its_masks_gets_them_again(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "test" / "masks")
-    records, server, *_ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    records, server, *_ = play(CONFIG | {"session.resume": True}, nodes, tmp_path / "runs")
     assert records[0]["clients"] == [0, 1, 2]
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
 
 def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    play(CONFIG | {"rounds": 1}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 1}, nodes, tmp_path / "runs")
     with pytest.raises(RunError, match="already holds rounds of this run"):
         play(CONFIG, nodes, tmp_path / "runs")
     with pytest.raises(RunError, match="there is no checkpoint"):
-        play(CONFIG | {"run": "other", "resume": True}, nodes, tmp_path / "runs")
+        play(CONFIG | {"session.run": "other", "session.resume": True}, nodes, tmp_path / "runs")
 
 
 def test_a_node_that_lost_its_folder_starts_again_and_reports_it(
     federation: Federation, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     shutil.rmtree(nodes[1]["state-dir"])
-    records, _, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    records, _, _, _ = play(CONFIG | {"session.resume": True}, nodes, tmp_path / "runs")
     assert records[0]["clients"] == [0, 1, 2]
     assert "started again: it has no record of round 2" in records[0]["notes"]["1"]
 
 
 def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     path = Path(nodes[1]["state-dir"], "test", "round-000001.copfl")
     path.write_bytes(path.read_bytes()[:-5])
-    records, _, _, _ = play(CONFIG | {"resume": True, "min-replies": 2}, nodes, tmp_path / "runs")
+    records, _, _, _ = play(
+        CONFIG | {"session.resume": True, "network.min_replies": 2}, nodes, tmp_path / "runs"
+    )
     assert records[0]["clients"] == [0, 2]
     assert "cannot be used" in records[0]["why"]["1"]
 
@@ -375,18 +381,18 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
 def test_a_server_that_lost_rounds_sets_its_nodes_back(federation: Federation, tmp_path: Path) -> None:
     """The checkpoint after round 2 of 4 is restored; the nodes return to it, if they are asked to."""
     nodes, checkpoint = write_nodes(federation, tmp_path / "n"), tmp_path / "runs" / "test" / "server.copfl"
-    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     earlier = checkpoint.read_bytes()
-    play(CONFIG | {"rounds": 4, "resume": True}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 4, "session.resume": True}, nodes, tmp_path / "runs")
     expected = server_of(settings_of(CONFIG), tmp_path / "runs")
     checkpoint.write_bytes(earlier)
 
-    config = CONFIG | {"rounds": 4, "resume": True}
+    config = CONFIG | {"run.rounds": 4, "session.resume": True}
     records: list[str] = []
     with pytest.raises(Crash):  # it would wait for ever
         play(config, nodes, tmp_path / "runs", declined_by_all(records))
     assert all("resume with rollback=true" in text for text in records)
-    again = play(config | {"rollback": True}, nodes, tmp_path / "runs")
+    again = play(config | {"session.rollback": True}, nodes, tmp_path / "runs")
     assert [r["round"] for r in again.records] == [3, 4]
     assert [r["clients"] for r in again.records] == [[0, 1, 2]] * 2
     assert farthest(again.server, expected) == 0
@@ -407,7 +413,7 @@ def declined_by_all(seen: list[str]) -> Any:
 
 def test_a_node_keeps_the_last_counted_records(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    play(CONFIG | {"rounds": 6}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 6}, nodes, tmp_path / "runs")
     kept = sorted(int(p.stem[-6:]) for p in Path(nodes[0]["state-dir"], "test").glob("round*"))
     assert kept == [2, 3, 4, 5]
 
@@ -432,7 +438,7 @@ def test_the_text_of_another_machine_is_escaped_and_cut(
     def tamper(client: int, round: int, packet: Packet) -> Packet | str:
         return answer if client == 1 else packet
 
-    config = CONFIG | {"min-replies": 2, "rounds": 1}
+    config = CONFIG | {"network.min_replies": 2, "run.rounds": 1}
     records, _, log, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
     for text in (*log, records[0]["why"]["1"]):
         assert text.isprintable()
@@ -451,10 +457,10 @@ def run_with_changes(
     """The records and the log of a run; `online(round)` has the clients that are connected in a round."""
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, {})
-    folder = ServerFolder(str(runs), settings.config.run, resume=False)
+    folder = ServerFolder(str(runs), settings.federation.session.run, resume=False)
     server = Server(settings, transport, folder, kept(log), pause=0, retry=0)
     rounds, records = server.rounds(), []
-    for round in range(settings.config.rounds):
+    for round in range(settings.federation.rounds):
         transport.online = {100 + client: nodes[client] for client in online(round)}
         records.append(next(rounds))
     return records, log
@@ -471,7 +477,10 @@ def small_nodes(federation: Federation, folder: Path) -> list[dict[str, Any]]:
 
 def test_a_client_that_joins_during_the_run_takes_part(federation: Federation, tmp_path: Path) -> None:
     """It starts with its first record, and with the global model of that round."""
-    config, nodes = CONFIG | {"min-replies": 2, "rounds": 4}, small_nodes(federation, tmp_path / "n")
+    config, nodes = (
+        CONFIG | {"network.min_replies": 2, "run.rounds": 4},
+        small_nodes(federation, tmp_path / "n"),
+    )
     records, log = run_with_changes(
         config, nodes, tmp_path / "runs", lambda round: [0, 1] if round < 2 else [0, 1, 2]
     )
@@ -484,7 +493,10 @@ def test_a_client_that_joins_during_the_run_takes_part(federation: Federation, t
 def test_a_client_that_leaves_for_good_is_named_in_every_round(
     federation: Federation, tmp_path: Path
 ) -> None:
-    config, nodes = CONFIG | {"min-replies": 2, "rounds": 4}, small_nodes(federation, tmp_path / "n")
+    config, nodes = (
+        CONFIG | {"network.min_replies": 2, "run.rounds": 4},
+        small_nodes(federation, tmp_path / "n"),
+    )
     records, log = run_with_changes(
         config, nodes, tmp_path / "runs", lambda round: [0, 1, 2] if round < 1 else [0, 2]
     )
@@ -496,7 +508,10 @@ def test_a_client_that_leaves_for_good_is_named_in_every_round(
 def test_a_node_that_was_offline_for_many_rounds_continues_from_its_record(
     federation: Federation, tmp_path: Path
 ) -> None:
-    config, nodes = CONFIG | {"min-replies": 2, "rounds": 23}, small_nodes(federation, tmp_path / "n")
+    config, nodes = (
+        CONFIG | {"network.min_replies": 2, "run.rounds": 23},
+        small_nodes(federation, tmp_path / "n"),
+    )
     kept: list[bytes] = []
 
     def online(round: int) -> list[int]:
@@ -533,9 +548,9 @@ def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_go
 
 def test_nodes_without_a_number_are_assigned_one_for_the_run(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n", named=False)
-    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     another_order = nodes[::-1]
-    _, server, _, _ = play(CONFIG | {"resume": True}, another_order, tmp_path / "runs")
+    _, server, _, _ = play(CONFIG | {"session.resume": True}, another_order, tmp_path / "runs")
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
 
@@ -547,7 +562,7 @@ def test_a_wrong_number_is_rejected(
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     nodes[2]["client"] = number
-    records, _, log, _ = play(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")
+    records, _, log, _ = play(CONFIG | {"network.min_replies": 2, "run.rounds": 1}, nodes, tmp_path / "runs")
     assert records[0]["why"] == {"2": "not connected"}
     assert any(expected in text for text in log)
 
@@ -565,10 +580,13 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             for n in range(count):
                 Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
-    settings = settings_of({"shape": "3,8,8", "classes": "ant,bird,cat"})
+    settings = settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "bird", "cat"]})
     assert node.node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(DataError, match="no class 'bird'"):
-        node.node_data(settings_of({"shape": "3,8,8", "classes": "ant,cat"}), {"data": str(tmp_path)})
+        node.node_data(
+            settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "cat"]}),
+            {"data": str(tmp_path)},
+        )
 
 
 def test_data_of_a_custom_function(federation: Federation) -> None:
@@ -597,13 +615,13 @@ def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], e
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
     """Each has its own state: the second run ends as the first, and the first continues afterwards."""
     nodes = write_nodes(digits(), tmp_path / "nodes")
-    short = CONFIG | {"rounds": 2}
-    first = play(short | {"run": "first"}, nodes, tmp_path / "runs")
-    other = play(short | {"run": "other", "algorithm": "fedavg"}, nodes, tmp_path / "runs")
-    second = play(short | {"run": "second"}, nodes, tmp_path / "runs")
+    short = CONFIG | {"run.rounds": 2}
+    first = play(short | {"session.run": "first"}, nodes, tmp_path / "runs")
+    other = play(short | {"session.run": "other", "algorithm.name": "fedavg"}, nodes, tmp_path / "runs")
+    second = play(short | {"session.run": "second"}, nodes, tmp_path / "runs")
     assert farthest(first.server, second.server) == 0
     assert [r["clients"] for r in other.records] == [[0, 1, 2]] * 2
-    more = play(CONFIG | {"run": "first", "resume": True}, nodes, tmp_path / "runs")
+    more = play(CONFIG | {"session.run": "first", "session.resume": True}, nodes, tmp_path / "runs")
     assert (more.records[0]["round"], more.records[0]["notes"]) == (3, {})
     folders = sorted(p.name for p in Path(nodes[0]["state-dir"]).iterdir())
     assert folders == [".secure", "first", "other", "second"]
@@ -617,7 +635,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n", named=False)
     members = [config | {"client": client} for client, config in enumerate(nodes[:3])]
     play(CONFIG, members, tmp_path / "runs")
-    settings = settings_of(CONFIG | {"join": 3})
+    settings = settings_of(CONFIG | {"session.join": 3})
     transport = DirectTransport(settings, {1: nodes[3], 2: members[0]})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
     server = Server(settings, transport, folder, pause=0)
@@ -627,28 +645,26 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     assert "only a new client" in member["why"]
     reply = next(p for p in transport.received if "accuracy_after" in p.head)
     assert len(reply.body) < 20  # two accuracies, no weights
-    head = Head("model", "test", settings.layout, 3, 3)
-    saved = wire.from_bytes(Path(nodes[3]["state-dir"], "test", "personal.copfl").read_bytes())
-    assert wire.decode(saved, {"w": settings.task.initial}, head).record["w"].isfinite().all()
+    bundle = copfl.load(nodes[3]["state-dir"])
+    assert (bundle.description.origin.client, bundle.description.origin.round) == (None, 3)
+    assert bundle.description.scores[0].value == new_client["accuracy_after"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "reads"])  # reads has a model for each client
 def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) -> None:
     """As in the simulation; with one batch of all samples, three updates are three steps."""
     nodes = write_nodes(digits(4), tmp_path / "n", named=False)
-    config = for_algorithm(name) | {"batch": 2000}
+    config = for_algorithm(name) | {"run.batch": 2000}
     play(config, [node | {"client": client} for client, node in enumerate(nodes[:3])], tmp_path / "runs")
     state = server_of(settings_of(config), tmp_path / "runs")
     start = state.w if name == "fedavg" else state.models.mean(0)
     moved = []
     for updates in (1, 3):
-        settings = settings_of(config | {"join": updates})
+        settings = settings_of(config | {"session.join": updates})
         folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
         server = Server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
         assert "accuracy_after" in server.personalise_new_clients()[0]
-        saved = wire.from_bytes(Path(nodes[3]["state-dir"], "test", "personal.copfl").read_bytes())
-        w = wire.decode(saved, {"w": start}, Head("model", "test", settings.layout, 2, 3)).record["w"]
-        moved.append(float((w - start).norm()))
+        moved.append(float((vectors_of(copfl.load(nodes[3]["state-dir"]).model) - start).norm()))
     assert moved[1] > 2 * moved[0]
 
 
@@ -658,17 +674,19 @@ def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"round": 3}, r'run config.round=3 is no setting; .*did you mean "rounds"'),
-        ({"rounds": "3"}, "must be a whole number"),
-        ({"rounds": 0}, "at least 1"),
-        ({"wire": "fp8"}, 'no wire "fp8"'),
-        ({"min-replies": 9}, "a round selects 3 clients"),
-        ({"run": "../../etc"}, "must be a plain name"),
-        ({"options.rat": 0.1}, 'did you mean "rate"'),
-        ({"mean": "0.1,0.2"}, "2 numbers, but samples have 1 channels"),
-        ({"shape": "1,x"}, "must be whole numbers"),
-        ({"participation": 0.0}, "above 0"),
-        ({"deadline": 0}, "above 0"),
+        ({"run.round": 3}, r'run.round=3 is no setting; .*did you mean "rounds"'),
+        ({"round": 3}, r"round=3 is no setting; a setting is TABLE.KEY"),
+        ({"rum.rounds": 3}, r'rum=.* is no setting; .*did you mean "run"'),
+        ({"run.rounds": "3"}, "must be a whole number"),
+        ({"run.rounds": 0}, "at least 1"),
+        ({"network.wire": "fp8"}, "network.wire=.fp8. is unknown; allowed are bf16, fp16, fp32"),
+        ({"run.clients": 3, "network.min_replies": 9}, "at most 3: so many clients a round selects"),
+        ({"session.run": "../../etc"}, "must be a plain name"),
+        ({"algorithm.rat": 0.1}, 'did you mean "rate"'),
+        ({"samples.mean": [0.1, 0.2]}, "must have 1 numbers, one for each channel"),
+        ({"samples.shape": "1,x"}, "must be a list of whole numbers|must be a whole number"),
+        ({"run.participation": 0.0}, "above 0"),
+        ({"network.deadline": 0}, "above 0"),
     ],
 )
 def test_an_invalid_run_config_is_an_error(config: dict[str, Any], expected: str) -> None:
@@ -677,5 +695,5 @@ def test_an_invalid_run_config_is_an_error(config: dict[str, Any], expected: str
 
 
 def test_the_defaults_fit() -> None:
-    settings = settings_of(DEFAULTS)
-    assert (settings.config.selected, settings.config.minimum) == (3, 2)
+    federation = settings_of({}).federation
+    assert (federation.selected, federation.minimum) == (10, 5)

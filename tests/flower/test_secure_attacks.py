@@ -53,12 +53,17 @@ class Malicious:
         run: str = "test",
         round: int = 0,
         proposal: Proposal | None = None,
-        **config: Any,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self.nodes, self.run, self.round = nodes, run, round
-        given = {"secure-aggregation": True, "algorithm": "fedavg", "clients": 5, "min-replies": 0}
-        given |= {"optimizer.lr": 0.1, **{key.replace("_", "-"): value for key, value in config.items()}}
-        self.settings = settings_of({k: v for k, v in CONFIG.items() if k != "run"} | given)
+        given = {
+            "secure.aggregation": True,
+            "algorithm.name": "fedavg",
+            "run.clients": 5,
+            "network.min_replies": 0,
+        }
+        given |= {"optimizer.lr": 0.1, **(config or {})}
+        self.settings = settings_of({k: v for k, v in CONFIG.items() if k != "session.run"} | given)
         self.session, self.proposal = secrets.token_hex(8), proposal
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -88,7 +93,7 @@ class Malicious:
 
     def total(self, clients: Collection[int], survivors: Collection[int] = ()) -> Floats:
         """The sum over these clients; an error if a node refuses."""
-        rules, order = self.settings.config.rules, sorted(clients)
+        rules, order = self.settings.rules, sorted(clients)
         begun = {n: self.about("keys", n, {}) for n in order}
         keys = {n: Keys(*map(bytes.fromhex, begun[n][Field.KEYS])) for n in order}
         cohort = {n: begun[n][Field.MEMBER] for n in order}
@@ -148,17 +153,17 @@ def test_the_sum_is_that_of_the_uploads(nodes: Nodes) -> None:
         upload = trained.output.upload
         uploads.append((upload.w.double() * upload.size).numpy())
     start = np.abs(first[: len(uploads[0])] - sum(uploads)).max()
-    assert start <= 5 * settings.config.rules.step
+    assert start <= 5 * settings.rules.step
 
 
 REPEATS: dict[str, dict[str, Any]] = {
     "the same run": {},
-    "after a rollback": {"rollback": True},
+    "after a rollback": {"config": {"session.rollback": True}},
     "a run of another name": {"run": "second"},
-    "another seed": {"run": "second", "seed": 7},
+    "another seed": {"run": "second", "config": {"run.seed": 7}},
     "another round": {"round": 2},
-    "other settings": {"run": "second", "secure_bits": 40, "optimizer.lr": 0.09},
-    "another algorithm": {"run": "second", "algorithm": "fedprox"},
+    "other settings": {"run": "second", "config": {"secure.bits": 40, "optimizer.lr": 0.09}},
+    "another algorithm": {"run": "second", "config": {"algorithm.name": "fedprox"}},
 }
 
 
@@ -259,7 +264,7 @@ def test_other_data_have_a_cohort_of_their_own(nodes: Nodes, tmp_path: Path) -> 
 
 def test_a_single_upload_after_a_secure_sum_is_refused(nodes: Nodes) -> None:
     Malicious(nodes).total(ALL)
-    plain = Malicious(nodes, run="plain", secure_aggregation=False)
+    plain = Malicious(nodes, run="plain", config={"secure.aggregation": False})
     head = Head("down", "plain", plain.settings.layout, 0, 0)
     packet = wire.encode(plain.model(0), head, about={})
     with pytest.raises(WireError, match=REFUSED):
@@ -312,7 +317,7 @@ def test_the_owner_allows_a_number_of_other_cohorts(nodes: Nodes) -> None:
         later.total(WITHOUT_4)
     for cohort in (ALL, (0, 1, 2, 4)):  # back is a change, too
         with pytest.raises(WireError, match=f"{secure_memory.CHANGES}=2"):
-            Malicious(allowed, round=3, rounds=4).total(cohort)
+            Malicious(allowed, round=3, config={"run.rounds": 4}).total(cohort)
 
 
 @pytest.mark.parametrize("changes", [-1, True, "many"])
@@ -364,7 +369,7 @@ def as_member(forged: Malicious, folder: Path, client: int) -> Callable[[dict[st
     """Shows the server itself in place of a client: with a member key of its own, and valid signatures."""
     member, (_, keys) = own_key(folder / "key"), secure_sum.begin(client)
     subject = Subject(forged.run, forged.round, forged.session)
-    signature = member.sign(keys_statement(subject, client, forged.settings.config.rules, keys))
+    signature = member.sign(keys_statement(subject, client, forged.settings.rules, keys))
     name = str(client)
     return lambda shown: {
         Field.COHORT: shown[Field.COHORT] | {name: member.public},
@@ -383,7 +388,7 @@ def test_a_server_that_takes_a_members_place_is_noticed(nodes: Nodes, tmp_path: 
 
 def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Path) -> None:
     """In the first sum already. Without a signed list of members, a node accepts whoever is in it."""
-    proposal = proposed(CONFIG | {"clients": 5}, list(nodes.values())).proposal
+    proposal = proposed(CONFIG | {"run.clients": 5}, list(nodes.values())).proposal
     forged = Malicious(nodes, proposal=proposal)
     forged.shown_keys[0] = as_member(forged, tmp_path / "server", 4)
     with pytest.raises(WireError, match="client 4 is not the member that the accepted proposal names"):
@@ -414,7 +419,7 @@ def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Pat
 
 def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_path: Path) -> None:
     """With a key that the old one signed; another key of that name is another member."""
-    proposal = proposed(CONFIG | {"clients": 5}, list(nodes.values())).proposal
+    proposal = proposed(CONFIG | {"run.clients": 5}, list(nodes.values())).proposal
     Malicious(nodes, proposal=proposal).total(ALL)
     *others, last = proposal.members
     new = own_key(tmp_path / "new")
@@ -422,7 +427,7 @@ def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_p
     rotated = last._replace(key=new.public, rotations=(Rotation(last.key, signature),))
     moved = nodes | {4: nodes[4] | {"key": str(tmp_path / "new")}}
     stranger = last._replace(key=new.public)
-    second = CONFIG | {"clients": 5, "run": "second"}
+    second = CONFIG | {"run.clients": 5, "session.run": "second"}
     for member, is_same in ((stranger, False), (rotated, True)):
         agreed = proposed(second, [], members=(*others, member)).proposal
         sums = Malicious(moved, run="second", proposal=agreed)
@@ -460,7 +465,7 @@ def test_different_models_give_no_sum(persists: bool, nodes: Nodes) -> None:
             forged.total(ALL)
         assert forged.asked[-1] == ("revealed", 2)
     else:
-        assert np.median(np.abs(forged.total(ALL))) > forged.settings.config.rules.range / 8
+        assert np.median(np.abs(forged.total(ALL))) > forged.settings.rules.range / 8
 
 
 def test_different_cohorts_are_noticed_before_shares_are_revealed(nodes: Nodes, tmp_path: Path) -> None:

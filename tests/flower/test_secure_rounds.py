@@ -34,7 +34,7 @@ from tests.flower.network import (
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-SECURE = CONFIG | {"secure-aggregation": True, "rounds": 2}
+SECURE = CONFIG | {"secure.aggregation": True, "run.rounds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def kind(packet: Packet) -> str:
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "fedper", "fedce", "ditto"])
 def test_a_secure_round_is_a_plain_one_within_the_step(name: str, tmp_path: Path) -> None:
     config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")}
-    config |= {"algorithm": name, "rounds": 1}
-    common = {"options.merge": "common"} if name == "copfl" else {}  # as with secure aggregation
+    config |= {"algorithm.name": name, "run.rounds": 1}
+    common = {"algorithm.merge": "common"} if name == "copfl" else {}  # as with secure aggregation
     plain = play(
-        config | common | {"secure-aggregation": False},
+        config | common | {"secure.aggregation": False},
         write_nodes(digits(), tmp_path / "a"),
         tmp_path / "plain",
     )
@@ -63,9 +63,9 @@ def test_a_secure_round_is_a_plain_one_within_the_step(name: str, tmp_path: Path
     if name == "copfl":  # a mask may differ where changes are equal within the step
         differing = expected.union ^ secure.server.union
         changes = (expected.w - settings.task.initial).abs()[differing]
-        assert float(changes.max() - changes.min()) <= 6 * settings.config.rules.step
+        assert float(changes.max() - changes.min()) <= 6 * settings.rules.step
         expected = expected._replace(union=secure.server.union)
-    assert farthest(expected, secure.server) <= 3 * settings.config.rules.step
+    assert farthest(expected, secure.server) <= 3 * settings.rules.step
     (record,), (plain_record,) = secure.records, plain.records
     assert record["clients"] == [0, 1, 2]
     for metric in ("accuracy", "loss", "weight"):
@@ -77,9 +77,9 @@ def test_a_secure_round_is_a_plain_one_within_the_step(name: str, tmp_path: Path
 
 
 def test_a_later_round_continues_from_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
-    config = SECURE | {"run": "later", "secure-bits": 44, "options.merge": "common"}
+    config = SECURE | {"session.run": "later", "secure.bits": 44, "algorithm.merge": "common"}
     plain = play(
-        config | {"secure-aggregation": False}, write_nodes(digits(), tmp_path / "a"), tmp_path / "plain"
+        config | {"secure.aggregation": False}, write_nodes(digits(), tmp_path / "a"), tmp_path / "plain"
     )
     secure = play(config, nodes, tmp_path / "secure")
     # The second round's training amplifies the first one's step.
@@ -89,7 +89,13 @@ def test_a_later_round_continues_from_the_sum(nodes: list[dict[str, Any]], tmp_p
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_ten_clients_of_which_three_are_lost_in_a_phase(phase: str, tmp_path: Path) -> None:
-    config = SECURE | {"clients": 10, "min-replies": 6, "rounds": 1, "algorithm": "fedavg", "run": phase}
+    config = SECURE | {
+        "run.clients": 10,
+        "network.min_replies": 6,
+        "run.rounds": 1,
+        "algorithm.name": "fedavg",
+        "session.run": phase,
+    }
 
     def fault(client: int, _round: int, packet: Packet) -> Packet | str:
         return "Node Unavailable" if client in (2, 5, 7) and kind(packet) in (phase, "refused") else packet
@@ -105,12 +111,12 @@ def test_ten_clients_of_which_three_are_lost_in_a_phase(phase: str, tmp_path: Pa
         return "Node Unavailable" if client in lost else packet
 
     plain = play(
-        config | {"secure-aggregation": False},
+        config | {"secure.aggregation": False},
         write_nodes(digits(10), tmp_path / "b"),
         tmp_path / "plain",
         absent,
     )
-    assert farthest(plain.server, secure.server) <= 10 * settings_of(config).config.rules.step
+    assert farthest(plain.server, secure.server) <= 10 * settings_of(config).rules.step
 
 
 def test_too_few_before_the_end_begin_again(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -119,7 +125,7 @@ def test_too_few_before_the_end_begin_again(nodes: list[dict[str, Any]], tmp_pat
     def fault(_client: int, _round: int, packet: Packet) -> Packet | str:
         return next(lost, packet) if kind(packet) == "masked" else packet
 
-    played = play(SECURE | {"run": "again", "rounds": 1}, nodes, tmp_path, fault)
+    played = play(SECURE | {"session.run": "again", "run.rounds": 1}, nodes, tmp_path, fault)
     assert played.records[0]["clients"] == [0, 1, 2]
     assert any("begins again with fresh keys: 1 clients answered" in line for line in played.log)
 
@@ -128,7 +134,7 @@ def test_too_few_at_the_end_leave_a_round_without_result(nodes: list[dict[str, A
     def fault(client: int, round: int, packet: Packet) -> Packet | str:
         return "Node Unavailable" if client and not round and kind(packet) == "revealed" else packet
 
-    config = SECURE | {"run": "short"}
+    config = SECURE | {"session.run": "short"}
     first, second = play(config, nodes, tmp_path, fault).records
     assert first["clients"] == []
     assert "1 clients answered in phase 'revealed'" in first["secure_aggregation"]["failed"]
@@ -138,7 +144,7 @@ def test_too_few_at_the_end_leave_a_round_without_result(nodes: list[dict[str, A
 def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    config = SECURE | {"run": "killed", "min-replies": 2}
+    config = SECURE | {"session.run": "killed", "network.min_replies": 2}
 
     def die(_client: int, round: int, packet: Packet) -> Packet:
         if round == 1 and kind(packet) == "revealed":
@@ -147,17 +153,17 @@ def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
 
     with pytest.raises(KeyboardInterrupt):
         play(config, nodes, tmp_path, die)
-    resumed = play(config | {"resume": True, "rounds": 3}, nodes, tmp_path)
+    resumed = play(config | {"session.resume": True, "run.rounds": 3}, nodes, tmp_path)
     assert [r["clients"] for r in resumed.records] == [[], [0, 1, 2]]
     assert json.loads((tmp_path / "killed" / REVEALING).read_text()) == {"round": 2}
 
 
 REASONS = {  # 1e12: the step is 29, and every weight of the model rounds to 0
-    ("secure-range", 0.01): "cannot be added securely: a value is above 0.01; raise secure-range",
+    ("secure.range", 0.01): "cannot be added securely: a value is above 0.01; raise secure.range",
     (
-        "secure-range",
+        "secure.range",
         1e12,
-    ): "cannot be added securely: the values are too small for steps of 29; raise secure-",
+    ): "cannot be added securely: the values are too small for steps of 29; raise secure.",
     ("optimizer.lr", 1e30): "diverged",
 }
 
@@ -166,7 +172,7 @@ REASONS = {  # 1e12: the step is 29, and every weight of the model rounds to 0
 def test_values_that_do_not_fit_never_leave_a_client(
     key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    config = SECURE | {"run": f"refused-{key[:6]}-{value:.0f}", "batch": 64, key: value}
+    config = SECURE | {"session.run": f"refused-{value:.0f}", "run.batch": 64, key: value}
     settings = settings_of(config)
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
     log: list[str] = []
@@ -176,7 +182,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
         if "begins again" in line:
             raise KeyboardInterrupt
 
-    folder = ServerFolder(str(tmp_path), settings.config.run, resume=False)
+    folder = ServerFolder(str(tmp_path), settings.federation.session.run, resume=False)
     server = SecureServer(settings, transport, folder, stop, pause=0)
     with pytest.raises(KeyboardInterrupt):
         next(server.rounds())
@@ -192,7 +198,7 @@ class Client:
     """One of three nodes, and the messages that it has received."""
 
     def __init__(self, nodes: list[dict[str, Any]], runs: Path, run: str) -> None:
-        self.played: Played = play(SECURE | {"run": run, "rounds": 1}, nodes, runs)
+        self.played: Played = play(SECURE | {"session.run": run, "run.rounds": 1}, nodes, runs)
         self.node, self.settings = nodes[0], self.played.transport.settings
         sent = [packet for _, request, packet in self.played.transport.sent if request == "train"]
         self.requests = {kind(p): p for p in sent if json.loads(p.head)["client"] == 0}
@@ -204,7 +210,7 @@ class Client:
         from copfl import wire
 
         old = json.loads(self.requests[phase].head)["about"]
-        head = Head(phase, self.settings.config.run, self.settings.layout, round, 0)
+        head = Head(phase, self.settings.federation.session.run, self.settings.layout, round, 0)
         new = {**old, **about, **({"session": session} if session else {})}
         if phase != "down":
             return wire.encode((), head, about=new)
@@ -234,10 +240,15 @@ def test_a_node_answers_each_phase_once(nodes: list[dict[str, Any]], tmp_path: P
 
 def test_a_second_run_without_one_client_ends_without_a_sum(tmp_path: Path) -> None:
     """Its difference from the first run would be the upload of that client, to a step."""
-    config = SECURE | {"clients": 4, "algorithm": "fedavg", "rounds": 1, "min-replies": 3}
+    config = SECURE | {
+        "run.clients": 4,
+        "algorithm.name": "fedavg",
+        "run.rounds": 1,
+        "network.min_replies": 3,
+    }
     nodes = write_nodes(digits(4), tmp_path / "nodes")
-    play(config | {"run": "first"}, nodes, tmp_path)
-    settings = settings_of(config | {"run": "second"})
+    play(config | {"session.run": "first"}, nodes, tmp_path)
+    settings = settings_of(config | {"session.run": "second"})
     transport, log = DirectTransport(settings, dict(enumerate(nodes[:3], 100))), list[str]()
 
     def stop(line: str, /, event: str = "", **fields: Any) -> None:
@@ -255,18 +266,18 @@ def test_a_second_run_without_one_client_ends_without_a_sum(tmp_path: Path) -> N
 
 
 def test_all_clients_are_waited_for_unless_fewer_are_enough() -> None:
-    assert settings_of(SECURE | {"min-replies": 0}).config.minimum == 3
-    assert settings_of(SECURE | {"min-replies": 2}).config.minimum == 2
+    assert settings_of(SECURE | {"network.min_replies": 0}).federation.minimum == 3
+    assert settings_of(SECURE | {"network.min_replies": 2}).federation.minimum == 2
 
 
 @pytest.mark.parametrize(
     "keys",
     [
         {"optimizer.lr": 1e-30},
-        {"seed": 1},
-        {"secure-range": 1024.0},
-        {"secure-bits": 44},
-        {"clients": 4},
+        {"run.seed": 1},
+        {"secure.range": 1024.0},
+        {"secure.bits": 44},
+        {"run.clients": 4},
     ],
 )
 def test_all_phases_of_a_sum_have_the_same_settings(
@@ -278,7 +289,7 @@ def test_all_phases_of_a_sum_have_the_same_settings(
     twelve clients, each of four groups of three on itself and the victim, so that all secrets are revealed.
     """
     run = f"vector-{min(keys)}".replace(".", "-")
-    config = SECURE | {"run": run, "rounds": 1, "algorithm": "fedavg", "batch": 16}
+    config = SECURE | {"session.run": run, "run.rounds": 1, "algorithm.name": "fedavg", "run.batch": 16}
     other, answers, local_update = settings_of(config | keys), list[str](), secure_node.local_update
 
     def twice(settings: Any, node_config: dict[str, Any], packet: Packet) -> Packet:
@@ -313,18 +324,23 @@ def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytes
         return reply
 
     monkeypatch.setattr(secure_node, "local_update", twice)
-    assert play(SECURE | {"rounds": 1}, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
+    assert play(SECURE | {"run.rounds": 1}, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
     assert len(answers) == 1
 
 
 @pytest.mark.parametrize(
-    "keys", [{"model-options.max_length": 3}, {"adapter-options.alpha": 1e-6}, {"options.weights": "equal"}]
+    "keys", [{"model.max_length": 3}, {"adapter.alpha": 1e-6}, {"algorithm.weights": "equal"}]
 )
 def test_members_that_were_shown_other_options_have_no_sum(keys: dict[str, Any]) -> None:
     """The layout has none of them. Adapters of a tiny scale do not train, so all others' uploads would be known."""
-    if "adapter-options.alpha" in keys:
+    if "adapter.alpha" in keys:
         pytest.importorskip("peft", reason='peft is not installed: pip install "copfl[pretrained]"')
-    small = {"algorithm": "fedavg", "model": "resnet18", "model-options.width": 8, "adapter": "lora:r=2"}
+    small = {
+        "algorithm.name": "fedavg",
+        "model.name": "resnet18",
+        "model.width": 8,
+        "adapter.name": "lora:r=2",
+    }
     settings, other = (settings_of(SECURE | small | changed) for changed in ({}, keys))
     assert settings.layout == other.layout
     first, second = (context_of(one, Subject("r", 0, "s"), {}, b"") for one in (settings, other))
@@ -332,17 +348,20 @@ def test_members_that_were_shown_other_options_have_no_sum(keys: dict[str, Any])
 
 
 def test_paths_of_a_machine_are_not_in_the_context() -> None:
-    settings = settings_of(SECURE | {"algorithm": "fedavg"})
+    settings = settings_of(SECURE | {"algorithm.name": "fedavg"})
     contexts = set()
     for place in ("hf:/a", "hf:/b"):  # a base in other folders
-        config = dataclasses.replace(settings.config, model=place)
-        shown = dataclasses.replace(settings, config=config)
+        model = dataclasses.replace(settings.run.model, name=place)
+        federation = dataclasses.replace(
+            settings.federation, run=dataclasses.replace(settings.run, model=model)
+        )
+        shown = dataclasses.replace(settings, federation=federation)
         contexts.add(context_of(shown, Subject("r", 0, "s"), {}, b""))
     assert len(contexts) == 1
 
 
 def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
-    play(SECURE | {"run": "ended", "rounds": 1}, nodes, tmp_path)
+    play(SECURE | {"session.run": "ended", "run.rounds": 1}, nodes, tmp_path)
     path = Path(nodes[0]["state-dir"]) / "ended" / secure_node.FILE
     assert json.loads(path.read_text())["secrets"] is None
     assert path.stat().st_mode & 0o077 == 0
@@ -353,7 +372,9 @@ def test_the_server_receives_noise(nodes: list[dict[str, Any]], tmp_path: Path) 
 
     def body(run: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         played = play(
-            SECURE | {"run": run, "rounds": 1}, write_nodes(digits(), tmp_path / run), tmp_path / "runs"
+            SECURE | {"session.run": run, "run.rounds": 1},
+            write_nodes(digits(), tmp_path / run),
+            tmp_path / "runs",
         )
         (packet,) = [p for p in played.transport.received if kind(p) == "masked" and '"client":1' in p.head]
         size = int.from_bytes(packet.body[:8], "little")  # of safetensors' own head
@@ -375,10 +396,12 @@ NOT_SUMS |= dict.fromkeys(("fedselect", "scaffold"), "more than the weighted sum
 
 @pytest.mark.parametrize("name", sorted(n for n, a in ALGORITHMS.items() if not getattr(a, "needs", ())))
 def test_exactly_the_algorithms_whose_totals_are_sums_are_allowed(name: str, tmp_path: Path) -> None:
-    config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")} | {"algorithm": name}
+    config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")} | {
+        "algorithm.name": name
+    }
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
-        config["public"] = str(tmp_path / "public.npz")
+        config["samples.public"] = str(tmp_path / "public.npz")
     if name in NOT_SUMS:
         with pytest.raises(UsageError, match=f'not possible with "{name}": .*{NOT_SUMS[name]}'):
             settings_of(config)
@@ -389,16 +412,16 @@ def test_exactly_the_algorithms_whose_totals_are_sums_are_allowed(name: str, tmp
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"robust": "median"}, "compares single uploads"),
-        ({"robust": "clip"}, "compares single uploads"),
-        ({"options.max_weight": 0.5}, "its own record"),
-        ({"options.merge": "sharers"}, "more than the weighted sum.*set options.merge=common"),
-        ({"options.criterion": "benefit"}, "merge='common' chooses the mask from the mean"),
-        ({"secure-threshold": 1}, "must be 2 to 3"),
-        ({"secure-bits": 60}, "2 to 48"),
-        ({"secure-neighbours": -2}, "must be 0"),
-        ({"participation": 0.5, "min-replies": 1}, "at least 3 clients"),
-        ({"clients": 12, "secure-neighbours": 4, "secure-threshold": 3}, "needs at least 50 clients"),
+        ({"robust.name": "median"}, "compares single uploads"),
+        ({"robust.name": "clip"}, "compares single uploads"),
+        ({"algorithm.max_weight": 0.5}, "its own record"),
+        ({"algorithm.merge": "sharers"}, "more than the weighted sum.*set algorithm.merge=common"),
+        ({"algorithm.criterion": "benefit"}, "merge='common' chooses the mask from the mean"),
+        ({"secure.threshold": 1}, "must be 2 to 3"),
+        ({"secure.bits": 60}, "2 to 48"),
+        ({"secure.neighbours": -2}, "at least 0"),
+        ({"run.participation": 0.5, "network.min_replies": 1}, "at least 3 clients"),
+        ({"run.clients": 12, "secure.neighbours": 4, "secure.threshold": 3}, "needs at least 50 clients"),
     ],
 )
 def test_what_is_not_secure_is_refused(keys: dict[str, Any], reason: str) -> None:
@@ -407,7 +430,7 @@ def test_what_is_not_secure_is_refused(keys: dict[str, Any], reason: str) -> Non
 
 
 def test_a_node_without_metrics_is_not_in_their_mean(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
-    config = SECURE | {"run": "silent", "rounds": 1}
+    config = SECURE | {"session.run": "silent", "run.rounds": 1}
     (record,) = play(config, [n | {"metrics": False} for n in nodes], tmp_path).records
     assert "accuracy" not in record["mean"]
     assert server_of(settings_of(config), tmp_path).w.isfinite().all()

@@ -231,7 +231,7 @@ def test_rules_without_security_are_refused(options: dict[str, float]) -> None:
 
 
 def test_an_insecure_ring_is_refused_with_the_smallest_secure_one() -> None:
-    with pytest.raises(UsageError, match="at least 44 neighbours, with secure-threshold=39, or 0 for all"):
+    with pytest.raises(UsageError, match=r"at least 44 neighbours, with secure\.threshold=39, or 0 for all"):
         Rules(clients=100, neighbours=12)
     assert Rules(clients=100, neighbours=44).threshold == 39
     assert Rules(clients=100, neighbours=43).holders == 45  # an even number of neighbours

@@ -227,12 +227,12 @@ def test_an_app_gives_a_node_its_run_config_and_no_code(tmp_path: Path) -> None:
     content = bundle(
         pyproject__toml='[project]\nname="a"\nversion="1.0.0"\n[tool.flwr.app]\npublisher="p"\n'
         '[tool.flwr.app.components]\nserverapp="evil:app"\n'
-        'clientapp="evil:app"\n[tool.flwr.app.config]\nrounds=3\n',
+        'clientapp="evil:app"\n[tool.flwr.app.config.run]\nrounds=3\n',
         evil__py=f"open({str(tmp_path / 'evil')!r}, 'w')",
     )
     app = Bundle(content)
     connection = Network().connection()._replace(get_run=lambda _: app, get_fab=lambda *_: app)
-    assert Node(connection, {}, tmp_path)._app(1) == Request({"rounds": 3}, {})
+    assert Node(connection, {}, tmp_path)._app(1) == Request({"run.rounds": 3}, {})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,15 +21,15 @@ from tests.flower.network import CONFIG, DirectTransport, farthest, play, write_
 
 NUMBERS = {
     **CONFIG,
-    "rounds": 2,
-    "algorithm": "fedavg",
-    "kind": "regression",
-    "shape": "10",
-    "mean": "",
-    "std": "",
-    "classes": "1",
-    "target-mean": 150,
-    "target-std": 75,
+    "run.rounds": 2,
+    "algorithm.name": "fedavg",
+    "samples.kind": "regression",
+    "samples.shape": [10],
+    "samples.mean": [],
+    "samples.std": [],
+    "samples.classes": 1,
+    "samples.target_mean": 150,
+    "samples.target_std": 75,
     "task.metrics": "rmse,mae",
 }
 
@@ -52,7 +52,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     assert any("  RMSE " in line for line in played.log)
 
     new_client = write_nodes(federation, tmp_path / "new", named=False)[0]
-    joining = settings_of(NUMBERS | {"join": 3})
+    joining = settings_of(NUMBERS | {"session.join": 3})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
     server = Server(joining, DirectTransport(joining, {1: new_client}), folder, pause=0)
     (result,) = server.personalise_new_clients()
@@ -61,10 +61,15 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "classification": {"classes": "3", "task.metrics": "accuracy,auc"},
-    "multilabel": {"classes": "3", "task.metrics": "macro_f1"},
-    "regression": {"classes": "2", "task.metrics": "rmse,mae"},
-    "next_token": {"classes": "256", "shape": "text", "model": "causal_cnn", "task.metrics": "perplexity"},
+    "classification": {"samples.classes": 3, "task.metrics": "accuracy,auc"},
+    "multilabel": {"samples.classes": 3, "task.metrics": "macro_f1"},
+    "regression": {"samples.classes": 2, "task.metrics": "rmse,mae"},
+    "next_token": {
+        "samples.classes": 256,
+        "samples.text": True,
+        "model.name": "causal_cnn",
+        "task.metrics": "perplexity",
+    },
 }
 
 
@@ -86,11 +91,11 @@ def nodes_of(kind: str, folder: Path) -> list[dict[str, Any]]:
 def test_every_kind_of_target_with_and_without_secure_aggregation(kind: str, tmp_path: Path) -> None:
     """The server has no samples: its example of an upload has targets of the right shape."""
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-    shared = {key: value for key, value in NUMBERS.items() if not key.startswith("target")}
-    config = shared | {"rounds": 1, "kind": kind} | KINDS[kind]
+    shared = {key: value for key, value in NUMBERS.items() if not key.startswith("samples.target")}
+    config = shared | {"run.rounds": 1, "samples.kind": kind} | KINDS[kind]
     played = [
         play(
-            config | {"secure-aggregation": secure}, nodes_of(kind, tmp_path / run), tmp_path / f"runs-{run}"
+            config | {"secure.aggregation": secure}, nodes_of(kind, tmp_path / run), tmp_path / f"runs-{run}"
         )
         for run, secure in (("plain", False), ("secure", True))
     ]
@@ -104,10 +109,10 @@ def test_every_kind_of_target_with_and_without_secure_aggregation(kind: str, tmp
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "numbers"}, "kind"),
-        ({"target-std": ""}, "target-mean and target-std"),
+        ({"samples.kind": "numbers"}, "kind"),
+        ({"samples.target_std": []}, "target_mean.* and samples.target_std"),
         ({"task.metrics": "auc"}, "not defined for regression"),
-        ({"new-clients": 0.3}, "join"),
+        ({"run.new_clients": 0.3}, "join"),
     ],
 )
 def test_bad_settings(change: dict[str, object], message: str) -> None:

@@ -277,10 +277,10 @@ def weight_of(upload: Any) -> Tensor | None:
 @pytest.mark.parametrize(
     ("algorithm", "remedy"),
     [
-        (COPFL(), "set options.merge=common"),
-        (COPFL(merge="union"), "set options.merge=common"),
+        (COPFL(), "set algorithm.merge=common"),
+        (COPFL(merge="union"), "set algorithm.merge=common"),
         (FedSelect(), "choose another algorithm"),
-        (FedCE(combine="plus"), "set options.combine=times"),
+        (FedCE(combine="plus"), "set algorithm.combine=times"),
         (ALGORITHMS["fedex_lora"](), "choose another algorithm"),
         (ALGORITHMS["scaffold"](), "choose another algorithm"),
     ],

@@ -152,7 +152,7 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(tmp_path: Path) -
     with np.load(config["data"]) as arrays:
         np.savez(config["data"], **{name: arrays[name][:5] for name in arrays})
     assert len(resident.data(settings, config).train.y) == 5
-    assert resident.settings(CONFIG | {"batch": 8}).config.batch == 8
+    assert resident.settings(CONFIG | {"run.batch": 8}).run.run.batch == 8
 
 
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

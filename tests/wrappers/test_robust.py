@@ -144,9 +144,9 @@ def test_robust_aggregation_saves_the_shared_model_from_a_loud_malicious_client(
 @pytest.mark.parametrize("robust", ["clip", "median"])
 def test_nodes_aggregate_robustly_as_in_the_simulation(robust: str, tmp_path: Path) -> None:
     federation = digits()
-    config = CONFIG | {"robust": robust, "rounds": 2}
+    config = CONFIG | {"robust.name": robust, "run.rounds": 2}
     if robust == "clip":
-        config |= {"robust-options.norm_factor": 0.5}
+        config |= {"robust.norm_factor": 0.5}
     server = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs").server
     from copfl.flower.settings import settings_of
 

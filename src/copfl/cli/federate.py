@@ -11,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from copfl.cli import options
-from copfl.cli.options import argument, option
+from copfl.cli.options import Tables, argument, option
 from copfl.errors import UsageError, stoppable
+from copfl.settings import toml
+from copfl.settings.federation import OWN
+from copfl.settings.schema import KINDS
 from copfl.settings.toml import assignment
 
 app = typer.Typer(
@@ -20,6 +23,14 @@ app = typer.Typer(
 )
 command = app.command(cls=options.Command)
 
+
+# What only a simulation has, or what each node decides.
+SIMULATED = (
+    "attack.name",
+    "attack.fraction",
+    *(f"run.{key}" for key in ("new_clients", "device", "engine", "precision", "workers", "store")),
+    "run.local_baseline",
+)
 
 # Options of several commands.
 AppFolder = Annotated[Path, argument("The app's folder.")]
@@ -32,21 +43,25 @@ Secure = Annotated[
     ),
 ]
 Wire = Annotated[str | None, option("Federation", "Numbers in messages: fp32, fp16 or bf16; default: fp32.")]
-Rounds = Annotated[int | None, option("Federation", "Number of rounds; default: the app's, or 20.")]
+Rounds = Annotated[int | None, option("Federation", "Number of rounds; default: the app's.")]
 Settings = Annotated[
     list[str] | None,
-    option("Training", "A key of the run config, such as options.rate=0.1; repeatable.", "--set -s"),
+    option(
+        "Training",
+        "A setting of the app as TABLE.KEY=VALUE, such as algorithm.rate=0.1; repeatable.",
+        "--set -s",
+    ),
 ]
 Nodes = Annotated[int | None, option("Federation", "Number of nodes; default: the app's number of clients.")]
 Data = Annotated[
     str | None,
-    option("Data", "A data set to partition among the nodes; default: that of init.", "--data -d"),
+    option("Data", "A data set to partition among the nodes; default: that of init.", "--dataset -d"),
 ]
 Scheme = Annotated[
     str | None,
     option(
         "Data",
-        "classes, dirichlet, iid or by_group; default: by_group for natural clients, else dirichlet.",
+        "Of `copfl list partitions`; default: that of init.",
         "--partition",
     ),
 ]
@@ -61,29 +76,17 @@ AppOrStateFolder = Annotated[Path, argument("The app's folder, or the state-dir 
 
 
 @command
+@options.training(*SIMULATED, kinds={**KINDS, **OWN})
 def init(
+    line: Tables,
     *,
     folder: AppFolder,
-    algorithm: Annotated[
-        str | None,
-        option("Training", "An algorithm (`copfl list algorithms`); default: copfl.", "--algorithm -a"),
+    config: Annotated[
+        Path | None, option("Training", "A run.toml; options on the line override it.", "--config -c")
     ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "Model", "A name (`copfl list models`), module:function or hf:NAME; default: cnn.", "--model -m"
-        ),
+    preset: Annotated[
+        str | None, option("Training", "A preset: paper, plus, adapters or demo; default: none.")
     ] = None,
-    adapter: Annotated[
-        str | None, option("Model", "lora, or lora:r=8,alpha=16,targets=query+value; default: none.")
-    ] = None,
-    data: Annotated[
-        str,
-        option(
-            "Data", "Data like that of the nodes: a name, a file or a folder; default: digits.", "--data -d"
-        ),
-    ] = "digits",
-    clients: Annotated[int | None, option("Federation", "Number of clients; default: 3.")] = None,
     host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
@@ -95,25 +98,12 @@ def init(
             "--trial/--no-trial",
         ),
     ] = None,
-    secure_aggregation: Annotated[
-        bool,
-        option(
-            "Federation", "The server receives only the sum of the uploads (SecAgg+).", "--secure-aggregation"
-        ),
-    ] = False,
-    wire: Wire = None,
-    rounds: Rounds = None,
-    settings: Settings = None,
 ) -> None:
-    """Write a Flower app for an algorithm, a model and data."""
+    """Write a Flower app that trains what `copfl run` with the same options would."""
     from copfl.flower import app as flower_app
 
-    config = app_config(
-        settings, algorithm=algorithm, model=model, adapter=adapter, clients=clients, wire=wire, rounds=rounds
-    )
-    config |= {"secure-aggregation": True} if secure_aggregation else {}
-    where = _given(data=data, host=host, port=port, secure=secure, trial=trial)
-    flower_app.init(folder, config=config, **where)
+    layers = [line] if config is None else [toml.read_file(config), line]
+    flower_app.init(folder, *layers, preset=preset or "", host=host, port=port, secure=secure, trial=trial)
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
     print(f"For several machines see {folder / 'README.md'}")
     if (authority := flower_app.authority_of(folder)).exists():
@@ -137,7 +127,7 @@ def up(
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     _set_environment(metrics, log_format, log_level)
-    config = app_config(settings, wire=wire, rounds=rounds)
+    config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
     _show(
         folder,
         _local().up(folder, config=config, **_given(nodes=nodes, data=data, scheme=scheme, secure=secure)),
@@ -170,7 +160,7 @@ def resume(
     if done := local.finished(folder, run, rounds):
         print(f"the run {run} is finished: it has {done} rounds; --rounds N continues it to N rounds in all")
         return
-    config = _given(rounds=rounds) | ({"rollback": True} if rollback else {})
+    config = _given(**{"run.rounds": rounds}) | ({"session.rollback": True} if rollback else {})
     _show(folder, local.resume(folder, run, config=config, **_given(nodes=nodes, data=data, scheme=scheme)))
 
 
@@ -235,10 +225,10 @@ def run(
     from copfl.flower.proposal_text import chosen
     from copfl.flower.status import as_text
 
-    config = app_config(settings, run=run, rounds=rounds)
+    config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
     signed = None if proposal is None else chosen((), str(proposal))
     if signed is not None and config:
-        raise UsageError(f"{proposal} has all settings of the run; leave out --{next(iter(config))}")
+        raise UsageError(f"{proposal} has all settings of the run; leave out {next(iter(config))}")
     with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
         print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
 
@@ -418,7 +408,7 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
     config = _given(**values)
     for text in settings or []:
         if "=" not in text:
-            raise UsageError(f'--set "{text}" must have the form KEY=VALUE, such as --set rounds=5')
+            raise UsageError(f'--set "{text}" must have the form KEY=VALUE, such as --set run.rounds=5')
         _, key, value = assignment(f"config.{text}")
         config[key] = value
     return config

@@ -54,7 +54,7 @@ def admit(
     if rotation is not None:
         member = membership.replace_key(folder, name, public, membership.read_rotation(rotation))
     else:
-        clients = int(read_app(folder)["config"]["clients"])
+        clients = int(read_app(folder)["config"]["run"]["clients"])
         member = membership.admit(folder, clients, name, public, client)
     print(f"client {member.number} is {member.name}, fingerprint {fingerprint(member.key)}")
     print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
@@ -95,7 +95,7 @@ def propose(
     from copfl.flower import membership, proposal_text
     from copfl.flower.deployed import new_name
 
-    config = app_config(settings, rounds=rounds) | {"run": run or new_name()}
+    config = app_config(settings, **{"run.rounds": rounds}) | {"session.run": run or new_name()}
     signer, roster = membership.coordinator_key(folder, key), membership.read_roster(folder)
     signed = membership.propose(folder, config, signer, roster)
     write_bytes(file, signed.document)

@@ -14,7 +14,7 @@ from copfl.files import write_bytes
 if TYPE_CHECKING:
     from copfl.experiment.bundle.bundle import Bundle, Evaluation
 
-BundlePath = Annotated[Path, argument("The folder of a bundle, or of a run.")]
+BundlePath = Annotated[Path, argument("The folder of a bundle, of a run, or the state-dir of a node.")]
 Missing = Annotated[
     str | None,
     option(
@@ -26,14 +26,19 @@ Missing = Annotated[
 
 def _chosen(path: Path, client: str | None, of_server: bool, before_training: bool) -> "Bundle":
     """The model that the path and the options name."""
-    from copfl.experiment.bundle.bundle import load
+    from copfl.experiment.bundle.bundle import load, of_node
     from copfl.experiment.bundle.writing import OF_SERVER
 
     if client is not None and of_server:
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
     if before_training and client is None:
         raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
-    return load(path, OF_SERVER if of_server else client, before_training=before_training)
+    bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
+    if of_node(path) is not None:  # its model is that of the last round that the node took part in
+        origin = bundle.description.origin
+        whose = "a new client" if origin.client is None else f"client {origin.client}"
+        print(f"copfl: the model of {whose}, {origin.name}, round {origin.round}", file=sys.stderr)
+    return bundle
 
 
 def _report(notes: list[str]) -> None:

@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -99,9 +99,9 @@ class Setting(NamedTuple):
     is_text: bool  # whether the value is a word as it stands
 
 
-def settings(*without: str) -> Iterator[Setting]:
-    """The settings of a run that have a panel, in the order of the records, but for these paths."""
-    for kind, record in KINDS.items():
+def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[Setting]:
+    """The settings of these tables that have a panel, in the order of the records, but for these paths."""
+    for kind, record in kinds.items():
         hints = typing.get_type_hints(record)
         for field in declared(record):
             about = field.metadata
@@ -132,11 +132,11 @@ MORE = Annotated[
 ]
 
 
-def training(*without: str) -> Callable[[F], F]:
-    """Replaces the parameter `line` of a command by the options of settings, but for these paths."""
+def training(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Callable[[F], F]:
+    """Replaces the parameter `line` of a command by the options of these settings, but for these paths."""
 
     def with_options(function: F) -> F:
-        derived = list(settings(*without))
+        derived = list(settings(*without, kinds=kinds))
         more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "line"]
         every = [*own, *(one.parameter for one in derived), more]

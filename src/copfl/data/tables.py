@@ -84,9 +84,18 @@ def table_file(
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
-    options = {"target": target, "client": client, "text": text, "drop": drop, "categories": categories}
     files = [Path(file) for file in (path, test) if file]
-    return from_tables(map(read_table, files), path.stem, missing=missing, kind=kind, **options)
+    return from_tables(
+        map(read_table, files),
+        path.stem,
+        target=target,
+        client=client,
+        text=text,
+        drop=drop,
+        categories=categories,
+        missing=missing,
+        kind=kind,
+    )
 
 
 def from_tables(
@@ -101,6 +110,7 @@ def from_tables(
     missing: str = "refuse",
     kind: str | None = None,
     classes: Sequence[str] | None = None,
+    encoders: Sequence[Encoder] = (),
 ) -> Dataset:
     """A table of train rows, or of train and test rows, as a data set.
 
@@ -112,6 +122,8 @@ def from_tables(
         Of the data set.
     classes : sequence of str or None
         The names of the classes, where the table does not have all of them.
+    encoders : sequence of Encoder
+        Those that are agreed with others; else they are learned from the train rows.
     target, client, text, drop, categories, missing, kind
         As of `table_file`.
     """
@@ -170,12 +182,16 @@ def from_tables(
         notes += [f"columns not used beside the text: {', '.join(others)}"] if others else []
         info = TableInfo(tuple(targets), text=texts[0])
     else:
+        of_numbers = {encoder.name for encoder in encoders if not encoder.categories}
+        as_categories = [*as_categories, *(encoder.name for encoder in encoders if encoder.categories)]
         for column in [column for column in features if column not in as_categories]:
             numbers = [_numbers(column, table.columns[column]) for table in tables]
             if all(cells is not None for cells in numbers):
                 for table, cells in zip(tables, numbers, strict=True):
                     table.columns[column] = cells  # in place of their texts, which take more memory
-        encoders = [
+            elif column in of_numbers:
+                raise DataError(f'the column "{column}" has texts, and numbers in the federation')
+        encoders = encoders or [
             encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
             for column in features
         ]

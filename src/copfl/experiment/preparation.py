@@ -10,7 +10,7 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
-from copfl.core.task import Task, task_of
+from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out, with_validation
 from copfl.data.samples import Dataset
@@ -22,7 +22,7 @@ from copfl.experiment import hints
 from copfl.experiment.models import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
-from copfl.experiment.tasks import build_task, check_task
+from copfl.experiment.tasks import check_task, learned_task
 from copfl.models import pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import data_of
@@ -136,19 +136,9 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
 def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorithm, tell: Tell) -> Task:
     """What every client learns, tried on two samples."""
     samples = clients.dataset
-    mean, std = getattr(module, "normalization", None) or (samples.mean, samples.std)
-    criterion, metrics = build_task(run.task, samples.kind, samples.target_scale)
-    learned = task_of(
-        module,
-        len(samples.classes),
-        criterion=criterion,
-        metrics=metrics,
-        mean=mean if samples.mean else (),
-        std=std if samples.std else (),
-        head=run.model.head,
-        buffers=run.run.buffers,
-        device=clients.train.y.device,
-        dtype=torch.float64 if run.run.precision == "fp64" else torch.float32,
+    channels, device = (samples.mean, samples.std), clients.train.y.device
+    learned = learned_task(
+        run, module, samples.kind, len(samples.classes), channels, samples.target_scale, device
     )
     if pretrained.is_pretrained(run.model.name):
         total = sum(parameter.numel() for parameter in module.parameters())

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from copfl.core import tree
 from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
 from copfl.core.evaluation import collected, on_host_arrays
 from copfl.core.metrics import Metric, metric, usual_metrics
-from copfl.core.task import Data, Task
+from copfl.core.task import Data, Task, task_of
 from copfl.errors import UsageError
 from copfl.settings import schema, user_code
 from copfl.settings.checking import SettingError
@@ -54,6 +54,42 @@ def build_task(
     if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
         raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
     return criterion, tuple(named) or usual_metrics(kind)
+
+
+def learned_task(
+    run: schema.Run,
+    module: nn.Module,
+    kind: str,
+    outputs: int,
+    channels: tuple[Sequence[float], Sequence[float]],
+    scale: tuple[Sequence[float], Sequence[float]],
+    device: torch.device | str = "cpu",
+) -> Task:
+    """What every client learns, in a simulation as in a federation.
+
+    Args:
+        run: The settings.
+        module: The model.
+        kind: Of the targets.
+        outputs: Number of classes, labels, targets or tokens.
+        channels: Means and deviations of the channels of images, which a pretrained model's own replace.
+        scale: Those of numbers to predict.
+        device: Where the model is.
+    """
+    mean, std = getattr(module, "normalization", None) or channels
+    criterion, metrics = build_task(run.task, kind, scale)
+    return task_of(
+        module,
+        outputs,
+        criterion=criterion,
+        metrics=metrics,
+        mean=mean if channels[0] else (),
+        std=std if channels[1] else (),
+        head=run.model.head,
+        buffers=run.run.buffers,
+        device=device,
+        dtype=torch.float64 if run.run.precision == "fp64" else torch.float32,
+    )
 
 
 def metric_of(name: str, kind: str, code: str | None = None) -> Metric:

@@ -4,7 +4,8 @@
     resume(folder)    continue after a crash       join(folder)    personalise the model for a new client
 
 `settings` checks the run config, `server` runs the rounds over a `transport`, and `node` answers for a client,
-in the resident process of `worker`. `supernode` is the process that stays connected to the server. `secure_sum`
+in the resident process of `worker`; `node_bundle` writes its model. `supernode` is the process that stays connected
+to the server. `secure_sum`
 is the protocol of secure aggregation, `secure_graph` its smallest numbers of neighbours, `secure_total` what it
 adds up, `secure_node` and `secure_server` its messages, `secure_members` their signatures, and `secure_memory`
 what a node was added up with. `keys` are those of members and of the coordinator, `membership` the

@@ -1,47 +1,56 @@
 """A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`."""
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.data.datasets import load
-from copfl.data.samples import CLASSIFICATION
+from copfl.data.encoders import Encoders
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
+from copfl.experiment.models import tokenized
 from copfl.flower.certificates import LOOPBACK, make_certificates
-from copfl.flower.deployed import flat, write_connection
+from copfl.flower.deployed import write_connection
 from copfl.flower.membership import AUTHORITY, make_coordinator, make_member_keys
-from copfl.flower.policy import FILE, Policy, Proposals
+from copfl.flower.policy import FILE, Policy, PolicyError, Proposals, refusals
 from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.proposal import KEY
-from copfl.flower.run_config import TABLES
-from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.flower.settings import prepared, summable
+from copfl.settings.checking import SettingError
+from copfl.settings.complete import Layer, complete, data_of
+from copfl.settings.federation import OWN, Federation, own_record
+from copfl.settings.flat import flat
+from copfl.settings.schema import Model
 from copfl.settings.toml import Tables, written
 
 TEMPLATE = Path(__file__).parent / "template"
+RUN_FILE = "run.toml"  # in the app's folder: the run, with the data of this machine; nodes do not receive it
+PRECISIONS = ("auto", "fp32")
 
 
 def init(
     folder: Path | str,
-    *,
-    algorithm: str = "copfl",
-    model: str = "cnn",
-    data: str = "digits",
-    clients: int = 3,
+    *layers: Layer,
+    preset: str = "",
     host: str = "127.0.0.1",
     port: int = 8800,
     secure: bool | None = None,
     trial: bool | None = None,
-    config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The folder, with a Flower app for this algorithm and model, and for samples like those of `data`.
+    """The folder, with a Flower app that trains what `copfl run` with the same settings would.
 
-    `secure` makes certificates; it is the default for every host but this machine.
-    `trial` makes a key for every member, and leaves all private keys in the folder: for a federation whose machines
-    have one owner, as on this machine, where it is the default. Else members make their own keys, and those of the
-    coordinator and of the authority are in `authority_of(folder)`, outside of the server's folder.
-    `config` sets other keys of the run config, see settings.RunConfig.
+    Args:
+        folder: A new folder, or one without an app.
+        layers: Settings by title and key, as in run.toml, with the tables of a federation; later ones win.
+        preset: The name of a preset, which is below the layers.
+        host: The address of the server.
+        port: Its port.
+        secure: Whether certificates are made; the default for every host but this machine.
+        trial: Whether a key is made for every member, and all private keys stay in the folder: for a federation whose
+            machines have one owner, as on this machine, where it is the default. Else members make their own keys,
+            and those of the coordinator and of the authority are in `authority_of(folder)`, outside of the server's.
     """
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():
@@ -50,33 +59,35 @@ def init(
     secure = is_open if secure is None else secure
     if is_open and not secure:
         raise UsageError(f"{host} can be reached from outside: it needs certificates and node keys")
-    names = {"algorithm": algorithm, "model": model, "clients": clients}
-    run_config = {**DEFAULTS, **_sample_keys(data), **names, **(config or {})}
-    settings = settings_of(run_config)  # an invalid key is an error before anything is written
-    run_config["model"] = settings.run.model.name  # of a folder, its absolute path
+    federation = planned(*layers, preset=preset)
+    prepared(federation)  # what cannot run is an error before anything is written
+    run_config = _run_config(federation)
+    # Whoever makes the app owns the server: what it names here is allowed there.
+    policy = allowing(Policy(rollback=True), run_config, federation)
+    if refused := refusals(policy, run_config):
+        raise PolicyError(refused)
     (folder / "federated").mkdir(parents=True, exist_ok=True)
     for path in (TEMPLATE / "federated").glob("*.py"):
         shutil.copy(path, folder / "federated")
     shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
+    (folder / RUN_FILE).write_text(written(federation.run.tables()))
     trial = not is_open if trial is None else trial
     authority = folder / "keys" if trial else authority_of(folder)
-    about = {"data": data, "host": host, "port": port, "secure": secure}
+    about = {"host": host, "port": port, "secure": secure}
     about |= {} if trial else {AUTHORITY: str(authority.resolve())}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    nested = _nested(run_config, settings.run.tables())
-    tool = {"copfl": about, "flwr": {"app": {"config": {KEY: "", **nested}}}}
+    tool = {"copfl": about, "flwr": {"app": {"config": {KEY: "", **run_config}}}}
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
-    # Whoever makes the app owns the server: what it names here is allowed there.
     (folder / "keys").mkdir(mode=0o700, exist_ok=True)
     own = Proposals(coordinators=(make_coordinator(folder, authority),))
-    write_policy(folder / FILE, allowing(Policy(rollback=True, proposals=own), nested, settings.run))
+    write_policy(folder / FILE, dataclasses.replace(policy, proposals=own))
     if secure:
         make_certificates(folder / "keys", host, authority)
     if trial:
-        make_member_keys(folder, settings.config.clients)
+        make_member_keys(folder, federation.clients)
     write_connection(folder, host, port, secure)
     return folder
 
@@ -86,32 +97,64 @@ def authority_of(folder: Path) -> Path:
     return folder.resolve().with_name(f"{folder.resolve().name}-authority")
 
 
-def _sample_keys(data: str) -> dict[str, Any]:
-    """The keys of the run config that describe a sample, from a data set of the same kind."""
-    if not data:
-        return {}
-    dataset = load(data)
-    is_text = dataset.train.x.dtype.kind == "U"
+def planned(*layers: Layer, preset: str = "") -> Federation:
+    """The federation that trains what `complete` describes, for samples like those of its data set."""
+    own: Tables = {title: {} for title in OWN}
+    for layer in layers:
+        for title in OWN:
+            own[title] |= layer.get(title, {})
+    in_run = [{title: table for title, table in layer.items() if title not in OWN} for layer in layers]
+    sums_only = own_record("secure", own["secure"]).aggregation
+    run = complete(*in_run, preset=preset, sums_only=sums_only)
+    chosen = {option for layer in in_run for option in layer.get("algorithm", {})}
+    if hiding := {k: v for k, v in summable(run.algorithm.name).items() if sums_only and k not in chosen}:
+        named = {"algorithm": {"name": run.algorithm.name, **hiding}}
+        run = complete(*in_run, named, preset=preset, sums_only=True)
+    if run.attack:
+        raise SettingError(
+            "attack.name", run.attack.name, "is simulated, and a federation is not; leave it out"
+        )
+    if run.run.new_clients:
+        raise SettingError(
+            "run.new_clients",
+            run.run.new_clients,
+            "is for the simulation; here a new client joins after the training: `copfl federate join`",
+        )
+    if run.run.precision not in PRECISIONS:
+        raise SettingError(
+            "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
+        )
+    samples = {**samples_like(data_of(run.data), run.model), **own.pop("samples")}
+    records = {title: own_record(title, table) for title, table in own.items()}
+    return Federation(run=run, samples=own_record("samples", samples), **records)
+
+
+def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
+    """The table [samples] of data like this."""
+    if dataset.kind == NEXT_TOKEN:
+        dataset = dataclasses.replace(dataset, classes=tokenized(dataset, model).classes)
+    is_text = dataset.train.x.dtype.kind in "UO"
     numbers = tuple(map(str, range(len(dataset.classes))))
     is_named = dataset.kind == CLASSIFICATION and dataset.classes != numbers
+    target_mean, target_std = dataset.target_scale
+    encoders = {"encoders": Encoders.of(dataset.table).as_json()} if dataset.table is not None else {}
     return {
-        "shape": "text" if is_text else ",".join(map(str, dataset.train.x.shape[1:])),
+        "text": is_text,
         "kind": dataset.kind,
-        "classes": ",".join(dataset.classes) if is_named else str(len(dataset.classes)),
-        "target-mean": ",".join(map(str, dataset.target_scale[0])),
-        "target-std": ",".join(map(str, dataset.target_scale[1])),
-        "mean": ",".join(map(str, dataset.mean)),
-        "std": ",".join(map(str, dataset.std)),
+        "classes": dataset.classes if is_named else len(dataset.classes),
+        "target_mean": target_mean,
+        "target_std": target_std,
+        "mean": dataset.mean,
+        "std": dataset.std,
         "augment": dataset.augment,
+        **encoders,
+        **({} if is_text else {"shape": dataset.train.x.shape[1:]}),
     }
 
 
-def _nested(run_config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
-    """The run config with every option: Flower overrides only keys that pyproject.toml has."""
-    result = {key: value for key, value in run_config.items() if "." not in key}
-    for prefix, title in TABLES.items():
-        hidden = () if title == "optimizer" else ("name", "code")  # another key, and a path on this machine
-        options = {name: v for name, v in tables.get(title, {}).items() if name not in hidden}
-        plain = {name: flat(v) for name, v in options.items() if not isinstance(v, dict)}
-        result |= {prefix: plain} if plain else {}
-    return result
+def _run_config(federation: Federation) -> dict[str, Mapping[str, Any]]:
+    """The run config as pyproject.toml has it, with every option: Flower overrides only keys that are there."""
+    return {
+        title: {key: flat(value) for key, value in table.items() if key != "code"}  # a path of this machine
+        for title, table in federation.tables().items()
+    }

@@ -29,6 +29,7 @@ from copfl.flower.membership import FILE as MEMBERS
 from copfl.flower.proposal import KEY, Signed
 from copfl.flower.status import DATABASE, FLOWER_HOME, answers, is_locked, read_app, status
 from copfl.flower.transport import printable
+from copfl.settings.flat import flat
 from copfl.settings.toml import written
 
 KEYS_INTERVAL = 2.0  # seconds between two looks at the keys in the folder
@@ -53,24 +54,16 @@ def superlink_options(host: str, port: int, database: str, *, secure: bool) -> l
 
 
 def as_text(config: Mapping[str, Any]) -> str:
-    """The keys and values as Flower's command line reads them."""
+    """The keys and values as Flower's command line reads them: up to the next quote, without escapes."""
     return " ".join(f"{key}={_quoted(key, flat(value))}" for key, value in config.items())
 
 
 def _quoted(key: str, value: Any) -> str:
-    """A value for Flower's command line, whose texts have no escaped quotes."""
-    if not isinstance(value, str) or '"' not in value:
-        return json.dumps(value)
-    if "'" in value or not value.isprintable():
-        raise UsageError(
-            f"{key}={value[:40]} has both kinds of quotes, which Flower's command line cannot read"
-        )
+    if not isinstance(value, str) or not {*value} & {*'"\\\n'}:
+        return json.dumps(value, ensure_ascii=False)
+    if {*value} & {*"'\n"}:
+        raise UsageError(f"{key}={value!r} has both kinds of quotes, or lines; set it in pyproject.toml")
     return f"'{value}'"
-
-
-def flat(value: Any) -> Any:
-    """The value in a run config of Flower, which has no lists: a list is its JSON."""
-    return json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = FLOWER_HOME) -> None:
@@ -197,23 +190,27 @@ def start_run(
     if not found["superlink"]["answers"]:
         address = found["superlink"]["address"]
         raise RunError(f"no SuperLink answers at {address}; start it with `copfl federate server {folder}`")
-    if resume and not (config.get("run") or found["runs"]):
+    named = config.get("session.run")
+    if resume and not (named or found["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
     if proposal is not None:
         config = overrides(folder, proposal.proposal)
-    name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
+    name = str(config.get("session.run") or (found["runs"][-1] if resume else new_name()))
     if is_locked(folder / "runs" / name / ".lock"):
         raise RunError(f"the run {name} is running; `copfl federate status {folder}` shows how far it is")
     signed = proposal
     if signed is None:
-        signed = propose(folder, {**config, "run": name}, coordinator_key(folder), read_roster(folder))
-    given = {**overrides(folder, signed.proposal), "run": name, "resume": resume, KEY: signed.text}
+        signed = propose(
+            folder, {**config, "session.run": name}, coordinator_key(folder), read_roster(folder)
+        )
+    given = {**overrides(folder, signed.proposal), "session.run": name}
+    given |= {"session.resume": resume, KEY: signed.text}
     print(f"proposal {signed.proposal.digest[:16]}, {len(signed.proposal.members)} members", flush=True)
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
     after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
-    rounds = int(config.get("rounds", app["config"]["rounds"]))
-    if not after or (not config.get("join") and after["rounds"]["done"] < rounds):
+    rounds = int(config.get("run.rounds", app["config"]["run"]["rounds"]))
+    if not after or (not config.get("session.join") and after["rounds"]["done"] < rounds):
         count = f"after round {after['rounds']['done']} of {rounds}" if after else "before its first round"
         command_line = f"copfl federate run {folder} --resume --run {name}"
         again = f"`{command_line}` continues it" if after else "see the log"

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from copfl.data.datasets import load
 from copfl.data.samples import CLASSIFICATION
-from copfl.data.schemes import SCHEMES
-from copfl.errors import RunError, UsageError, one_of, raised_as
+from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment.preparation import partition
 from copfl.files import Busy, locked
+from copfl.flower.app import RUN_FILE
 from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
 from copfl.flower.keys import fingerprint, make_key, read_key
@@ -31,9 +31,14 @@ from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.proposal import KEY
 from copfl.flower.secure_memory import CHANGES
-from copfl.flower.settings import settings_of
+from copfl.flower.settings import federation_of, prepared
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 from copfl.flower.status import LOCAL_HOME, answers, read_app
+from copfl.settings import toml
+from copfl.settings.complete import complete, data_of
+from copfl.settings.flat import flattened, nested
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 
 HOST = "127.0.0.1"
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
@@ -181,9 +186,9 @@ class LocalFederation:
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
-        settings = {**read_app(self.folder)["config"], **config}
-        make_member_keys(self.home, int(settings["clients"]))
-        named = {**config, "run": settings.get("run") or new_name()}
+        settings = {**flattened(nested(read_app(self.folder)["config"])), **config}
+        make_member_keys(self.home, int(settings["run.clients"]))
+        named = {**config, "session.run": settings.get("session.run") or new_name()}
         signed = propose(self.folder, named, self.coordinator, read_roster(self.home))
         given = as_text({**named, KEY: signed.text})
         return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", given])
@@ -211,17 +216,10 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def partition_nodes(
-    folder: Path, data: str, nodes: int, scheme: str | None, seed: int
-) -> list[dict[str, Any]]:
-    """The nodes' configurations; each node's part of the data set is in a file of its own.
-
-    Without a `scheme` natural clients are the nodes; of data without any, Dirichlet parts of the classes.
-    """
-    dataset, configs = load(data), []
-    scheme = scheme or ("by_group" if dataset.natural else "dirichlet")
-    one_of(SCHEMES, partition=scheme)
-    split = SCHEMES[scheme](dataset, nodes, seed)
+def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
+    """The nodes' configurations; each node's part of the run's data set is in a file of its own."""
+    dataset, configs = data_of(run.data), []
+    split = partition(run, dataset)
     tested = split.tested(dataset)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()
@@ -248,25 +246,40 @@ def up(
     run: str | None = None,
     resume: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The record of each round of the app in the folder, run on this machine; all processes end with it."""
+    """The record of each round of the app in the folder, run on this machine; all processes end with it.
+
+    Args:
+        folder: That of the app.
+        nodes: Number of nodes; None: the app's number of clients.
+        data: A data set to partition among the nodes instead of the app's.
+        scheme: A partition instead of the app's.
+        secure: Whether there are certificates and keys; None: as the app has it.
+        config: Settings of the federation by path, such as run.rounds.
+        run: The run's name; None: a new one.
+        resume: Whether to continue it.
+    """
     folder = Path(folder)
     app, given = read_app(folder), dict(config or {})
-    settings = {**app["config"], **given}
-    run = run or new_name()
-    clients, runs = nodes or int(settings["clients"]), str(folder.resolve() / "runs")
-    server_folder = ServerFolder(runs, run, resume=resume)
-    overrides = {**given, "run": run, "clients": clients, "resume": resume}
-    overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
-    checked = settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
-    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.run)
-    node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
+    name = run or new_name()
+    settings = {**flattened(nested(app["config"])), **given}
+    clients, runs = nodes or int(settings["run.clients"]), str(folder.resolve() / "runs")
+    server_folder = ServerFolder(runs, name, resume=resume)
+    overrides = {**given, "session.run": name, "run.clients": clients, "session.resume": resume}
+    overrides.setdefault("network.min_replies", 0 if settings["run.participation"] < 1 else clients)
+    planned = federation_of({**settings, **overrides})
+    prepared(planned)  # what cannot run is an error before a process is started
+    policy = allowing(Policy(rollback=True), {**settings, **overrides}, planned)
+    here: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
+    here |= {"data": {"name": data}} if data else {}
+    here |= {"partition": {"name": scheme}} if scheme else {}
+    node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), here))
     is_secure = app["secure"] if secure is None else secure
     with LocalFederation(folder, secure=is_secure, policy=policy) as federation:
         federation.start_superlink()
         for client, node_config in enumerate(node_configs):
             federation.add_node(f"node-{client}", node_config)
         process = federation.start_run(overrides)
-        yield from follow(federation, process, server_folder, int(settings["rounds"]))
+        yield from follow(federation, process, server_folder, planned.rounds)
 
 
 def follow(
@@ -303,7 +316,7 @@ def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterat
 
 def finished(folder: Path, run: str, rounds: int | None = None) -> int:
     """The number of rounds of a run that has all of them; 0 if some are left."""
-    wanted = rounds or int(read_app(folder)["config"]["rounds"])
+    wanted = rounds or int(read_app(folder)["config"]["run"]["rounds"])
     done = len(ServerFolder(str(folder.resolve() / "runs"), run, resume=True).rounds())
     return done if done >= wanted else 0
 
@@ -329,14 +342,14 @@ def join(
         "data": data if ":" in data else str(Path(data).resolve()),
         "state-dir": str(Path(state or folder / "nodes" / "new-client").resolve()),
     }
-    clients = json.loads((runs / run / "config.json").read_text())["clients"]
+    clients = json.loads((runs / run / "config.json").read_text())["run.clients"]
     results_file = runs / run / NEW_CLIENTS
     results_file.unlink(missing_ok=True)
-    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).run)
+    policy = allowing(Policy(rollback=True), app["config"], federation_of(app["config"]))
     with LocalFederation(folder, secure=app["secure"], policy=policy) as federation:
         federation.start_superlink()
         federation.add_node("new-client", node_config)
-        overrides = {"run": run, "join": updates, "clients": clients}
+        overrides = {"session.run": run, "session.join": updates, "run.clients": clients}
         federation.start_run(overrides).wait(600)
         results = json.loads(results_file.read_text()) if results_file.exists() else []
         if len(results) != 1 or "why" in results[0]:

@@ -94,7 +94,7 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     if not NAME.fullmatch(name):
         raise UsageError(f'name="{name[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
     if number is None and not free:
-        raise UsageError(f"all {clients} clients have a member; raise `clients` in pyproject.toml first")
+        raise UsageError(f"all {clients} clients have a member; raise run.clients in pyproject.toml first")
     member = Member(free[0] if number is None else number, name, public)
     if member.number not in free:
         raise UsageError(f"client {member.number} is a member's already, or not one of {clients} clients")
@@ -222,8 +222,8 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
         key: the coordinator's.
         roster: the members.
     """
-    settings = {**read_app(folder)["config"], **config}
-    members = tuple(m for m in sorted(roster.members) if m.number < int(settings.get("clients", 3)))
+    settings = {**proposal.settings_in(read_app(folder)["config"]), **config}
+    members = tuple(m for m in sorted(roster.members) if m.number < int(settings["run.clients"]))
     signed = proposal.sign(settings, members, tuple(sorted(roster.revoked)), key)
     path = folder / PROPOSALS / f"{signed.proposal.run}.json"
     if path.exists():

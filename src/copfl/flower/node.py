@@ -22,23 +22,27 @@ from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
+from copfl.data.encoders import Encoders
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
+from copfl.data.table_files import READERS
 from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
+from copfl.experiment.bundle.description import Description
 from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
+from copfl.flower.node_bundle import description_of, write_bundle
 from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
-from copfl.flower.run_config import is_plain_name
 from copfl.flower.run_limit import admit_run
 from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
-from copfl.flower.state import ClientRecords, write_json, write_packet
+from copfl.flower.state import ClientRecords, write_json
 from copfl.flower.transport import Field
 from copfl.settings import user_code
+from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
 NodeConfig = Mapping[str, Any]
@@ -50,18 +54,19 @@ class NodeData(NamedTuple):
     test: Data
     samples: Hashes  # of those for training
     task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
+    bundled: Description | None = None  # of the model that is trained on them, for its bundle
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
 
 
 def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
-    """The data that the node's configuration names: an .npz file, an image folder, or "module:function"."""
+    """The data that the node's configuration names: a table, an .npz file, an image folder, or "module:function"."""
     source = node_config.get("data")
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset = load(source)
+        dataset = _of_file(settings, Path(source), node_config)
     else:
         try:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
@@ -69,11 +74,29 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
     samples, device = hashes_of(dataset.train.x), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
+    bundled = description_of(settings, dataset)
     train, test = (moved(_fitted(settings, dataset, part), device) for part in (dataset.train, dataset.test))
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
-    if not (settings.config.augment or traits(settings.algorithm).cut):
+    if not (settings.federation.augment or traits(settings.algorithm).cut):
         task, (train, test) = of_one_client(task, (train, test))
-    return NodeData(train, test, samples, task)
+    return NodeData(train, test, samples, task, bundled)
+
+
+def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> Dataset:
+    """The data of a file or folder; a table's columns become numbers as the federation agreed."""
+    samples, suffix = settings.federation.samples, path.suffix.lower()
+    if suffix not in READERS or suffix == ".txt":
+        return load(path)
+    if not samples.encoders:
+        raise DataError(
+            f"{path.name} is a table, and the federation has no encoders of tables; its app must be made with "
+            "`copfl federate init --dataset TABLE --target COLUMN`"
+        )
+    test = node_config.get("test")
+    if test is not None and not isinstance(test, str):
+        raise UsageError("test must be the path of a file with test rows")
+    found = None if test is None else Path(test).expanduser()
+    return Encoders.read(samples.encoders).dataset(path, test=found, kind=samples.kind)
 
 
 def node_device(node_config: NodeConfig) -> torch.device:
@@ -102,17 +125,19 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
     if dataset.kind != (kind := settings.task.criterion.kind):
         differ = f"the targets are for {dataset.kind}, the federation's for {kind}"
-        raise DataError(f"{differ}; set kind={dataset.kind} in the federation, or choose other data")
+        raise DataError(f"{differ}; set samples.kind={dataset.kind} in the federation, or choose other data")
     if kind != CLASSIFICATION:
         y = tensors(split.y)
         outputs = 1 if y.dim() == 1 else y.shape[1]
         if kind != NEXT_TOKEN and outputs != classes:
             raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
         return Data(tensors(split.x), y, torch.tensor(len(y)))
-    known = settings.classes or tuple(map(str, range(classes)))
+    known = settings.federation.samples.names or tuple(map(str, range(classes)))
     unknown = sorted(set(dataset.classes) - set(known))
     if unknown and not all(name.isdecimal() for name in dataset.classes):
-        raise DataError(f"the federation has no class {unknown[0]!r}; known: {settings.classes}")
+        raise DataError(
+            f"the federation has no class {unknown[0]!r}; known: {settings.federation.samples.names}"
+        )
     numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
     if max(numbers) >= classes:
         raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
@@ -128,10 +153,11 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
         raise WireError("its head lacks the run, the round or the client")
     if not is_plain_name(run):  # the name of a folder on this node
         raise WireError(f"its run {run[:40]!r} is not a plain name")
-    if settings.config.run and run != settings.config.run:  # the policy allowed this one
-        raise WireError(f"it is of run {run}, and the run config of {settings.config.run}")
-    if not 0 <= round <= settings.config.rounds:  # a new client is asked after the last one
-        raise WireError(f"it is of round {round}, and the run has {settings.config.rounds} rounds")
+    session, rounds = settings.federation.session, settings.federation.rounds
+    if session.run and run != session.run:  # the policy allowed this one
+        raise WireError(f"it is of run {run}, and the run config of {session.run}")
+    if not 0 <= round <= rounds:  # a new client is asked after the last one
+        raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
     admit_run(node_policy(node_config), state_dir(node_config), run)
     known = known_client(node_config, run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
@@ -139,7 +165,7 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
 
 def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
-    head, clients = head_of(settings, node_config, packet), settings.config.clients
+    head, clients = head_of(settings, node_config, packet), settings.federation.clients
     server = settings.algorithm.server_init(settings.task, clients)
     like = received(settings.algorithm, server, torch.tensor(min(max(head.client, 0), clients - 1)))
     opened = wire.decode(packet, like, head)
@@ -160,18 +186,25 @@ class Trained(NamedTuple):
     metrics: dict[str, torch.Tensor]
     note: str
     noised: str  # the name of the upload in the ledger; empty: it has no noise
+    settings: Settings
+    data: NodeData
 
-    def save(self) -> None:
-        """Writes the client's record."""
+    def save(self, node_config: NodeConfig) -> None:
+        """Writes the client's record, and the bundle of the model that was measured."""
         write_json(self.records.folder / "client.json", {"client": self.head.client})
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
+        if self.about.get(Field.EVALUATE) and node_config.get("bundle", True) and self.data.bundled:
+            what = self.settings, self.data.bundled, self.head, self.output.trained
+            write_bundle(self.records.folder, *what, self.metrics, int(self.data.test.size))
 
 
 def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
     """The client's local update for one round."""
     head, down, about = decode(settings, node_config, packet)
-    if head.round == settings.config.rounds:  # after the last one new clients are fitted, and nobody trains
+    if (
+        head.round == settings.federation.rounds
+    ):  # after the last one new clients are fitted, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     data = load_data(settings, node_config)
     algorithm, task = settings.algorithm, data.task
@@ -194,19 +227,19 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
         client, output, metrics = moved((client, output, metrics), torch.device("cpu"))
     _enter_release(settings, node_config, head, data.samples, noised)
-    return Trained(head, about, records, client, output, metrics, note, noised)
+    return Trained(head, about, records, client, output, metrics, note, noised, settings, data)
 
 
 def _enter_release(
     settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
 ) -> None:
     """Writes the upload into the node's ledger, before it leaves; PolicyError if it costs too much epsilon."""
-    folder, config = state_dir(node_config) / FOLDER, settings.config
+    folder = state_dir(node_config) / FOLDER
     release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
     if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):
         noise, place = upload_noise(settings.algorithm), UPLOAD
-        if config.secure_aggregation:  # others may reveal a sum of so few, if this node is lost
-            fewest = max(config.rules.threshold, SMALLEST_COHORT)
+        if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
+            fewest = max(settings.rules.threshold, SMALLEST_COHORT)
             noise, place = sum_noise(settings.algorithm, fewest), SUM
         release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
     Ledger(folder).enter(release, node_policy(node_config).privacy)
@@ -217,9 +250,9 @@ def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
 
     The policy has the last word. They have no noise, so none leave where it limits epsilon.
     """
-    policy = node_policy(node_config)
-    may_leave = {"all": True, "sums": settings.config.secure_aggregation, "none": False}[policy.reports]
-    is_wanted = bool(node_config.get("metrics", not settings.config.privacy))
+    policy, is_secure = node_policy(node_config), settings.federation.secure.aggregation
+    may_leave = {"all": True, "sums": is_secure, "none": False}[policy.reports]
+    is_wanted = bool(node_config.get("metrics", not settings.run.privacy))
     return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
 
 
@@ -233,13 +266,13 @@ def local_update(
 ) -> Packet:
     """The client's upload for one round; its record is written before."""
     trained = train(settings, node_config, packet, load_data)
-    trained.save()
+    trained.save(node_config)
     metrics = trained.metrics if reports_metrics(settings, node_config) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
     return wire.encode(
         trained.output.upload,
         trained.head._replace(kind="upload"),
-        settings.config.wire,
+        settings.federation.network.wire,
         receiver_masks=trained.about.get(Field.KNOWN_MASKS),
         # The server has one of these masks.
         known=[t for t in tree.leaves(trained.client) if t.dtype == torch.bool],
@@ -250,13 +283,13 @@ def local_update(
 def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
     """The client's batches of one round."""
     order = plan(
-        settings.config.seed,
+        settings.run.run.seed,
         head.round,
         [head.client],
         [int(data.train.size)],
-        batch=settings.config.batch,
+        batch=settings.run.run.batch,
         epochs=settings.algorithm.total_epochs,
-        augment=settings.config.augment,
+        augment=settings.federation.augment,
         random=data.task.probed(data.train).random,
     )
     return tree.row(order, 0)
@@ -265,7 +298,7 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
 def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
     """The record after the last counted upload, and a note if it is missing."""
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
-    if rounds and rounds[-1] > head.round and not settings.config.rollback:
+    if rounds and rounds[-1] > head.round and not settings.federation.session.rollback:
         raise RunError(
             f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for "
             f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
@@ -299,14 +332,15 @@ def personalise(
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)
-        before, after = (wire.plain(primary_metrics(task, w, [data.test])[0]) for w in (initial, trained))
+        scores = [primary_metrics(task, w, [data.test])[0] for w in (initial, trained)]
+        before, after = map(wire.plain, scores)
         record, trained = moved((record, trained), torch.device("cpu"))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
-    if isinstance(trained, torch.Tensor):
-        packet = wire.encode({"w": trained}, head._replace(kind="model"))
-        write_packet(records.folder / "personal.copfl", packet)
     name = task.metrics[0].name
+    if data.bundled is not None:
+        what = settings, data.bundled, head, trained, {name: scores[1]}
+        write_bundle(records.folder, *what, int(data.test.size))
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
     line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
     if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise

@@ -23,7 +23,10 @@ from typing import Any, NamedTuple
 
 from copfl.errors import CopflError, UsageError, raised_as, unknown
 from copfl.flower.keys import FINGERPRINT
-from copfl.flower.run_config import TABLES, is_plain_name, tables_of
+from copfl.settings.federation import RUN_KEYS, TITLES, Network, Samples, is_plain_name
+from copfl.settings.flat import flattened, nested
+from copfl.settings.schema import RunSettings, declared
+from copfl.settings.toml import Tables
 
 FILE = "policy.toml"  # in the folder of a server's app, or in a node's state-dir
 VARIABLE = "COPFL_POLICY"  # the path of a server's policy, if it is another file
@@ -64,6 +67,7 @@ ALGORITHMS = (
 MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
 OPTIMIZERS = ("adam", "mamo", "sgd")
 SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
+ADDONS = ("bn_stats", "ema", "lr_rounds", "lr_schedule")
 ROBUST = ("clip", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
 TASKS = ("classification", "multilabel", "next_token", "regression")
@@ -79,17 +83,12 @@ METRICS = (
     "r2",
     "rmse",
 )
-# What a run config means that leaves these keys out: the policy holds for that too.
-DEFAULTS: dict[str, Any] = {
-    "rounds": 20,
-    "clients": 3,
-    "deadline": 600,
-    "batch": 32,
-    "algorithm": "copfl",
-    "shape": "1,8,8",
-    "classes": "10",
-    "kind": "classification",
-}
+# What a run config means that leaves keys out, of the tables whose values the policy bounds.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    title: {f.name: f.default for f in declared(record)}
+    for title, record in (("run", RunSettings), ("network", Network), ("samples", Samples))
+} | {"algorithm": {"name": "copfl"}}
+DEFAULT_CLIP = 1.0  # of noised uploads
 USUAL_LOSS = {
     "classification": "cross_entropy",
     "multilabel": "binary_cross_entropy",
@@ -109,9 +108,17 @@ REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 OPTION = re.compile(r"[a-z][a-z0-9_]{0,39}")
 WORD = re.compile(r"[A-Za-z0-9_.*?+, -]{0,200}")  # no path, no address, no module:attribute, no variable
-NUMBERS = re.compile(r"-?[0-9.]{1,30}(e[+-]?[0-9]{1,3})?")
 ADAPTER = re.compile(r"[a-z_]+(:[a-z_]+=[A-Za-z0-9_.*+-]{1,200}(,[a-z_]+=[A-Za-z0-9_.*+-]{1,200})*)?")
 MOST_TEXT, MOST_KEYS, MOST_LIST = 100_000, 300, 1000  # characters, keys, entries
+# Tables that choose a component by its name, and the policy's lines of the names; the model's has several.
+NAMES = {
+    "algorithm": "algorithms",
+    "optimizer": "optimizers",
+    "adapter": "adapters",
+    "server": "servers",
+    "robust": "robust",
+}
+COMPONENTS = ("algorithm", "optimizer", "model", "adapter", "server", "addons", "robust", "task")
 KEYS = "keys"  # in place of a policy's line: what a run config may contain at all
 
 
@@ -131,7 +138,7 @@ class Base(NamedTuple):
     """A pretrained model on this machine. A run config names it, or has its hash."""
 
     name: str  # such as hf:bert-tiny
-    sha256: str = ""  # as `copfl federate init` writes it into model-options; empty: without its weights
+    sha256: str = ""  # as `copfl federate init` writes it into [model]; empty: without its weights
     path: Path | None = None  # of hf: its folder
 
 
@@ -202,6 +209,7 @@ class Policy:
     optimizers: tuple[str, ...] = OPTIMIZERS
     adapters: tuple[str, ...] = ADAPTERS
     servers: tuple[str, ...] = SERVERS
+    addons: tuple[str, ...] = ()  # options of [addons] that may be set
     robust: tuple[str, ...] = ROBUST
     tasks: tuple[str, ...] = TASKS
     losses: tuple[str, ...] = LOSSES
@@ -218,6 +226,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
+        known |= {"addons": ADDONS}
         known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
         for line, names in known.items():
             for name in getattr(self, line):
@@ -307,29 +316,32 @@ def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ..
     if malformed := tuple(_malformed(run_config)):
         return malformed
     try:
-        flat, tables = tables_of(run_config)
+        tables = nested(run_config)
     except CopflError as error:
-        return (Refusal(KEYS, str(error)[:300]),)
-    leaves = sum(len(value) if isinstance(value, Mapping) else 1 for value in run_config.values())
-    if (
-        leaves != len(flat) + sum(len(table) for table in tables.values()) - 1
-    ):  # the algorithm's name is in both
-        return (Refusal(KEYS, "a key is given twice, under two spellings, or is one of an older version"),)
-    flat, tables = _completed(flat, tables)
-    return (*_flat_refusals(policy, flat, tables), *_table_refusals(policy, flat, tables))
+        return (Refusal(KEYS, "".join(c if c.isprintable() else "?" for c in str(error)[:300])),)
+    if unknown_titles := [title for title in tables if title not in TITLES]:
+        return (Refusal(KEYS, f"{unknown_titles[0]} is no table of a run config"),)
+    completed = _completed(tables)
+    return (*_value_refusals(policy, completed), *_component_refusals(policy, completed))
 
 
-def _completed(flat: Mapping[str, Any], tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run config with the defaults of the keys that it leaves out. Those of algorithms are in `check_tables`."""
-    clip = {"privacy_clip": 1.0} if flat.get("privacy") else {}
-    completed = {**DEFAULTS, **clip, **flat}
-    kind, task = str(completed["kind"]), dict(tables["task"])
+def _completed(tables: Tables) -> Tables:
+    """The tables with the defaults of the keys that are left out. Those of components are in `check_tables`."""
+    completed = {title: {**DEFAULTS.get(title, {}), **tables.get(title, {})} for title in TITLES}
+    completed["run"] = {
+        key: value
+        for key, value in completed["run"].items()
+        if key in RUN_KEYS or key in tables.get("run", {})
+    }
+    if completed["privacy"]:
+        completed["privacy"].setdefault("clip", DEFAULT_CLIP)
+    kind, task = str(completed["samples"]["kind"]), completed["task"]
     metrics = task.get("metrics", ())
     texts = metrics if isinstance(metrics, list | tuple) else [metrics]
-    if not any(str(text).replace(",", "").strip() for text in texts):  # as in `task_tables`
+    if not any(str(text).replace(",", "").strip() for text in texts):  # as in `complete.task`
         task["metrics"] = USUAL_METRIC.get(kind, "")
     task.setdefault("loss", USUAL_LOSS.get(kind, ""))
-    return completed, {**tables, "task": task}
+    return completed
 
 
 def _malformed(run_config: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -341,7 +353,7 @@ def _malformed(run_config: Mapping[str, Any]) -> Iterator[Refusal]:
         if not isinstance(key, str) or not re.fullmatch(r"[a-z][a-z0-9_.-]{0,79}", key):
             yield Refusal(KEYS, f"{_shown(key)} is no key of a run config")
         elif isinstance(value, Mapping):
-            if key not in TABLES or len(value) > MOST_KEYS:
+            if key not in TITLES or len(value) > MOST_KEYS:
                 yield Refusal(KEYS, f"{key} is no table of a run config")
             for name, option in value.items():
                 if not isinstance(name, str) or not OPTION.fullmatch(name):
@@ -402,41 +414,44 @@ def _flag(value: Any) -> str:
     return "" if type(value) is bool else "must be true or false"
 
 
+def _text(value: Any) -> str:
+    is_text = isinstance(value, str) and len(value) <= MOST_TEXT and value.isprintable()
+    return "" if is_text else f"must be a text of at most {MOST_TEXT:,} characters"
+
+
 def _run_name(value: Any) -> str:
     is_name = isinstance(value, str) and (not value or is_plain_name(value))
     return "" if is_name else 'must be letters, digits, "-" and "_", at most 100'
 
 
+def _parts(value: Any) -> list[Any]:
+    """The entries of a list; a list of one may be written as its entry."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def _numbers(value: Any) -> str:
-    parts = value.split(",") if isinstance(value, str) and value else []
-    is_list = (
-        isinstance(value, str)
-        and len(parts) <= MOST_LIST
-        and all(NUMBERS.fullmatch(part.strip()) for part in parts)
-    )
-    return "" if is_list else f"must be at most {MOST_LIST} numbers separated by commas"
+    parts = _parts(value)
+    is_list = len(parts) <= MOST_LIST and all(type(v) in (int, float) and abs(v) < math.inf for v in parts)
+    return "" if is_list else f"must be at most {MOST_LIST} numbers"
 
 
 def _shape(most: int) -> Check:
     def check(value: Any) -> str:
-        if value == "text":
-            return ""
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
-        is_shape = len(parts) <= 5 and all(re.fullmatch("[0-9]{1,9}", part) for part in parts)
-        is_small = is_shape and math.prod(map(int, parts)) <= most
-        return (
-            "" if is_small else f'must be "text" or at most 5 whole numbers, whose product is at most {most}'
-        )
+        parts = _parts(value)
+        is_shape = len(parts) <= 5 and all(type(part) is int and 0 <= part < 10**9 for part in parts)
+        is_small = is_shape and math.prod(parts) <= most
+        return "" if is_small else f"must be at most 5 whole numbers, whose product is at most {most}"
 
     return check
 
 
 def _classes(most: int) -> Check:
     def check(value: Any) -> str:
-        if isinstance(value, str) and "," in value:
-            return "" if value.count(",") < most and value.isprintable() else f"must be at most {most} names"
-        is_count = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) and int(value) <= most
-        return "" if is_count else f"must be a whole number of at most {most}, or names separated by commas"
+        if type(value) is int:
+            return "" if value <= most else f"must be at most {most}"
+        are_names = all(isinstance(name, str) and name.isprintable() for name in _parts(value))
+        is_short = are_names and len(_parts(value)) <= most
+        return "" if is_short else f"must be a whole number of at most {most}, or as many names"
 
     return check
 
@@ -456,70 +471,64 @@ def _adapter(policy: Policy, value: Any) -> str:
     return ""
 
 
-def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[Refusal]:
-    """What is refused of the keys without a dot."""
+def _value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
+    """What is refused of the tables that have no component."""
     most, secure, privacy = policy.bounds, policy.secure_aggregation, policy.privacy
-    clients = flat.get("clients", 3)
     rules: dict[str, tuple[str, Check]] = {
-        "run": (KEYS, _run_name),
-        "resume": (KEYS, _flag),
-        "rollback": ("rollback", _flag),
-        "rounds": ("bounds.rounds", _whole(1, most.rounds)),
-        "clients": ("bounds.clients", _whole(1, most.clients)),
-        "participation": (KEYS, _number(0, 1)),
-        "min_replies": ("bounds.clients", _whole(0, most.clients)),
-        "deadline": ("bounds.deadline", _number(0, most.deadline)),
-        "wire": (KEYS, _name("fp32", "fp16", "bf16")),
-        "seed": (KEYS, _whole(0, 2**63 - 1)),
-        "batch": ("bounds.batch", _whole(1, most.batch)),
-        "algorithm": ("algorithms", _name(*policy.algorithms)),
-        "adapter": ("adapters", lambda value: _adapter(policy, value)),
-        "shape": ("bounds.numbers", _shape(most.numbers)),
-        "classes": ("bounds.classes", _classes(most.classes)),
-        "mean": (KEYS, _numbers),
-        "std": (KEYS, _numbers),
-        "target_mean": (KEYS, _numbers),
-        "target_std": (KEYS, _numbers),
-        "kind": ("tasks", _name(*policy.tasks)),
-        "augment": (KEYS, _flag),
-        "buffers": (KEYS, _name("local", "average")),
-        "server": ("servers", _name("", *policy.servers)),
-        "robust": ("robust", _name("", *policy.robust)),
-        "privacy": ("privacy.noise", _number(0, most.option)),
-        "privacy_clip": ("privacy.clip", _number(0, privacy.clip)),
-        "privacy_delta": (KEYS, _number(0, 1)),
-        "secure_aggregation": ("secure_aggregation.required", _flag),
-        "secure_threshold": ("bounds.clients", _whole(0, most.clients)),
-        "secure_range": (KEYS, _number(0, 1e15)),
-        "secure_bits": (KEYS, _whole(2, 64)),
-        "secure_neighbours": ("bounds.clients", _whole(0, most.clients)),
-        "public": ("files", _name("", *_files(policy, "public"))),
-        "join": ("bounds.updates", _whole(0, most.updates)),
+        "session.run": (KEYS, _run_name),
+        "session.resume": (KEYS, _flag),
+        "session.rollback": ("rollback", _flag),
+        "session.join": ("bounds.updates", _whole(0, most.updates)),
+        "run.rounds": ("bounds.rounds", _whole(1, most.rounds)),
+        "run.clients": ("bounds.clients", _whole(1, most.clients)),
+        "run.participation": (KEYS, _number(0, 1)),
+        "run.seed": (KEYS, _whole(0, 2**63 - 1)),
+        "run.batch": ("bounds.batch", _whole(1, most.batch)),
+        "run.buffers": (KEYS, _name("local", "average")),
+        "run.augment": (KEYS, _flag),
+        "network.min_replies": ("bounds.clients", _whole(0, most.clients)),
+        "network.deadline": ("bounds.deadline", _number(0, most.deadline)),
+        "network.wire": (KEYS, _name("fp32", "fp16", "bf16")),
+        "samples.shape": ("bounds.numbers", _shape(most.numbers)),
+        "samples.text": (KEYS, _flag),
+        "samples.classes": ("bounds.classes", _classes(most.classes)),
+        "samples.mean": (KEYS, _numbers),
+        "samples.std": (KEYS, _numbers),
+        "samples.target_mean": (KEYS, _numbers),
+        "samples.target_std": (KEYS, _numbers),
+        "samples.kind": ("tasks", _name(*policy.tasks)),
+        "samples.augment": (KEYS, _flag),
+        "samples.encoders": (KEYS, _text),
+        "samples.public": ("files", _name("", *_files(policy, "public"))),
+        "privacy.noise": ("privacy.noise", _number(0, most.option)),
+        "privacy.clip": ("privacy.clip", _number(0, privacy.clip)),
+        "privacy.delta": (KEYS, _number(0, 1)),
+        "secure.aggregation": ("secure_aggregation.required", _flag),
+        "secure.threshold": ("bounds.clients", _whole(0, most.clients)),
+        "secure.range": (KEYS, _number(0, 1e15)),
+        "secure.bits": (KEYS, _whole(2, 64)),
+        "secure.neighbours": ("bounds.clients", _whole(0, most.clients)),
     }
-    for key, value in flat.items():
-        if key == "model":
-            continue
-        if key not in rules:
-            yield Refusal(KEYS, f"{key.replace('_', '-')} is no key of a run config")
-            continue
-        line, check = rules[key]
-        if wrong := check(value):
-            yield Refusal(line, f"{key.replace('_', '-')}={_shown(value)} {wrong}")
-    if flat.get("rollback") is True and not policy.rollback:
-        yield Refusal("rollback", "rollback=true is not allowed")
-    is_secure = flat.get("secure_aggregation", False) is True
+    for title in (title for title in TITLES if title not in COMPONENTS):
+        for key, value in tables[title].items():
+            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
+            if wrong := check(value):
+                yield Refusal(line, f"{title}.{_plain(key)}={_shown(value)} {wrong}")
+    if tables["session"].get("rollback") is True and not policy.rollback:
+        yield Refusal("rollback", "session.rollback=true is not allowed")
+    is_secure = tables["secure"].get("aggregation", False) is True
     if secure.required and not is_secure:
-        yield Refusal("secure_aggregation.required", "secure-aggregation must be true")
-    selected = (
-        clients * flat.get("participation", 1.0) if _all_numbers(clients, flat.get("participation", 1)) else 0
-    )
+        yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
+    clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
+    selected = clients * fraction if _all_numbers(clients, fraction) else 0
     if is_secure and selected < secure.cohort:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
-    noise = flat.get("privacy", 0.0)
+    # A table without the noise has that of the wrapper, which the node does not count on.
+    noise = tables["privacy"].get("noise", 0.0)
     # The noise of a sum is divided among the clients of a round, however many there really are.
     shared = 1.0 if is_secure else max(selected, 1.0) ** 0.5
     if privacy.noise and not (_all_numbers(noise) and noise >= privacy.noise * shared):
-        least = f"privacy must be at least {privacy.noise * shared:g}"
+        least = f"privacy.noise must be at least {privacy.noise * shared:g}"
         each = (
             ""
             if is_secure
@@ -536,27 +545,25 @@ def _all_numbers(*values: Any) -> bool:
     return all(type(value) in (int, float) for value in values)
 
 
-def _table_refusals(
-    policy: Policy, flat: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Refusal]:
-    """What is refused of the model, and of the keys with a dot."""
-    model = flat.get("model", "cnn")
+def _component_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
+    """What is refused of the components and their options."""
+    model = tables["model"].get("name", "cnn")
     base = base_of(policy, model, tables["model"])
     codes = tuple(code.reference for code in policy.code)
     if model not in (*policy.models, *codes) and base is None:
         source, colon, _ = str(model).partition(":")
         line = "bases" if colon and source in SOURCES else "code" if colon else "models"
         allowed = {"bases": [b.name for b in policy.bases], "code": codes, "models": policy.models}[line]
-        yield Refusal(line, f"model={_shown(model)} {_name(*allowed)(None)}")
+        yield Refusal(line, f"model.name={_shown(model)} {_name(*allowed)(None)}")
     if base is not None and not base.sha256 and tables["model"].get("weights") != "none":
-        yield Refusal("bases", f"model={_shown(model)} is allowed with model-options.weights=none alone")
-    for prefix, title in TABLES.items():
+        yield Refusal("bases", f"model.name={_shown(model)} is allowed with model.weights=none alone")
+    for title in COMPONENTS:
         for option, value in tables[title].items():
-            if title == "algorithm" and option == "name":  # that of the key "algorithm"
+            if (title, option) == ("model", "name"):
                 continue
             line, wrong = _option(policy, title, option, value, base)
             if wrong:
-                yield Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")
+                yield Refusal(line, f"{title}.{_plain(option)}={_shown(value)} {wrong}")
 
 
 def _plain(option: object) -> str:
@@ -570,20 +577,25 @@ def _option(policy: Policy, title: str, option: Any, value: Any, base: Base | No
         return KEYS, "is no option"
     if option == "code":
         return "code", "names a folder; a machine's owner enters it in the policy"
-    if option == "name":
-        return (
-            ("optimizers", _name(*policy.optimizers)(value))
-            if title == "optimizer"
-            else (KEYS, "is no option")
-        )
+    if title == "addons" and option not in policy.addons:
+        return "addons", _name(*policy.addons)(None)
+    if option == "name" and title in NAMES:
+        if title == "adapter" and value not in [code.reference for code in policy.code]:
+            return "adapters", _adapter(policy, value)
+        line = NAMES[title]
+        is_reference = isinstance(value, str) and ":" in value
+        allowed = [code.reference for code in policy.code] if is_reference else getattr(policy, line)
+        return "code" if is_reference else line, _name(*allowed)(value)
+    if option in ("name", "value"):
+        return KEYS, "is no option"
     if title == "task" and option in ("loss", "metrics"):
-        allowed = policy.losses if option == "loss" else policy.metrics
         names = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(text, str) for text in names) or (option == "loss" and type(value) is not str):
             return KEYS, "must be names"
         words = [
             word.strip() for text in names for word in (text.split(",") if option == "metrics" else [text])
         ]
+        allowed = policy.losses if option == "loss" else policy.metrics
         known = {*allowed, *(code.reference for code in policy.code)}
         wrong = [word for word in filter(None, words) if word not in known]
         line = "code" if any(":" in word for word in wrong) else "losses" if option == "loss" else "metrics"
@@ -651,13 +663,13 @@ def check_tables(policy: Policy, tables: Mapping[str, Mapping[str, Any]]) -> Non
         tables: those of the settings, which have every default.
     """
     refused = []
-    for prefix, title in TABLES.items():
+    for title in (title for title in COMPONENTS if title != "addons"):  # their defaults add nothing
         for option, value in tables.get(title, {}).items():
             is_number = type(value) in (int, float)  # others are checked where a run config has them
             if is_number or (title, option) == ("optimizer", "name"):
                 line, wrong = _option(policy, title, option, value, None)
                 refused += (
-                    [Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")] if wrong else []
+                    [Refusal(line, f"{title}.{_plain(option)}={_shown(value)} {wrong}")] if wrong else []
                 )
     if refused:
         raise PolicyError(tuple(refused))
@@ -677,32 +689,31 @@ def admitted(policy: Policy, run_config: Mapping[str, Any]) -> Admitted:
     """The run config with the owner's paths in place of names; PolicyError if anything of it is refused."""
     if refused := refusals(policy, run_config):
         raise PolicyError(refused)
-    flat, tables = tables_of(run_config)
-    prefixes = {title: prefix for prefix, title in TABLES.items()}
-    result = {key.replace("_", "-"): value for key, value in flat.items()}
-    for title, table in tables.items():
-        hidden = "name" if title == "algorithm" else ""
-        result |= {f"{prefixes[title]}.{option}": v for option, v in table.items() if option != hidden}
-    model, options = flat.get("model", "cnn"), tables["model"]
-    if base := base_of(policy, model, options):
+    tables = nested(run_config)
+    model, task = tables.setdefault("model", {}), tables.get("task", {})
+    name = model.get("name", "cnn")
+    if base := base_of(policy, name, model):
         if base.name.startswith("hf:"):
-            result["model"] = f"hf:{base.path}"
-        if options.get("weights") != "none":
-            result["model-options.sha256"] = base.sha256
+            model["name"] = f"hf:{base.path}"
+        if model.get("weights") != "none":
+            model["sha256"] = base.sha256
     paths = {(file.key, file.name): str(file.path) for file in policy.files}
-    if public := flat.get("public"):
-        result["public"] = paths["public", public]
+    if public := tables.get("samples", {}).get("public"):
+        tables["samples"]["public"] = paths["public", public]
     for key in ("tokenizer", "weights"):
-        if (key, options.get(key)) in paths:
-            result[f"model-options.{key}"] = paths[key, options[key]]
-    metrics = tables["task"].get("metrics", ())
-    texts = metrics if isinstance(metrics, list | tuple) else [metrics]
-    in_task = {word.strip() for text in texts for word in text.split(",")} | {tables["task"].get("loss")}
-    needed = tuple(code for code in policy.code if code.reference == model or code.reference in in_task)
-    for code in needed:
-        prefix = "model-options" if code.reference == model else "task"
-        result[f"{prefix}.code"] = str(code.folder)
-    return Admitted(result, needed)
+        if (key, model.get(key)) in paths:
+            model[key] = paths[key, model[key]]
+    in_task = {word.strip() for text in _parts(task.get("metrics", ())) for word in text.split(",")}
+    in_task |= {task.get("loss")}
+    needed = []
+    for code in policy.code:
+        titles = [title for title in NAMES if tables.get(title, {}).get("name") == code.reference]
+        titles += ["model"] if code.reference == name else []
+        titles += ["task"] if code.reference in in_task else []
+        needed += [code] if titles else []
+        for title in titles:
+            tables[title]["code"] = str(code.folder)
+    return Admitted(flattened(tables), tuple(needed))
 
 
 # -- the file ------------------------------------------------------------------------------------------------

@@ -11,25 +11,28 @@ from copfl.errors import UsageError
 from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.ledger import spent
-from copfl.flower.policy import Base, File, Policy, refusals
-from copfl.flower.run_config import tables_of
+from copfl.flower.policy import DEFAULTS, NAMES, Base, File, Policy, refusals
 from copfl.models import pretrained
-from copfl.settings.schema import Run
-from copfl.settings.toml import written
+from copfl.settings.federation import Federation
+from copfl.settings.flat import nested
+from copfl.settings.schema import RunSettings
+from copfl.settings.toml import Tables, written
 from copfl.settings.user_code import is_reference
 
 STRICT = Path(__file__).parent / "template" / "policy.txt"
 
 
-def allowing(policy: Policy, run_config: Mapping[str, Any], run: Run) -> Policy:
-    """The policy with the code and the files that a run config of this machine's own user names.
+def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
+    """The policy with the code, the files and the add-ons that a run config of this machine's own user names.
 
-    `run` is the record of its settings, which has the folders and the hashes.
+    `federation` is the record of its settings, which has the folders and the hashes.
     """
-    flat, given = tables_of(run_config)
+    tables, run = nested(run_config), federation.run
     model, task = run.model, run.task
-    name = str(flat.get("model", "cnn"))
-    references = [(reference, task.code) for reference in (*task.metrics, task.loss or "")]
+    given = tables.get("model", {})
+    name = str(given.get("name", "cnn"))
+    references = [(component.name, component.code) for title in NAMES if (component := getattr(run, title))]
+    references += [(reference, task.code) for reference in (*task.metrics, task.loss or "")]
     code = []
     for reference, folder in [(name, model.code), *references]:
         if is_reference(reference) and not pretrained.is_pretrained(reference):
@@ -43,15 +46,16 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], run: Run) -> Policy:
     if pretrained.is_pretrained(name):
         place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
         bases.append(Base(name, model.sha256 or "", Path(place).resolve() if place else None))
-        weights = str(given["model"].get("weights", "default"))
+        weights = str(given.get("weights", "default"))
         if weights not in ("default", "none"):
             files.append(File("weights", weights, Path(str(model.weights)).absolute()))
-    if tokenizer := given["model"].get("tokenizer"):
+    if tokenizer := given.get("tokenizer"):
         files.append(File("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
-    if public := flat.get("public"):
-        files.append(File("public", str(public), Path(str(public)).expanduser().absolute()))
+    if public := federation.samples.public:
+        files.append(File("public", public, Path(public).expanduser().absolute()))
     return dataclasses.replace(
         policy,
+        addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),
         code=tuple(dict.fromkeys((*policy.code, *code))),
         bases=tuple(dict.fromkeys((*policy.bases, *bases))),
         files=tuple(dict.fromkeys((*policy.files, *files))),
@@ -99,31 +103,34 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
     lines = [f"refused     {refusal.why}  [{refusal.line}]" for refusal in refused]
     if refused:
         return lines
-    flat, _ = tables_of(run_config)
-    is_secure = flat.get("secure_aggregation", False)
+    tables = nested(run_config)
+    is_secure = tables.get("secure", {}).get("aggregation", False)
     metrics = {"all": "are sent", "none": "stay here  [reports]"}
     metrics["sums"] = "are sent in secure sums" if is_secure else metrics["none"]
     may_return = "is answered" if policy.rollback else "is refused  [rollback]"
-    bounds, algorithm, proposals = policy.bounds, flat.get("algorithm", "copfl"), policy.proposals
+    bounds, proposals = policy.bounds, policy.proposals
+    algorithm, model = (tables.get(title, {}).get("name") for title in ("algorithm", "model"))
+    rounds = tables.get("run", {}).get("rounds", RunSettings.rounds)
     signers = ", ".join(proposals.coordinators) or "--coordinator"
     consent = "its owner approves each  [proposals.by_hand]" if proposals.by_hand else f"signed by {signers}"
     return [
-        f"allowed     {algorithm} with {flat.get('model', 'cnn')}, {flat.get('rounds', 20)} rounds",
+        f"allowed     {algorithm or 'copfl'} with {model or 'cnn'}, {rounds} rounds",
         f"proposals   {'also unsigned  [proposals.unsigned]' if proposals.unsigned else consent}",
         f"metrics     {metrics[policy.reports]}",
         f"rollback    {may_return}",
         f"a request   may take {bounds.seconds:g} s and {bounds.memory:g} GiB  [bounds]",
-        *_privacy_lines(policy, flat, state_dir),
+        *_privacy_lines(policy, tables, state_dir),
     ]
 
 
-def _privacy_lines(policy: Policy, flat: Mapping[str, Any], state_dir: Path | None) -> list[str]:
+def _privacy_lines(policy: Policy, tables: Tables, state_dir: Path | None) -> list[str]:
     """What the node's data have spent, and what they will have after all rounds of the app."""
-    folder, noise = state_dir or Path(os.devnull), float(flat.get("privacy", 0.0))
-    selected = max(1.0, flat.get("clients", 3) * flat.get("participation", 1.0))
-    each = noise if flat.get("secure_aggregation") else noise / selected**0.5
+    folder, noise = state_dir or Path(os.devnull), float(tables.get("privacy", {}).get("noise", 0.0))
+    run = {**DEFAULTS["run"], **tables.get("run", {})}
+    selected = max(1.0, run["clients"] * run["participation"])
+    each = noise if tables.get("secure", {}).get("aggregation") else noise / selected**0.5
     before = spent(folder, policy.privacy)
-    after = spent(folder, policy.privacy, *[each] * int(flat.get("rounds", 20)))
+    after = spent(folder, policy.privacy, *[each] * int(run["rounds"]))
     lines = [f"privacy     {before}"] if before else []
     if noise and after and after.epsilon is not None:
         is_over = policy.privacy.lifetime_epsilon and after.epsilon > policy.privacy.lifetime_epsilon

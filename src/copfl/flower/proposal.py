@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 from copfl.errors import CopflError, UsageError, raised_as
 from copfl.flower.keys import PUBLIC, SigningKey, fingerprint, is_signed, statement
-from copfl.flower.run_config import TABLES, is_plain_name, tables_of
+from copfl.settings.federation import is_plain_name
+from copfl.settings.flat import flattened, nested
+from copfl.settings.schema import RunSettings
 
 KEY = "proposal"  # of a run config
-SERVERS_OWN = ("resume",)  # keys of a run config that the server sets as it needs them
+SERVERS_OWN = ("session.resume",)  # keys of a run config that the server sets as it needs them
 FORMAT = 1
 MOST_BYTES = 2**22  # of a document
 MOST_TEXT = 120_000  # characters in a run config: the system's limit of a word on the command line is 131,072
@@ -81,7 +83,7 @@ class Proposal:
 
     @property
     def run(self) -> str:
-        return str(self.settings["run"])
+        return str(self.settings["session.run"])
 
     @property
     def numbers(self) -> dict[int, Member]:
@@ -121,14 +123,9 @@ def members_fingerprint(members: tuple[Member, ...]) -> str:
 
 
 def settings_in(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run config as a document has them: flat keys in one spelling, lists as JSON."""
-    flat, tables = tables_of({key: value for key, value in run_config.items() if key != KEY})
-    prefixes = {title: prefix for prefix, title in TABLES.items()}
-    settings = {key.replace("_", "-"): value for key, value in flat.items() if key not in SERVERS_OWN}
-    for title, table in tables.items():
-        hidden = "name" if title == "algorithm" else ""  # that of the key "algorithm"
-        settings |= {f"{prefixes[title]}.{option}": v for option, v in table.items() if option != hidden}
-    return {key: json.dumps(v) if isinstance(v, list | tuple) else v for key, v in settings.items()}
+    """The settings of a run config as a document has them: flat keys, lists as JSON."""
+    flat = flattened(nested({key: value for key, value in run_config.items() if key != KEY}))
+    return {path: value for path, value in flat.items() if path not in SERVERS_OWN}
 
 
 def sign(
@@ -223,9 +220,9 @@ def member_problem(member: Member) -> str:
 def _problems(proposal: Proposal) -> Iterator[str]:
     """What a coordinator's own document may not say."""
     settings, members = proposal.settings, proposal.members
-    if settings_in(settings) != settings or not is_plain_name(str(settings.get("run", ""))):
+    if settings_in(settings) != settings or not is_plain_name(str(settings.get("session.run", ""))):
         yield "its settings are not those of a run with a name"
-    clients = settings.get("clients", 3)
+    clients = settings.get("run.clients", RunSettings.clients)
     if type(clients) is not int or any(not 0 <= member.number < clients for member in members):
         yield f"its members are not clients 0 to {str(clients)[:20]}-1"
     for values in zip(*((m.number, m.name, m.key, m.identity) for m in members), strict=True):

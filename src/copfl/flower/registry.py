@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from copfl.errors import UsageError, WireError
 from copfl.flower.keys import is_signed, own_key, statement
 from copfl.flower.proposal import Proposal
-from copfl.flower.run_config import is_plain_name
 from copfl.flower.transport import HELLO, Content, Field, Reply, Transport, parsed, printable, read_json
+from copfl.settings.federation import is_plain_name
 
 ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
 RETRY = (

@@ -49,13 +49,14 @@ class Resident:
             run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
             own_code.load(code)
             settings = self.settings(run_config, code, policy.bounds.parameters)
-            check_tables(policy, settings.run.tables())
+            check_tables(policy, settings.federation.tables())
             node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
             if request.kind == JOIN:
                 return node.personalise(settings, node_config, packet, self.data)
             if proposal is not None and node_config["client"] < 0:
                 raise UsageError("this node is no member in the proposal")
-            epsilon = epsilon_of_upload(settings.algorithm, secure=settings.config.secure_aggregation)
+            is_secure = settings.federation.secure.aggregation
+            epsilon = epsilon_of_upload(settings.algorithm, secure=is_secure)
             answer = secure_node.local_update(settings, node_config, packet, self.data, proposal)
             self.epsilon = epsilon if json.loads(answer.head)["kind"] in UPLOADS else None
             return answer
@@ -78,7 +79,8 @@ class Resident:
     def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:
         """The node's samples; read again if the files have changed since."""
         source = str(node_config.get("data"))
-        key = (id(settings), json.dumps(dict(node_config), sort_keys=True), _version(Path(source)))
+        files = [_version(Path(name)) for name in (source, str(node_config.get("test", "")))]
+        key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory
             self._data = key, node.node_data(settings, node_config)

@@ -56,6 +56,11 @@ def clean(folder: Path, *, days: float = DAYS, keep: int = KEEP, is_rehearsal: b
         if is_node(folder):
             for part in gone:
                 part.unlink(missing_ok=True)
+            for part in sorted(
+                path.rglob("*"), reverse=True
+            ):  # those of the bundle; a folder after its content
+                if part.is_dir() and not any(part.iterdir()):
+                    part.rmdir()
         elif path.is_dir():
             shutil.rmtree(path)
         else:

@@ -14,10 +14,11 @@ from copfl.flower.keys import statement
 from copfl.flower.secure_sum import Keys, Rules
 from copfl.flower.settings import Settings
 
-NOT_SHARED = {"run", "resume", "rollback", "join", "public"}  # keys that may differ between machines
-TRAINING = ("algorithm", "optimizer", "model", "adapter", "task")  # tables of the settings
-# Options whose values may be paths of a machine. The layout has the hash of a base.
-PLACES = {("model", key) for key in ("name", "code", "tokenizer", "weights")} | {("task", "code")}
+# Settings whose values may be paths of a machine: of a base, or of code. The layout has the hash of a base, and of
+# the public samples.
+PLACES = {("model", key) for key in ("name", "code", "tokenizer", "weights")}
+PLACES |= {(kind, "code") for kind in ("task", "algorithm", "optimizer", "adapter", "server", "robust")}
+PLACES |= {("samples", "public")}
 
 
 class Subject(NamedTuple):
@@ -43,16 +44,18 @@ def context_of(settings: Settings, subject: Subject, cohort: Mapping[int, str], 
 
     The masks of two members cancel out only if both have the same one.
     """
-    config = {key: value for key, value in asdict(settings.config).items() if key not in NOT_SHARED}
-    if settings.config.model.startswith("hf:"):  # the base's folder
-        del config["model"]
     # The layout does not have all options of a model or an adapter, such as the scale of an adapter.
+    is_base = settings.run.model.name.startswith("hf:")
     tables = {
-        kind: {key: value for key, value in table.items() if (kind, key) not in PLACES}
-        for kind, table in settings.run.tables().items()
-        if kind in TRAINING
+        title: {
+            key: value
+            for key, value in table.items()
+            if (title, key) not in PLACES or ((title, key) == ("model", "name") and not is_base)
+        }
+        for title, table in settings.federation.tables().items()
+        if title != "session"
     }
-    shown = settings.layout, config, tables, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
+    shown = settings.layout, tables, sorted(cohort.items()), hashlib.sha256(model).hexdigest()
     return hashlib.sha256(_statement("context", subject, *shown)).digest()
 
 

@@ -10,7 +10,7 @@ for the data, not for the run: see `secure_memory`.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ def local_update(
         load_data: reads the node's data.
         proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
-    if not settings.config.secure_aggregation:
+    if not settings.federation.secure.aggregation:
         return _plain_update(settings, node_config, packet, load_data, proposal)
     head = node.head_of(settings, node_config, packet)
     fields = wire.opened_head(packet)
@@ -185,7 +185,7 @@ def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str
 
 def _digest_of(settings: Settings) -> str:
     """Of all settings, the rules of the sum among them."""
-    shown = settings.layout, asdict(settings.config), settings.run.tables()
+    shown = settings.layout, settings.federation.tables()
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -196,7 +196,7 @@ def _keys(asked: Asked) -> Answer:
     """Fresh keys, signed with the member's own."""
     secrets, public = secure_sum.begin(asked.head.client)
     member = asked.member
-    statement = keys_statement(asked.subject, asked.head.client, asked.settings.config.rules, public)
+    statement = keys_statement(asked.subject, asked.head.client, asked.settings.rules, public)
     fields = {
         Field.KEYS: [key.hex() for key in public],
         Field.MEMBER: member.public,
@@ -207,7 +207,7 @@ def _keys(asked: Asked) -> Answer:
 
 def _shares(asked: Asked) -> Answer:
     """Shares of this client's secrets for its neighbours, if each neighbour's keys are signed by its member."""
-    rules, own = asked.settings.config.rules, asked.head.client
+    rules, own = asked.settings.rules, asked.head.client
     cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
     keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
     if cohort.get(own) != asked.member.public or own not in keys:
@@ -234,7 +234,7 @@ def _shares(asked: Asked) -> Answer:
 def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session, Packet]:
     """The masked contribution; a value that is not finite or out of range is refused before it is masked."""
     settings, session, secrets = asked.settings, asked.session, asked.secrets
-    config, rules, sealed = settings.config, settings.config.rules, asked.about.get(Field.SHARES)
+    federation, rules, sealed = settings.federation, settings.rules, asked.about.get(Field.SHARES)
     if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
         raise WireError("it has no shares of other clients")
     data = load_data(settings, asked.node_config)
@@ -244,7 +244,7 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
     trained = node.train(settings, asked.node_config, packet, lambda *_: data)
     with torch.no_grad():
         upload = trained.output.upload
-        total = secure_total.summand_of(settings.algorithm, settings.task, config.clients, upload)
+        total = secure_total.summand_of(settings.algorithm, settings.task, federation.clients, upload)
     reported = node.reports_metrics(settings, asked.node_config)
     sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
     words = secure_total.words_of(sums, rules)
@@ -259,7 +259,7 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
         )
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     reply = wire.encode(record, trained.head._replace(kind=MASKED), about={Field.NOTE: trained.note})
-    trained.save()
+    trained.save(asked.node_config)
     digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(total)).encode()).hexdigest()
     after = replace(session, secrets=secrets, context=context.hex(), samples=samples, upload=digest)
     after = replace(after, vector=vector, noised=trained.noised)
@@ -268,7 +268,7 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
 
 def _consistent(asked: Asked) -> Answer:
     """The signature of the sum's members, if this node's data may be added up with them."""
-    session, secrets, rules = asked.session, asked.secrets, asked.settings.config.rules
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
     survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
     without_shares = (survivors & set(secrets.keys)) - set(secrets.shares)
     if without_shares or not survivors <= set(session.cohort):
@@ -290,7 +290,7 @@ def _consistent(asked: Asked) -> Answer:
 
 def _revealed(asked: Asked) -> Answer:
     """A share of one secret of each neighbour, if enough holders of shares signed the same sum."""
-    session, secrets, rules = asked.session, asked.secrets, asked.settings.config.rules
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
     members = [session.cohort[client] for client in session.survivors]
     statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
     signatures = {int(client): str(text) for client, text in asked.about[Field.SIGNATURE].items()}

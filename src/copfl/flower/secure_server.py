@@ -36,8 +36,8 @@ class SecureServer(Server):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.rules = self.config.rules
-        shape, augment = self.settings.shape, self.config.augment
+        self.rules = self.settings.rules
+        shape, augment = self.settings.shape, self.federation.augment
         self.like = secure_total.example(self.algorithm, self.task, shape, self.rules, augment)
         self.size = sum(t.numel() for t in tree.leaves(self.like))
 
@@ -145,7 +145,7 @@ class SecureServer(Server):
     @property
     def needed(self) -> int:
         """Number of clients that must send their vectors."""
-        return max(self.config.minimum, self.rules.threshold)
+        return max(self.federation.minimum, self.rules.threshold)
 
     def _connected(self, chosen: list[int]) -> list[int]:
         """The connected clients among these, when they are enough."""
@@ -206,7 +206,7 @@ class SecureServer(Server):
     def _was_revealing(self) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
         asked = read_json(self.folder.path / REVEALING).get("round")
-        return asked == self.round and not self.config.rollback
+        return asked == self.round and not self.federation.session.rollback
 
 
 class SignedKeys(NamedTuple):

@@ -55,18 +55,18 @@ class Rules:
         if self.clients < SMALLEST_COHORT:
             raise UsageError(f"secure aggregation needs at least {SMALLEST_COHORT} clients in a round")
         if self.neighbours < 0:
-            raise UsageError(f"secure-neighbours={self.neighbours} must be 0 (all) or a number of clients")
+            raise UsageError(f"secure.neighbours={self.neighbours} must be 0 (all) or a number of clients")
         low, high = self._thresholds()
         object.__setattr__(self, "threshold", self.threshold or low)
         if not low <= self.threshold <= high:
             raise UsageError(
-                f"secure-threshold={self.threshold} must be {low} to {high}: with fewer, the server and a "
+                f"secure.threshold={self.threshold} must be {low} to {high}: with fewer, the server and a "
                 "third of the clients could collect both secrets of another client; leave it out"
             )
-        above(0, **{"secure-range": self.range})
+        above(0, **{"secure.range": self.range})
         if not math.isfinite(self.range) or not 2 <= self.bits <= MOST_BITS:
-            bits = f"secure-bits={self.bits} 2 to {MOST_BITS}"
-            raise UsageError(f"secure-range={self.range} must be finite, and {bits}")
+            bits = f"secure.bits={self.bits} 2 to {MOST_BITS}"
+            raise UsageError(f"secure.range={self.range} must be finite, and {bits}")
 
     @property
     def holders(self) -> int:
@@ -80,14 +80,14 @@ class Rules:
             return secure_graph.complete_threshold(self.clients), self.clients
         if self.clients < secure_graph.SMALLEST_RING:
             raise UsageError(
-                f"secure-neighbours={self.neighbours} needs at least {secure_graph.SMALLEST_RING} clients; "
+                f"secure.neighbours={self.neighbours} needs at least {secure_graph.SMALLEST_RING} clients; "
                 f"with {self.clients} all must be neighbours: leave it out"
             )
         smallest = secure_graph.smallest_degree(self.clients)
         if linked < smallest.neighbours:
             raise UsageError(
-                f"secure-neighbours={self.neighbours} is not secure for {self.clients} clients: at least "
-                f"{smallest.neighbours} neighbours, with secure-threshold="
+                f"secure.neighbours={self.neighbours} is not secure for {self.clients} clients: at least "
+                f"{smallest.neighbours} neighbours, with secure.threshold="
                 f"{secure_graph.ring_threshold(smallest)}, or 0 for all"
             )
         degree = secure_graph.degree_of(self.clients, linked)
@@ -109,12 +109,12 @@ def quantised(values: Floats, rules: Rules, largest_error: float = 1.0) -> Words
     if not np.isfinite(values).all():
         raise WireError("a value is not finite; lower the learning rate")
     if (np.abs(values) > rules.range).any():
-        remedy = "raise secure-range, lower the learning rate, or set options.weights=equal"
+        remedy = "raise secure.range, lower the learning rate, or set algorithm.weights=equal"
         raise WireError(f"a value is above {rules.range:g}; {remedy}")
     steps = np.rint(values / rules.step)
     if np.linalg.norm(steps * rules.step - values) > largest_error * np.linalg.norm(values):
         coarse = f"the values are too small for steps of {rules.step:.2g}"
-        raise WireError(f"{coarse}; raise secure-bits, at most to {MOST_BITS}, or lower secure-range")
+        raise WireError(f"{coarse}; raise secure.bits, at most to {MOST_BITS}, or lower secure.range")
     return steps.astype(np.int64).view(np.uint64)
 
 

@@ -18,7 +18,7 @@ from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
 
 LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector
-REMEDY = "choose another algorithm, or leave secure-aggregation out"
+REMEDY = "choose another algorithm, or leave secure.aggregation out"
 
 
 class Sums(NamedTuple):
@@ -107,7 +107,7 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
                     f"before it adds it, which it cannot do with a masked one; {REMEDY}"
                 )
         if not total_is_one_sum(algorithm, task, server, upload):
-            setting = " and ".join(f"options.{key}={value}" for key, value in summable(algorithm).items())
+            setting = " and ".join(f"algorithm.{key}={value}" for key, value in summable(algorithm).items())
             raise UsageError(
                 "its total has more than the weighted sum of the vectors and the sum of the weights (such as "
                 "how many clients share each entry), from which single uploads can be computed; "

@@ -67,17 +67,18 @@ class Server:
     revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
 
     def __post_init__(self) -> None:
-        self.config = self.settings.config
+        self.federation = self.settings.federation
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
-        self.registry = Registry(self.folder.run, self.config.clients, self.log, self.proposal, self.revoked)
-        blank, config = blank_samples(self.task, self.settings.shape), self.config
-        example = example_output(self.algorithm, self.task, blank, config.augment, config.clients)
+        clients = self.federation.clients
+        self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
+        blank = blank_samples(self.task, self.settings.shape)
+        example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
         self.round = 0  # the next one
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
-        self.state = self.algorithm.server_init(self.task, self.config.clients)
-        if self.config.resume or self.config.join:
+        self.state = self.algorithm.server_init(self.task, self.federation.clients)
+        if self.federation.session.resume or self.federation.session.join:
             opened, self.round = self.folder.load(self.state, lambda round: self._head("server", round))
             self.state = opened.record
             self.counted = {int(client): int(n) for client, n in opened.about[Field.COUNTED].items()}
@@ -85,12 +86,16 @@ class Server:
     def rounds(self) -> Iterator[dict[str, Any]]:
         """The record of each round when it ends, after its checkpoint is on disk."""
         torch.set_num_threads(1)
-        names = {"algorithm": self.config.algorithm, "clients": self.config.clients}
-        secure = self.config.secure_aggregation
-        self.log("", Event.STARTED, round=self.round + 1, rounds=self.config.rounds, **names, secure=secure)
-        while self.round < self.config.rounds:
+        names = {"algorithm": self.settings.run.algorithm.name, "clients": self.federation.clients}
+        secure = self.federation.secure.aggregation
+        self.log(
+            "", Event.STARTED, round=self.round + 1, rounds=self.federation.rounds, **names, secure=secure
+        )
+        while self.round < self.federation.rounds:
             started = time.time()
-            chosen = choose(self.config.seed, self.round, self.config.clients, self.config.selected)
+            chosen = choose(
+                self.settings.run.run.seed, self.round, self.federation.clients, self.federation.selected
+            )
             selected = [int(client) for client in chosen]
             self.log("", Event.ROUND_STARTED, round=self.round + 1, clients=selected)
             now = self._run_round(selected)
@@ -107,7 +112,7 @@ class Server:
             counted = {str(client): n for client, n in self.counted.items()}
             about = {Field.COUNTED: counted, "record": record}
             self.log(
-                f"{as_text(record)}  of {self.config.rounds} rounds",
+                f"{as_text(record)}  of {self.federation.rounds} rounds",
                 Event.ROUND_ENDED,  # before the record: each recorded round has one
                 round=record["round"],
                 accepted=record["clients"],
@@ -123,7 +128,7 @@ class Server:
     def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
         """The epsilons after this round, from the number of answers in each."""
         earlier = [len(record["clients"]) for record in self.folder.rounds()[: self.round]]
-        found = epsilons(algorithm, [*earlier, answers], secure=self.config.secure_aggregation)
+        found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
 
     def _head(self, kind: str, round: int, client: int = -1) -> Head:
@@ -140,7 +145,7 @@ class Server:
                     self._send(now, client, self.down(client))
             self._receive(now, partial(self._add, now))
             is_late, is_greeting = self._expired(now, sent), bool(self.registry.pending)
-            has_enough = len(now.reports) >= self.config.minimum
+            has_enough = len(now.reports) >= self.federation.minimum
             if is_late:
                 sent, is_reported = time.monotonic(), False
             if has_enough and not now.pending and (is_late or not is_greeting):
@@ -148,7 +153,7 @@ class Server:
             if not (has_enough or is_reported or now.pending or is_greeting):
                 missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
                 absent = f"; not connected: {', '.join(missing)}" if missing else ""
-                count = f"{len(now.reports)} of the {self.config.minimum} replies it needs"
+                count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
                 text = f"round {now.number + 1} waits: {count}{absent}"
                 self.log(text, Event.WAITING, round=now.number + 1)
                 is_reported = True
@@ -163,13 +168,13 @@ class Server:
         node = self.registry.nodes.get(client)
         if node is None or client in now.reports or (client, node) in now.pending.values():
             return False
-        is_short = len(now.reports) + len(now.pending) < self.config.minimum
+        is_short = len(now.reports) + len(now.pending) < self.federation.minimum
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
     def _send(self, now: Round, client: int, packet: Packet) -> None:
         node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
-        now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
+        now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
     def down(self, client: int, **further: Any) -> Packet:
@@ -182,7 +187,9 @@ class Server:
             Field.EVALUATE: True,
             **further,
         }
-        return wire.encode(record, self._head("down", self.round, client), self.config.wire, about=about)
+        return wire.encode(
+            record, self._head("down", self.round, client), self.federation.network.wire, about=about
+        )
 
     def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
         """Reads the replies that have arrived; a client whose reply is invalid is left out."""
@@ -200,10 +207,10 @@ class Server:
 
     def _expired(self, now: Round, sent: float, where: str = "") -> bool:
         """Whether the messages have reached their deadline; the clients without a reply are left out."""
-        if time.monotonic() < sent + self.config.deadline:
+        if time.monotonic() < sent + self.federation.network.deadline:
             return False
         for client, _ in now.pending.values():
-            now.failures[client] = f"no reply within {self.config.deadline:g} s{where}"
+            now.failures[client] = f"no reply within {self.federation.network.deadline:g} s{where}"
         now.pending.clear()
         return True
 
@@ -234,10 +241,12 @@ class Server:
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""
-        clients = self.config.clients
+        clients = self.federation.clients
         record = message_to_new_client(self.algorithm, self.state, torch.arange(clients))
         head = self._head("down", self.round, clients)  # no client's number: its own batches
-        packet = wire.encode(record, head, self.config.wire, about={Field.UPDATES: self.config.join})
+        packet = wire.encode(
+            record, head, self.federation.network.wire, about={Field.UPDATES: self.federation.session.join}
+        )
         pending: dict[str, int] = {}
         results: dict[int, dict[str, Any]] = {}  # by node
         deadline = time.monotonic() + ANSWER_TIMEOUT

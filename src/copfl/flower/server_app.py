@@ -46,15 +46,15 @@ def _main(grid: Grid, context: Context) -> None:
     signed = server_proposal(policy, context.run_config)
     own_code.load(code)
     settings = settings_of(run_config, policy.bounds.parameters)
-    check_tables(policy, settings.run.tables())
-    config, runs = settings.config, str(home / "runs")
-    run = config.run or f"run-{context.run_id}"
-    resume = config.resume or started_before(runs, run, context.run_id)
-    settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
-    folder = ServerFolder(runs, run, resume=resume or config.join > 0)
+    check_tables(policy, settings.federation.tables())
+    session, runs = settings.federation.session, str(home / "runs")
+    run = session.run or f"run-{context.run_id}"
+    resume = session.resume or started_before(runs, run, context.run_id)
+    settings = dataclasses.replace(settings, federation=settings.federation.replaced(resume=resume))
+    folder = ServerFolder(runs, run, resume=resume or session.join > 0)
     with folder.claimed(), operations(folder.path, run) as log:
         log(f"run {run} in runs/{run} of the server's folder")
-        server = server_class(config.secure_aggregation)(
+        server = server_class(settings.federation.secure.aggregation)(
             settings,
             FlowerTransport(grid),
             folder,
@@ -62,11 +62,11 @@ def _main(grid: Grid, context: Context) -> None:
             proposal=None if signed is None else signed.proposal,
             revoked=partial(revoked_keys, home),
         )
-        if config.join:
+        if session.join:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         if signed is not None:
             write_bytes(folder.path / PROPOSAL, signed.document)
-        about = {**plain, "run": run, "flower-run": context.run_id}
+        about = {**plain, "session.run": run, "flower-run": context.run_id}
         write_json(folder.path / "config.json", about)
         for _ in server.rounds():
             pass

@@ -35,7 +35,7 @@ ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
 
 
 def read_app(folder: Path) -> dict[str, Any]:
-    """The data, host, port and security of the app in the folder, and its run config."""
+    """The host, port and security of the app in the folder, and its run config."""
     none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
     with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
         tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
@@ -154,7 +154,7 @@ def answers(host: str, port: int) -> bool:
 def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     """The state of one run, from its audit log; of an older run without one, from its rounds."""
     is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
-    planned = read_json(path / "config.json").get("rounds")
+    planned = read_json(path / "config.json").get("run.rounds")
     first, error, last = None, None, ""
     rounds: dict[int, dict[str, Any]] = {}
     clients: dict[str, dict[str, Any]] = {}  # since when, and the last round that counted their upload

@@ -17,9 +17,9 @@ from copfl.flower.membership import server_proposal
 from copfl.flower.planes import Planes
 from copfl.flower.policy import PolicyError, refusals, server_policy
 from copfl.flower.proposal import KEY
-from copfl.flower.run_config import COMPONENTS
 from copfl.flower.transport import printable
 
+COMPONENTS = {"serverapp": "copfl.flower.server_app:app", "clientapp": "copfl.flower.client_app:app"}
 MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
 MOST_BYTES = 2**20  # of these two
 

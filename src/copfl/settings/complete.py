@@ -97,7 +97,9 @@ SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 PLAIN = (bool, int, float, str)
 
 
-def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None = None) -> Run:
+def complete(
+    *layers: Layer, preset: str = "", values: Mapping[str, Any] | None = None, sums_only: bool = False
+) -> Run:
     """The record of a run with every name checked and every default filled in.
 
     Args:
@@ -105,6 +107,7 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
             model, ..., the options of the former one are dropped; another algorithm has its own optimizer.
         preset: The name of a preset, which is below the layers.
         values: By kind, an algorithm, a data set, a model, a partition or an optimizer that a program has.
+        sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
     """
     own = {kind: value for kind, value in (values or {}).items() if value is not None}
     named: Tables = {}
@@ -125,7 +128,9 @@ def complete(*layers: Layer, preset: str = "", values: Mapping[str, Any] | None 
     tables = _merged([defaults, *preset_layers, *layers, named], own)
     if not names_algorithm(*layers, named, preset=preset) and "algorithm" not in own:
         _check_options_of_nobody(tables["algorithm"], defaults.get("algorithm", {}))
-        tables = _merged([defaults, first_choice(_known(tables, own)).layer, *layers, named], own)
+        known = _known(tables, own)
+        known = known._replace(sums_only=known.sums_only or sums_only)
+        tables = _merged([defaults, first_choice(known).layer, *layers, named], own)
     for kind, table in tables.items():
         if "value" in table and kind not in own:
             raise UsageError(

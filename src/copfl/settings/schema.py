@@ -388,8 +388,7 @@ class RunSettings:
     save_models: bool = setting(True, "Write every client's personal model when the run ends.")
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            object.__setattr__(self, name, converted(f"run.{name}", value, *_types(RunSettings)[name]))
+        checked_fields(self, "run")
         if self.patience and self.select != "best":
             raise UsageError(
                 f"run.patience={self.patience} is the number of evaluations without a better one on validation "
@@ -505,6 +504,12 @@ def _types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
 
 
 _TYPES: dict[type[Any], dict[str, tuple[Any, Mapping[str, Any]]]] = {}
+
+
+def checked_fields(record: Any, title: str) -> None:
+    """Checks and converts the values of a record in place, while it is made."""
+    for name, about in _types(type(record)).items():
+        object.__setattr__(record, name, converted(f"{title}.{name}", getattr(record, name), *about))
 
 
 def record_of(title: str, table: Mapping[str, Any]) -> Any:

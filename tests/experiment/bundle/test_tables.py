@@ -195,7 +195,7 @@ def test_some_rows_may_have_a_target(
     refused = called(capsys, *line[:-1], "nowhere.csv")
     assert "there is no file or folder nowhere.csv; name the samples" in refused.err
     refused = called(capsys, "predict", "nowhere", *line[2:])
-    assert "there is no folder nowhere; name a bundle, or a run folder" in refused.err
+    assert "there is no folder nowhere; name a bundle, a run folder or the state-dir" in refused.err
 
 
 def test_some_values_of_an_array_may_be_missing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.bundle.writing import OF_SERVER, write_bundle
+from copfl.experiment.bundle.writing import OF_NODE, OF_SERVER, write_bundle
 from copfl.experiment.client_models import WEIGHTS, read_weights
 from copfl.settings import toml
 
@@ -224,10 +224,10 @@ def load(
     model: Any = None,
     **values: Any,
 ) -> Bundle:
-    """The model in a bundle, or of one client in a run folder.
+    """The model in a bundle, of a node, or of one client in a run folder.
 
     Args:
-        path: The folder of a bundle, or of a run.
+        path: The folder of a bundle, of a run, or the state-dir of a node.
         client: In a run folder, a number from 0, or the client's name in the data; "global" is the global model.
         before_training: The model that the client has after the last aggregation, before it trains again, in place
             of the one that the table scores. It is made from the run's checkpoint and data, which must be there.
@@ -252,14 +252,18 @@ def load(
 
 
 def located(path: Path, client: int | str | None = None) -> Path:
-    """The folder of a bundle: the path itself, or that of a client in a run folder."""
+    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node."""
     if (path / FILE).is_file():
         if client is not None:
             raise UsageError(f"{path} is the bundle of one model; leave out the client")
         return path
+    if own := of_node(path):
+        if client is not None:
+            raise UsageError(f"{path} is of a node, which has the model of one client; leave out the client")
+        return own
     models = path / "models"
     if not path.exists():
-        raise RunError(f"there is no folder {path}; name a bundle, or a run folder")
+        raise RunError(f"there is no folder {path}; name a bundle, a run folder or the state-dir of a node")
     if not (path / "run.toml").is_file():
         raise RunError(f"{path} is neither a bundle (it has no {FILE}) nor a run folder (it has no run.toml)")
     if client is None:
@@ -280,6 +284,12 @@ def located(path: Path, client: int | str | None = None) -> Path:
             f"{models} has no bundles: they are written when a run ends. `copfl resume {path}` ends it"
         )
     return models / (OF_SERVER if client == OF_SERVER else f"client-{number_of(models, client):04d}")
+
+
+def of_node(path: Path) -> Path | None:
+    """The bundle in the state-dir of a node, of the run that was trained last, or in its folder of one run."""
+    found = [*path.glob(f"{OF_NODE}/{FILE}"), *path.glob(f"*/{OF_NODE}/{FILE}")]
+    return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
 
 
 def number_of(models: Path, client: int | str) -> int:

@@ -18,30 +18,20 @@ from copfl.settings.toml import Tables
 
 BASE = "base"  # the folder of what all bundles of a run have in common
 OF_SERVER = "global"  # the folder of the global model
+OF_NODE = "model"  # the folder of a client's model in the folder of a run on its node
 
 
 def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Origin) -> Description:
     """The description of a model of this run, without scores."""
     table = dataset.table
     names = () if dataset.kind == NEXT_TOKEN else dataset.classes
-    text = table.text if table is not None else None
-    if text is None and "input_ids" in by_name(dataset.train.x) and _has_tokenizer(tables["model"]):
-        text = "text"  # texts without a column: an array, or the lines of a file
-    mean, std = (() if t is None else tuple(t.flatten().tolist()) for t in (task.mean, task.std))
     return Description(
         model=base.portable(tables["model"]),
         adapter=dict(tables.get("adapter", {})),
         task=dict(tables.get("task", {})),
         seed=seed,
         dtype=str(task.initial.dtype).removeprefix("torch."),
-        input=Input(
-            {name: Array(str(a.dtype), tuple(a.shape[1:])) for name, a in by_name(dataset.train.x).items()},
-            columns=() if table is None else table.columns,
-            missing="refuse" if table is None else table.missing,
-            text=text,
-            mean=mean,
-            std=std,
-        ),
+        input=input_of(dataset, task, tables["model"]),
         output=Output(
             dataset.kind,
             len(dataset.classes),
@@ -51,6 +41,23 @@ def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Or
         ),
         origin=origin,
         copfl=__version__,
+    )
+
+
+def input_of(dataset: Dataset, task: Task, model: dict[str, Any]) -> Input:
+    """What a model takes that was trained on this data; `model` is its table."""
+    table = dataset.table
+    text = table.text if table is not None else None
+    if text is None and "input_ids" in by_name(dataset.train.x) and _has_tokenizer(model):
+        text = "text"  # texts without a column: an array, or the lines of a file
+    mean, std = (() if t is None else tuple(t.flatten().tolist()) for t in (task.mean, task.std))
+    return Input(
+        {name: Array(str(a.dtype), tuple(a.shape[1:])) for name, a in by_name(dataset.train.x).items()},
+        columns=() if table is None else table.columns,
+        missing="refuse" if table is None else table.missing,
+        text=text,
+        mean=mean,
+        std=std,
     )
 
 

@@ -1,6 +1,6 @@
 """A custom model and custom data, for what copfl does not have.
 
-model = "federated.custom:model"         in pyproject.toml, [tool.flwr.app.config]; policy.toml must allow it
+name = "federated.custom:model"          in pyproject.toml, [tool.flwr.app.config.model]; policy.toml must allow it
 data="federated.custom:data"             in a node's --node-config
 """
 

@@ -1,0 +1,102 @@
+"""The model of a client as a bundle in its node's folder: `copfl predict`, `evaluate` and `export` take the folder.
+
+It is the model that the node's last evaluation measured, of whatever round that was. It needs no server, and the folder
+may be moved.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from copfl import __version__
+from copfl.core.task import Personal
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.experiment.bundle import writing
+from copfl.experiment.bundle.base import portable, write_base
+from copfl.experiment.bundle.description import Description, Origin, Output, Score
+from copfl.experiment.bundle.writing import BASE, OF_NODE, input_of
+from copfl.experiment.client_models import TRAINED
+from copfl.flower.settings import Settings
+from copfl.flower.worker import private_folder
+from copfl.settings.schema import table_of
+from copfl.wire import Head
+
+
+def description_of(settings: Settings, dataset: Dataset) -> Description:
+    """What every bundle of this node says about its model, without the round and the scores."""
+    run, samples, task = settings.run, settings.federation.samples, settings.task
+    model = table_of(run.model)
+    table = dataset.table
+    numbers = tuple(map(str, range(samples.outputs)))
+    names = (samples.names or numbers) if samples.kind == CLASSIFICATION else dataset.classes
+    return Description(
+        model=portable(model),
+        adapter=table_of(run.adapter),
+        task=table_of(run.task),
+        seed=run.run.seed,
+        dtype=str(task.initial.dtype).removeprefix("torch."),
+        input=input_of(dataset, task, model),
+        output=Output(
+            samples.kind,
+            samples.outputs,
+            () if samples.kind == NEXT_TOKEN else names,
+            () if table is None else table.targets,
+            *samples.scale,
+        ),
+        origin=Origin(
+            f"{run.algorithm.title} in a federation",
+            dataset.name,
+            TRAINED,
+            settings.federation.rounds,
+            settings.federation.clients,
+        ),
+        copfl=__version__,
+    )
+
+
+def write_bundle(
+    folder: Path,
+    settings: Settings,
+    general: Description,
+    head: Head,
+    model: Personal,
+    scores: Mapping[str, float | Tensor],
+    samples: int,
+) -> None:
+    """Writes the bundle of a model into the folder of its run, in place of that of an earlier round.
+
+    Args:
+        folder: That of the run, in the node's state-dir.
+        settings: Those of the federation.
+        general: See `description_of`.
+        head: Of the message to the client: the run, the round and the client.
+        model: What was measured.
+        scores: Its metrics on the node's test samples.
+        samples: The number of these.
+    """
+    place = private_folder(folder / OF_NODE)
+    takes_text, base = general.input.text is not None, folder / BASE
+    if not base.is_dir() and not write_base(base, settings.task, table_of(settings.run.model), takes_text):
+        base.mkdir()  # nothing is frozen: it is not tried again
+    measured = [metric.name for metric in settings.task.metrics if metric.name in scores]
+    values = {name: float(scores[name]) for name in measured}
+    client = (
+        head.client if head.client < settings.federation.clients else None
+    )  # that of a new one is no number
+    facts = dataclasses.replace(
+        general,
+        base=f"../{BASE}" if any(base.iterdir()) else "",
+        origin=dataclasses.replace(
+            general.origin,
+            client=client,
+            name=f"run {head.run}",
+            round=min(head.round + 1, settings.federation.rounds),
+        ),
+        scores=tuple(
+            Score(name, "test", value, samples) for name, value in values.items() if math.isfinite(value)
+        ),
+    )
+    writing.write_bundle(place, facts, settings.task.layout, model)

@@ -1,0 +1,264 @@
+"""The description of a federation: a run, and what only several machines need. Without torch.
+
+Its tables are those of run.toml and four more: [network], [secure], [samples] and [session].
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from copfl.settings import schema
+from copfl.settings.checking import SettingError, unknown_key
+from copfl.settings.schema import Run, checked_fields, declared, record_of, setting
+
+WIRES = ("fp32", "fp16", "bf16")
+KINDS = ("classification", "multilabel", "regression", "next_token")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+# What of a run the machines of a federation are told. A node has its own data, and decides how it computes.
+RUN_KEYS = ("clients", "rounds", "seed", "batch", "participation", "buffers", "augment")
+RUN_TABLES = (
+    "algorithm",
+    "optimizer",
+    "model",
+    "adapter",
+    "task",
+    "server",
+    "addons",
+    "robust",
+    "privacy",
+    "run",
+)
+
+
+def is_plain_name(run: str) -> bool:
+    """Whether the name of a run can be the name of a folder, and of no file that a machine has beside it."""
+    return PLAIN_NAME.fullmatch(run) is not None
+
+
+class Checked:
+    """A record whose values are checked when it is made."""
+
+    title: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        checked_fields(self, self.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(Checked):
+    """[network]: how a round waits for the nodes, and how numbers are sent."""
+
+    title: ClassVar[str] = "network"
+
+    min_replies: int = setting(
+        0, "Replies that a round needs; 0: half of the selected, in secure sums all.", minimum=0
+    )
+    deadline: float = setting(
+        600.0,
+        "Seconds that a round waits for more replies than it needs.",
+        "Federation",
+        exclusiveMinimum=0,
+    )
+    wire: str = setting("fp32", "Numbers in messages: fp32, fp16 or bf16.", "Federation", enum=WIRES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secure(Checked):
+    """[secure]: sums in which no upload can be seen."""
+
+    title: ClassVar[str] = "secure"
+
+    aggregation: bool = setting(
+        False,
+        "The server receives only the sum of the uploads (SecAgg+).",
+        "Federation",
+        "--secure-aggregation",
+        shown="off",
+    )
+    threshold: int = setting(
+        0, "Clients that must stay until the end of a sum; 0: the smallest secure number.", minimum=0
+    )
+    range: float = setting(65536.0, "The largest absolute value of an entry of the sum, of one client.")
+    bits: int = setting(36, "Bits of such an entry, with its sign.")
+    neighbours: int = setting(0, "Clients with which each client shares its secrets; 0: all.", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples(Checked):
+    """[samples]: what a sample is at every node. None of it is computed from a node's samples."""
+
+    title: ClassVar[str] = "samples"
+
+    shape: tuple[int, ...] = setting((1, 8, 8), "Of one sample, without that of texts.", minimum=1)
+    text: bool = setting(False, "Whether samples are texts, which a node tokenises.")
+    classes: int | tuple[str, ...] = setting(10, "Their names, or their number; of others the outputs.")
+    kind: str = setting(KINDS[0], "Of the targets.", enum=KINDS)
+    mean: tuple[float, ...] = setting((), "Of pixels in 0..1, a number per channel; none: 0.5.")
+    std: tuple[float, ...] = setting((), "Of pixels in 0..1, a number per channel; none: 0.5.")
+    target_mean: tuple[float, ...] = setting((), "Of each number to predict; training standardises them.")
+    target_std: tuple[float, ...] = setting((), "Of each number to predict.")
+    augment: bool = setting(False, "Whether the data set has random crops and flips; run.augment uses them.")
+    encoders: str = setting("", "How the columns of a table become numbers: JSON of copfl.data.encoders.")
+    public: str = setting("", "An .npz file of public samples x, the same on every machine; for ktpfl.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.outputs < 1:
+            raise SettingError("samples.classes", self.classes, "must be at least 1, or the names of classes")
+        if len(self.target_mean) != len(self.target_std) or len(self.target_mean) not in (0, self.outputs):
+            raise SettingError(
+                "samples.target_mean",
+                self.target_mean,
+                f"and samples.target_std must have a number for each of {self.outputs} targets",
+            )
+        channels = self.shape[0] if len(self.shape) == 3 and not self.text else 0
+        for name in ("mean", "std"):
+            numbers = getattr(self, name)
+            if channels and numbers and len(numbers) != channels:
+                raise SettingError(
+                    f"samples.{name}", numbers, f"must have {channels} numbers, one for each channel"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes; empty if only their number is known."""
+        return () if isinstance(self.classes, int) else self.classes
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, labels, targets or tokens."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    @property
+    def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the targets of a regression."""
+        return self.target_mean, self.target_std
+
+    @property
+    def channels(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the channels; none of samples that are no images."""
+        if len(self.shape) != 3 or self.text:
+            return (), ()
+        usual = (0.5,) * self.shape[0]
+        return self.mean or usual, self.std or usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Checked):
+    """[session]: one start of a run. It changes nothing of what is learned."""
+
+    title: ClassVar[str] = "session"
+
+    run: str = setting("", "The run's name; empty: the server chooses one.")
+    resume: bool = setting(False, "Continue from the run's last checkpoint.")
+    rollback: bool = setting(False, "Set nodes back that are ahead of the server, which lost checkpoints.")
+    join: int = setting(0, "Above 0: no training, but so many local updates for every new client.", minimum=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run and not is_plain_name(self.run):
+            raise SettingError(
+                "session.run", self.run, 'must be a plain name: letters, digits, "-" and "_", at most 100'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """A federation: the run, and what only several machines need."""
+
+    run: Run = field(default_factory=Run)
+    network: Network = field(default_factory=Network)
+    secure: Secure = field(default_factory=Secure)
+    samples: Samples = field(default_factory=Samples)
+    session: Session = field(default_factory=Session)
+
+    def __post_init__(self) -> None:
+        if self.network.min_replies > self.selected:
+            raise SettingError(
+                "network.min_replies",
+                self.network.min_replies,
+                f"must be at most {self.selected}: so many clients a round selects",
+            )
+        if self.secure.aggregation and self.run.robust:
+            raise SettingError(
+                "robust.name",
+                self.run.robust.name,
+                "compares single uploads, and with secure.aggregation the server sees only their sum; leave one "
+                "of them out",
+            )
+
+    @property
+    def clients(self) -> int:
+        """Number of clients, connected or not."""
+        return self.run.run.clients
+
+    @property
+    def rounds(self) -> int:
+        return self.run.run.rounds
+
+    @property
+    def selected(self) -> int:
+        """Number of clients that a round selects."""
+        return self.run.run.participants
+
+    @property
+    def minimum(self) -> int:
+        """Number of replies that a round needs."""
+        usual = self.selected if self.secure.aggregation else (self.selected + 1) // 2
+        return self.network.min_replies or usual
+
+    @property
+    def augment(self) -> bool:
+        """Whether training has random crops and flips."""
+        return self.samples.augment and self.run.run.augment
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What the machines of the federation are told, by title and key."""
+        run = self.run.tables()
+        tables = {title: run[title] for title in RUN_TABLES if title in run}
+        tables["run"] = {key: run["run"][key] for key in RUN_KEYS}
+        return tables | {title: _all(getattr(self, title)) for title in OWN}
+
+    def replaced(self, **session: Any) -> Self:
+        """The federation with another session."""
+        return dataclasses.replace(self, session=dataclasses.replace(self.session, **session))
+
+
+OWN: dict[str, type[Any]] = {record.title: record for record in (Network, Secure, Samples, Session)}
+TITLES = (*RUN_TABLES, *OWN)  # of the tables that a federation has
+
+
+def own_record(title: str, table: Mapping[str, Any]) -> Any:
+    """The record of one of the tables that only a federation has."""
+    known = {f.name for f in declared(OWN[title])}
+    for key, value in table.items():
+        if key not in known:
+            raise unknown_key(f"{title}.{key}", value, known, paths())
+    return OWN[title](**table)
+
+
+def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
+    """The record of the table [run] of a federation, which has some of the keys."""
+    for key, value in table.items():
+        if key == "new_clients":
+            raise SettingError(
+                "run.new_clients",
+                value,
+                "is for the simulation, which keeps a fraction of its clients out of the training; here a new "
+                "client joins after it: `copfl federate join FOLDER --data FILE`, or session.join=3 in a run",
+            )
+        if key not in RUN_KEYS:
+            raise unknown_key(f"run.{key}", value, RUN_KEYS, [p for p in paths() if not p.startswith("run.")])
+    return record_of("run", table)  # type: ignore[no-any-return]
+
+
+def paths() -> list[str]:
+    """Every declared setting of a federation, such as "network.deadline"."""
+    own = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
+    return [*schema.paths(), *own]
+
+
+def _all(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in declared(type(record))}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
 from copfl.comparison.choose import Limit, Rung, Speed, Standing, affordable, cost, limit_of, plan
 from copfl.comparison.entries import Entry
@@ -279,3 +280,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "run.toml").exists()
     wrong = called(capsys, "choose", "--budget", "soon")
     assert (wrong.code, "neither a number of rounds" in wrong.err) == (2, True)
+
+
+def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
+    labels = [row.label for row in racing._entries(["all"])]
+    assert "fedpac server.name=fedexp head_speed=3.0" in labels
+    assert len(labels) == len({*labels}) == len(ALGORITHMS) + len(racing.SERVER_STEPS)
+    assert [row.label for row in racing._entries(["fedavg"])] == ["fedavg", "local"]

@@ -130,7 +130,11 @@ def choose(
     *,
     algorithms: Annotated[
         list[str] | None,
-        option("Training", "Candidates, as fedavg,copfl:rate=0.1; default: all.", "--algorithms -a"),
+        option(
+            "Training",
+            "Candidates, as fedavg,copfl:rate=0.1; default: all, some also with a step of the server.",
+            "--algorithms -a",
+        ),
     ] = None,
     budget: Annotated[
         str,
@@ -174,7 +178,7 @@ def choose(
 
     with stoppable(AGAIN):
         found = racing.choose(
-            entries.entries_of(algorithms or ["all"]),
+            algorithms or ["all"],
             budget,
             entries.seeds_of("0,1,2" if seeds is None else seeds),
             line,

@@ -54,6 +54,14 @@ from copfl.stats import LEVEL, Difference
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
+# The server's steps that were best for some federation of studies/defaults; they race beside "all".
+SERVER_STEPS = (
+    "fedpac:server.name=fedexp:head_speed=3.0",
+    "fedpac:server.name=momentum",
+    "fedrod:server.name=fedexp",
+    "fedper:server.name=momentum",
+    "fedavg_ft:server.name=fedexp",
+)
 FINALISTS = 2  # are trained for all rounds, with this many seeds or more
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
@@ -547,8 +555,12 @@ class Race:
 
 
 def _entries(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
-    """The entries, and local training."""
+    """The entries, beside all algorithms the best steps of the server, and local training."""
     rows = reading.entries_of(given)
+    if any(isinstance(row, str) and "all" in reading.split(row) for row in given):
+        steps = [reading.entry_of(text)._replace(optional=True) for text in SERVER_STEPS]
+        labels = {row.label for row in rows}
+        rows = [step for step in steps if step.label not in labels] + rows  # first: the time may be short
     if not any(row.name == LOCAL for row in rows):
         rows.append(reading.entry_of(LOCAL))
     labels = [row.label for row in rows]

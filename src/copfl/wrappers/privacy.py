@@ -71,8 +71,12 @@ class Private(RoundWrapper):
         update = update_of(down.down, output.upload)
         finite = tree.finite((output.client, output.upload), task.device)
         change = torch.where(finite, update.change, 0)
-        change = change * (self.clip / change.norm().clamp(min=self.clip))
-        change = change + self.noise * self.clip / self.taking_part**0.5 * self.draw(down.key, change)
+        # In double precision: squares of small numbers are 0 in single precision, and long sums are inexact, so a
+        # norm would be too small, and the update larger than the clip. The one rounding is after the noise.
+        exact = change.double()
+        exact = exact * (self.clip / exact.norm().clamp(min=self.clip))
+        deviation = self.noise * self.clip / self.taking_part**0.5
+        change = (exact + deviation * self.draw(down.key, change).double()).to(change.dtype)
         received, personal = update.received, update.personal
         if personal is not None:
             # The initial mask is the same for all clients.

@@ -51,3 +51,17 @@ def test_an_update_is_clipped_whatever_its_scale(config: dict[str, Any], scale: 
     sent = upload_for_zeros(settings, config).double()
     deviation = upload_noise(settings.algorithm) * clip
     assert sent.abs().max() < 6 * deviation  # of normal numbers, with a change of at most a fifth of it
+
+
+@pytest.mark.parametrize(("clients", "participation"), [(3, 0.34), (10, 0.1000001), (3, 0.5), (4, 0.5), (3, 1)])
+def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
+    clients: int, participation: float
+) -> None:
+    """Of 1.02 clients a round selects two, which divide the noise: each upload had 0.71 of the least noise."""
+    policy, keys = Policy(privacy=Privacy(noise=1.0)), {"clients": clients, "participation": participation}
+    asked = CONFIG | {"algorithm": "fedavg", "min-replies": 0} | keys
+    least = settings_of(asked).config.selected ** 0.5
+    for noise in (least, (clients * participation) ** 0.5):
+        run_config = asked | {"privacy": noise}
+        is_enough = upload_noise(settings_of(run_config).algorithm) >= 1 - 1e-9
+        assert (refusals(policy, run_config) == ()) == is_enough

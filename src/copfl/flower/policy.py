@@ -520,13 +520,15 @@ def _value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     if secure.required and not is_secure:
         yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
     clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
-    selected = clients * fraction if _all_numbers(clients, fraction) else 0
+    is_counted = _all_numbers(clients, fraction) and 0 <= fraction <= 1
+    # As `core.batches.participants`, which needs torch: of a part of a client, a whole one takes part.
+    selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
     if is_secure and selected < secure.cohort:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
     # A table without the noise has that of the wrapper, which the node does not count on.
     noise = tables["privacy"].get("noise", 0.0)
     # The noise of a sum is divided among the clients of a round, however many there really are.
-    shared = 1.0 if is_secure else max(selected, 1.0) ** 0.5
+    shared = 1.0 if is_secure else max(selected, 1) ** 0.5
     if privacy.noise and not (_all_numbers(noise) and noise >= privacy.noise * shared):
         least = f"privacy.noise must be at least {privacy.noise * shared:g}"
         each = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from copfl.core.batches import participants
 from copfl.errors import UsageError
 from copfl.files import write_bytes
 from copfl.flower import own_code
@@ -127,7 +128,7 @@ def _privacy_lines(policy: Policy, tables: Tables, state_dir: Path | None) -> li
     """What the node's data have spent, and what they will have after all rounds of the app."""
     folder, noise = state_dir or Path(os.devnull), float(tables.get("privacy", {}).get("noise", 0.0))
     run = {**DEFAULTS["run"], **tables.get("run", {})}
-    selected = max(1.0, run["clients"] * run["participation"])
+    selected = participants(run["clients"], run["participation"])
     each = noise if tables.get("secure", {}).get("aggregation") else noise / selected**0.5
     before = spent(folder, policy.privacy)
     after = spent(folder, policy.privacy, *[each] * int(run["rounds"]))

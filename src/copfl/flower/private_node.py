@@ -42,13 +42,19 @@ class SecretNoise(Private):
         """The server sends no key."""
         return super().downlink(server, ids)._replace(key=torch.zeros_like(ids))
 
-    def draw(self, key: Tensor, like: Tensor) -> Tensor:
-        """Standard normal numbers by the Box-Muller transform; a probe without a key has none."""
+    def draw(self, _: Tensor, like: Tensor) -> Tensor:
+        """Standard normal numbers by the Box-Muller transform; a probe without a key has none.
+
+        They depend on the change `like` that they hide, and on their scale. So two uploads have the same noise only
+        if they are the same, also on a node that has forgotten the first: one whose state-dir was restored.
+        """
         if not self.key:
             return torch.zeros_like(like)
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-        encryptor = Cipher(algorithms.AES(self.key), modes.CTR(bytes(16))).encryptor()
+        scale = f"{self.clip!r} {self.noise!r} {self.taking_part} ".encode()
+        key = hmac.digest(self.key, scale + like.detach().cpu().numpy().tobytes(), "sha256")
+        encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         bits = np.frombuffer(encryptor.update(bytes(16 * like.numel())), "<u8").reshape(2, -1)
         first, second = ((bits >> np.uint64(11)) + 0.5) / 2**53
         drawn = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)

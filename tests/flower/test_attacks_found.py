@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +17,9 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.flower import node
-from copfl.flower.policy import FILE, Policy, Privacy, refusals
-from copfl.flower.policy_file import write_policy
+from copfl.flower.known_data import KnownData
+from copfl.flower.ledger import Ledger, Release, epsilon
+from copfl.flower.policy import Policy, PolicyError, Privacy, refusals
 from copfl.flower.private_node import upload_noise
 from copfl.flower.settings import Settings, settings_of
 from copfl.wire import Head
@@ -65,3 +71,48 @@ def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
         run_config = asked | {"privacy": noise}
         is_enough = upload_noise(settings_of(run_config).algorithm) >= 1 - 1e-9
         assert (refusals(policy, run_config) == ()) == is_enough
+
+
+def test_a_restored_state_dir_gives_no_second_upload_with_the_same_noise(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """The difference of both would have no noise, and the ledger of the first is lost with the state-dir.
+
+    So noise depends on what it hides, and on its scale: a node needs no memory to keep two uploads apart.
+    """
+    state, kept = Path(config["state-dir"]), tmp_path / "kept"
+    first = settings_of(NOISED | {"privacy-clip": 1e-3})
+    upload_for_zeros(first, config)
+    shutil.copytree(state, kept)
+    (kept / "test" / "noised.json").unlink()
+
+    def restored(**keys: Any) -> torch.Tensor:
+        shutil.rmtree(state)
+        shutil.copytree(kept, state)
+        settings = settings_of(NOISED | {"privacy-clip": 1e-3} | keys)
+        return upload_for_zeros(settings, config).double()
+
+    sent, deviation = restored(), upload_noise(first.algorithm) * 1e-3
+    assert torch.equal(restored(), sent)  # the same value again reveals nothing
+    for keys, scale in (({"options.epochs": 2}, 1), ({"privacy-clip": 2e-3}, 2), ({"privacy": 16.0}, 2)):
+        difference = restored(**keys) - scale * sent
+        assert difference.std() > deviation
+
+
+def test_requests_that_spend_at_the_same_time_share_one_limit(tmp_path: Path) -> None:
+    """Without a lock, each spent what was left for one, and their lines broke the chain."""
+    samples = KnownData(tmp_path).name_of(np.arange(3, dtype=np.uint64))
+    one = Release(samples, "test", 0, noise=5.0, clip=1.0)
+    most = next(n for n in range(1, 9) if epsilon([one] * (n + 1), 1e-5) > 4)
+    barrier = threading.Barrier(3)
+
+    def spend(request: int) -> None:
+        barrier.wait()
+        with contextlib.suppress(PolicyError):
+            for n in range(5):
+                release = one._replace(round=n, value=f"{request}-{n}")
+                Ledger(tmp_path).enter(release, Privacy(lifetime_epsilon=4.0))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(spend, range(3)))
+    assert len(Ledger(tmp_path).releases()) == most

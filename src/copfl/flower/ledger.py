@@ -11,16 +11,19 @@ is computed.
 import math
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.errors import RunError, UsageError
+from copfl.files import locked
 from copfl.flower.events import AuditLog, verified
 from copfl.flower.known_data import FOLDER, KnownData
 from copfl.flower.policy import PolicyError, Privacy, Refusal
 from copfl.flower.registry import Event
 
-FILE = "ledger.jsonl"  # in the folder of known data
+FILE, LOCK = "ledger.jsonl", "ledger.lock"  # in the folder of known data
+WAIT = 60.0  # seconds for another process of this node
 # The same in every line: one client's data are replaced by any others, the server knows who takes part, and a round is
 # one step. `noise` is the deviation over the clip, as `wrappers.privacy.epsilon_of` takes it.
 MECHANISM = {"mechanism": "gaussian", "relation": "replace-one-client", "sampling": 1.0, "steps": 1}
@@ -71,6 +74,10 @@ class Ledger:
 
     def enter(self, release: Release, privacy: Privacy) -> None:
         """Writes the release down; PolicyError if it would exceed the lifetime epsilon of its data."""
+        with self._alone():
+            self._enter(release, privacy)
+
+    def _enter(self, release: Release, privacy: Privacy) -> None:
         earlier = self.of(release.samples)
         if any(_is_same(release, other) for other in earlier):
             return
@@ -85,9 +92,14 @@ class Ledger:
 
     def settle(self, value: str, noise: float) -> None:
         """Writes down that a secure sum has this noise: its members are certain."""
-        current = [release.noise for release in self.releases() if release.value == value]
-        if current and current[-1] < noise:
-            self._add(Event.SETTLED, value=value, noise=noise)
+        with self._alone():
+            current = [release.noise for release in self.releases() if release.value == value]
+            if current and current[-1] < noise:
+                self._add(Event.SETTLED, value=value, noise=noise)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """The right to read and append: without it two processes would both spend what is left for one."""
+        return locked(self.path.with_name(LOCK), WAIT)
 
     def _add(self, event: str, **fields: Any) -> None:
         log = AuditLog(self.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
-from copfl.flower import node
+from copfl.flower import ledger, node
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
 from copfl.flower.policy import Policy, PolicyError, Privacy, refusals
@@ -59,7 +60,9 @@ def test_an_update_is_clipped_whatever_its_scale(config: dict[str, Any], scale: 
     assert sent.abs().max() < 6 * deviation  # of normal numbers, with a change of at most a fifth of it
 
 
-@pytest.mark.parametrize(("clients", "participation"), [(3, 0.34), (10, 0.1000001), (3, 0.5), (4, 0.5), (3, 1)])
+@pytest.mark.parametrize(
+    ("clients", "participation"), [(3, 0.34), (10, 0.1000001), (3, 0.5), (4, 0.5), (3, 1)]
+)
 def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
     clients: int, participation: float
 ) -> None:
@@ -99,20 +102,27 @@ def test_a_restored_state_dir_gives_no_second_upload_with_the_same_noise(
         assert difference.std() > deviation
 
 
-def test_requests_that_spend_at_the_same_time_share_one_limit(tmp_path: Path) -> None:
-    """Without a lock, each spent what was left for one, and their lines broke the chain."""
+def test_requests_that_spend_at_the_same_time_share_one_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a lock, each of two spent what was left for one, and their lines broke the chain."""
     samples = KnownData(tmp_path).name_of(np.arange(3, dtype=np.uint64))
     one = Release(samples, "test", 0, noise=5.0, clip=1.0)
-    most = next(n for n in range(1, 9) if epsilon([one] * (n + 1), 1e-5) > 4)
-    barrier = threading.Barrier(3)
+    limit, both_have_read = 1.1 * epsilon([one], 1e-5), threading.Barrier(2)
 
-    def spend(request: int) -> None:
-        barrier.wait()
-        with contextlib.suppress(PolicyError):
-            for n in range(5):
-                release = one._replace(round=n, value=f"{request}-{n}")
-                Ledger(tmp_path).enter(release, Privacy(lifetime_epsilon=4.0))
+    def slow(releases: Iterable[Release], delta: float) -> float:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_read.wait(0.5)
+        return epsilon(releases, delta)
 
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(spend, range(3)))
-    assert len(Ledger(tmp_path).releases()) == most
+    def is_entered(value: str) -> bool:
+        try:
+            Ledger(tmp_path).enter(one._replace(value=value), Privacy(lifetime_epsilon=limit))
+        except PolicyError:
+            return False
+        return True
+
+    monkeypatch.setattr(ledger, "epsilon", slow)
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(is_entered, "ab")) == [False, True]
+    assert len(Ledger(tmp_path).releases()) == 1

@@ -21,7 +21,7 @@ from copfl.flower import ledger, node
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
 from copfl.flower.policy import Policy, PolicyError, Privacy, refusals
-from copfl.flower.private_node import upload_noise
+from copfl.flower.private_node import SecretNoise, upload_noise
 from copfl.flower.settings import Settings, settings_of
 from copfl.wire import Head
 from tests.flower.network import CONFIG, digits, write_nodes
@@ -46,6 +46,12 @@ def upload_for_zeros(settings: Settings, config: dict[str, Any]) -> torch.Tensor
     return max(tree.leaves(trained.output.upload), key=torch.numel)
 
 
+def noise_of(settings: Settings) -> float:
+    """The noise of one upload, over the clip."""
+    assert isinstance(settings.algorithm, SecretNoise)
+    return upload_noise(settings.algorithm)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-25])
 def test_an_update_is_clipped_whatever_its_scale(config: dict[str, Any], scale: float) -> None:
     """Squares of numbers below 1e-23 are 0 in single precision, and so was their norm: nothing was clipped.
@@ -56,7 +62,7 @@ def test_an_update_is_clipped_whatever_its_scale(config: dict[str, Any], scale: 
     keys = {"privacy": noise, "privacy-clip": clip, "optimizer.name": "sgd", "optimizer.lr": scale}
     settings = settings_of(NOISED | keys)
     sent = upload_for_zeros(settings, config).double()
-    deviation = upload_noise(settings.algorithm) * clip
+    deviation = noise_of(settings) * clip
     assert sent.abs().max() < 6 * deviation  # of normal numbers, with a change of at most a fifth of it
 
 
@@ -72,7 +78,7 @@ def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
     least = settings_of(asked).config.selected ** 0.5
     for noise in (least, (clients * participation) ** 0.5):
         run_config = asked | {"privacy": noise}
-        is_enough = upload_noise(settings_of(run_config).algorithm) >= 1 - 1e-9
+        is_enough = noise_of(settings_of(run_config)) >= 1 - 1e-9
         assert (refusals(policy, run_config) == ()) == is_enough
 
 
@@ -95,7 +101,7 @@ def test_a_restored_state_dir_gives_no_second_upload_with_the_same_noise(
         settings = settings_of(NOISED | {"privacy-clip": 1e-3} | keys)
         return upload_for_zeros(settings, config).double()
 
-    sent, deviation = restored(), upload_noise(first.algorithm) * 1e-3
+    sent, deviation = restored(), noise_of(first) * 1e-3
     assert torch.equal(restored(), sent)  # the same value again reveals nothing
     for keys, scale in (({"options.epochs": 2}, 1), ({"privacy-clip": 2e-3}, 2), ({"privacy": 16.0}, 2)):
         difference = restored(**keys) - scale * sent

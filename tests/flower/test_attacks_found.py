@@ -28,7 +28,7 @@ from tests.flower.network import CONFIG, digits, write_nodes
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
-NOISED = CONFIG | {"algorithm": "fedavg", "privacy": 8.0, "privacy-clip": 0.2, "rounds": 1}
+NOISED = CONFIG | {"algorithm.name": "fedavg", "privacy.noise": 8.0, "privacy.clip": 0.2, "run.rounds": 1}
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_an_update_is_clipped_whatever_its_scale(config: dict[str, Any], scale: 
     A server that chooses such a learning rate and such a clip saw the update as if it had no noise.
     """
     clip, noise = 1e-3 * scale, 8.0
-    keys = {"privacy": noise, "privacy-clip": clip, "optimizer.name": "sgd", "optimizer.lr": scale}
+    keys = {"privacy.noise": noise, "privacy.clip": clip, "optimizer.name": "sgd", "optimizer.lr": scale}
     settings = settings_of(NOISED | keys)
     sent = upload_for_zeros(settings, config).double()
     deviation = noise_of(settings) * clip
@@ -73,11 +73,14 @@ def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
     clients: int, participation: float
 ) -> None:
     """Of 1.02 clients a round selects two, which divide the noise: each upload had 0.71 of the least noise."""
-    policy, keys = Policy(privacy=Privacy(noise=1.0)), {"clients": clients, "participation": participation}
-    asked = CONFIG | {"algorithm": "fedavg", "min-replies": 0} | keys
-    least = settings_of(asked).config.selected ** 0.5
+    policy, keys = (
+        Policy(privacy=Privacy(noise=1.0)),
+        {"run.clients": clients, "run.participation": participation},
+    )
+    asked = CONFIG | {"algorithm.name": "fedavg", "network.min_replies": 0} | keys
+    least = settings_of(asked).federation.selected ** 0.5
     for noise in (least, (clients * participation) ** 0.5):
-        run_config = asked | {"privacy": noise}
+        run_config = asked | {"privacy.noise": noise}
         is_enough = noise_of(settings_of(run_config)) >= 1 - 1e-9
         assert (refusals(policy, run_config) == ()) == is_enough
 
@@ -90,7 +93,7 @@ def test_a_restored_state_dir_gives_no_second_upload_with_the_same_noise(
     So noise depends on what it hides, and on its scale: a node needs no memory to keep two uploads apart.
     """
     state, kept = Path(config["state-dir"]), tmp_path / "kept"
-    first = settings_of(NOISED | {"privacy-clip": 1e-3})
+    first = settings_of(NOISED | {"privacy.clip": 1e-3})
     upload_for_zeros(first, config)
     shutil.copytree(state, kept)
     (kept / "test" / "noised.json").unlink()
@@ -98,12 +101,16 @@ def test_a_restored_state_dir_gives_no_second_upload_with_the_same_noise(
     def restored(**keys: Any) -> torch.Tensor:
         shutil.rmtree(state)
         shutil.copytree(kept, state)
-        settings = settings_of(NOISED | {"privacy-clip": 1e-3} | keys)
+        settings = settings_of(NOISED | {"privacy.clip": 1e-3} | keys)
         return upload_for_zeros(settings, config).double()
 
     sent, deviation = restored(), noise_of(first) * 1e-3
     assert torch.equal(restored(), sent)  # the same value again reveals nothing
-    for keys, scale in (({"options.epochs": 2}, 1), ({"privacy-clip": 2e-3}, 2), ({"privacy": 16.0}, 2)):
+    for keys, scale in (
+        ({"algorithm.epochs": 2}, 1),
+        ({"privacy.clip": 2e-3}, 2),
+        ({"privacy.noise": 16.0}, 2),
+    ):
         difference = restored(**keys) - scale * sent
         assert difference.std() > deviation
 

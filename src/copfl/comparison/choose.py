@@ -559,8 +559,8 @@ def _entries(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
     rows = reading.entries_of(given)
     if any(isinstance(row, str) and "all" in reading.split(row) for row in given):
         steps = [reading.entry_of(text)._replace(optional=True) for text in SERVER_STEPS]
-        labels = {row.label for row in rows}
-        rows = [step for step in steps if step.label not in labels] + rows  # first: the time may be short
+        named = {row.label for row in rows}
+        rows = [step for step in steps if step.label not in named] + rows  # first: the time may be short
     if not any(row.name == LOCAL for row in rows):
         rows.append(reading.entry_of(LOCAL))
     labels = [row.label for row in rows]

@@ -75,7 +75,12 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
 @slow
 def test_a_secure_sum_over_flower_is_the_plain_one(tmp_path: Path) -> None:
     """CO-PFL, one round: three nodes with their workers; the total is that of the simulation within the step."""
-    config = CONFIG | {"secure.aggregation": True, "secure.bits": 48, "run.rounds": 1, "network.deadline": 240}
+    config = CONFIG | {
+        "secure.aggregation": True,
+        "secure.bits": 48,
+        "run.rounds": 1,
+        "network.deadline": 240,
+    }
     app, runs, federation = tmp_path / "app", tmp_path / "app" / "runs", digits()
     init(app, nested(config))
     with LocalFederation(app) as local:

@@ -26,6 +26,7 @@ from copfl.testing import TOLERANCE, add_lora
 from copfl.wrappers.attacks import ATTACKS
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.options import shown, variants
+from tests.slow import SLOW
 
 SIZES = (5, 7, 6)  # of the clients: unequal, so that some steps have padding
 ROUNDS = 2
@@ -84,13 +85,16 @@ def check_bytes(run: Callable[[str], Result]) -> None:
         assert torch.equal(one, again), f"two runs differ in {path}"
 
 
-# With its defaults every algorithm is repeated by test_testing.py; KT-pFL has public samples here.
-CASES = [(name, options) for name in ALGORITHMS for options in variants(name) if options or name == "ktpfl"]
+# Quick: with its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples
+# here. A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for byte.
+CASES = [
+    (name, options) for name in ALGORITHMS for options in variants(name) if SLOW or options or name == "ktpfl"
+]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{shown(o)}" for name, o in CASES])
 def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -> None:
-    how = check if options else check_bytes
+    how = check if options and not SLOW else check_bytes
     how(lambda engine: result_of(name, engine, {"algorithm_options": options}))
 
 

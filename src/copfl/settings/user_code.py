@@ -72,12 +72,6 @@ def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def takes_any(factory: Callable[..., Any]) -> bool:
-    """Whether a function takes keywords that it does not name."""
-    kinds = [p.kind for p in takes(factory).values()]
-    return not kinds or inspect.Parameter.VAR_KEYWORD in kinds
-
-
 def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
     """The parameters that get the samples' shape and the number of classes, and which of the two each gets.
 

@@ -101,7 +101,11 @@ class Optimizer(Component):
         "", "sgd, adam, mamo or module:Class.", "Training", "--optimizer", shown="the algorithm's"
     )
     lr: float | None = setting(
-        None, "Learning rate.", "Training", shown="the optimizer's on the data set", exclusiveMinimum=0
+        None,
+        "Learning rate.",
+        "Training",
+        shown="the optimizer's on the data set; without an algorithm what suits the data",
+        exclusiveMinimum=0,
     )
 
 
@@ -300,7 +304,7 @@ class RunSettings:
         "--batch-size",
         minimum=1,
         maximum=10**9,
-        shown="8 on digits, 32 elsewhere",
+        shown="8 on digits, 32 elsewhere; without an algorithm what suits the data",
     )
     participation: float = setting(
         1.0, "Fraction of the clients in each round.", "Federation", exclusiveMinimum=0, maximum=1

@@ -108,7 +108,7 @@ def sweep(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run one algorithm in every cell of a grid. Finished runs are used again."""
+    """Run one algorithm in every cell of a grid, without --algorithm CO-PFL. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
 

@@ -223,7 +223,7 @@ class Server(Component):
         "The server's step: mean, momentum, adam, yogi, adagrad, fedexp or module:Class.",
         "Training",
         "--server",
-        shown="mean",
+        shown="mean; without an algorithm what suits the data",
     )
 
 

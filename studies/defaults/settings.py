@@ -166,3 +166,15 @@ def features(folder: Path) -> dict[str, Any]:
 def arrays(name: str, folder: Path) -> dict[str, Any]:
     loader: Callable[[Path], dict[str, Any]] = globals()[name]
     return loader(folder)
+
+
+def samples_per_client(name: str, folder: Path) -> float:
+    """For training, a mean."""
+    setting = SETTINGS[name]
+    scheme, options = setting.partition
+    if scheme in ("classes", "concept_shift"):
+        return float(options["per_client"] * options["train_per_class"])
+    data = arrays(setting.data, folder)
+    held_out = 0 if "x_test" in data else 0.2  # copfl takes a fifth of data without test samples
+    clients = setting.clients or len(np.unique(data["group"]))
+    return len(data["y"]) * (1 - held_out) / clients

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from settings import SETTINGS, arrays  # type: ignore[import-not-found]
+from settings import SETTINGS, arrays, samples_per_client  # type: ignore[import-not-found]
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs  # type: ignore[import-not-found]
@@ -136,17 +136,6 @@ def confirmation(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
             ]
             others += [Job(name, *c[:3], 1, *c[3:], 0.0, seed) for c in COMPETITORS]
     return rules + others
-
-
-def samples_per_client(name: str, folder: Path) -> float:
-    setting = SETTINGS[name]
-    scheme, options = setting.partition
-    if scheme in ("classes", "concept_shift"):
-        return float(options["per_client"] * options["train_per_class"])
-    data = arrays(setting.data, folder)
-    held_out = 0 if "x_test" in data else 0.2  # copfl takes a fifth of data without test samples
-    clients = setting.clients or len(np.unique(data["group"]))
-    return len(data["y"]) * (1 - held_out) / clients
 
 
 def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
+from copfl.comparison import entries as reading
 from copfl.comparison.choose import Limit, Rung, Speed, Standing, affordable, cost, limit_of, plan
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
@@ -20,6 +21,7 @@ from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import TimeIsUp, all_done
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
+from copfl.settings.complete import complete
 from tests.commands import called
 
 BASE: dict[str, Any] = {
@@ -42,7 +44,14 @@ def test_the_stages_with_several_seeds_by_hand() -> None:
     stages = plan(12, 3, 10, 120)
     assert stages == [Rung(8, 1, 10), Rung(12, 1, 4), Rung(12, 2, 2)]
     assert cost(stages) == 10 * 8 + 4 * (12 - 8) + 2 * 12 == 120
-    assert plan(12, 3, 10, 200)[-1] == Rung(12, 3, 2)  # the first stage has all rounds: more seeds
+    assert plan(12, 3, 10, 200)[-1] == Rung(
+        12, 3, 2
+    )  # the first stage has half of the rounds or more: more seeds
+    assert plan(40, 3, 53, 53 * 40) == [
+        Rung(24, 1, 53),
+        Rung(40, 1, 18),
+        Rung(40, 3, 7),
+    ]  # an eighth: finalists
     longer = plan(40, 3, 20, 800)
     assert all(rung.seeds == 1 or rung.rounds == 40 for rung in longer)  # whole runs of more seeds
 
@@ -287,3 +296,18 @@ def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
     assert "fedpac server.name=fedexp head_speed=3.0" in labels
     assert len(labels) == len({*labels}) == len(ALGORITHMS) + len(racing.SERVER_STEPS)
     assert [row.label for row in racing._entries(["fedavg"])] == ["fedavg", "local"]
+    more = [row.label for row in racing._entries(["all"], [0.01])]
+    assert {"fedpac server.name=momentum lr=0.01", "local lr=0.01"} <= {*more}
+    assert len(more) == len({*more}) == len(labels) + len(racing.SERVER_STEPS) + 1
+
+
+def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set() -> None:
+    few = {"data": {"name": "digits"}, "run": {"clients": 20}}
+    base = racing._as_a_first_run(reading.with_optimizer(few))
+    usual = complete(few)
+    assert (base["run"]["batch"], base["optimizer"]["lr"]) == (usual.run.batch, usual.optimizer.lr)
+    named = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
+    base = racing._as_a_first_run(reading.with_optimizer(named))
+    assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
+    words = {**few, "model": {"name": "embedding"}}
+    assert racing._as_a_first_run(reading.with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}

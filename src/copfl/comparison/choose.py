@@ -54,15 +54,23 @@ from copfl.stats import LEVEL, Difference
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
-# The server's steps that were best for some federation of studies/defaults; they race beside "all".
+# The server's steps that were best for some federation of studies/defaults; they race beside "all", and first.
 SERVER_STEPS = (
     "fedpac:server.name=fedexp:head_speed=3.0",
     "fedpac:server.name=momentum",
     "fedrod:server.name=fedexp",
+    "fedrod:server.name=momentum",
+    "fedper:server.name=fedexp",
     "fedper:server.name=momentum",
     "fedavg_ft:server.name=fedexp",
+    "fedavg_ft:server.name=momentum",
 )
-FINALISTS = 2  # are trained for all rounds, with this many seeds or more
+RATES = (
+    1e-3,
+    3e-3,
+    1e-2,
+)  # of Adam, that these and training alone race with; the others have that of a first run
+FINALISTS = 2  # or more are trained for all rounds, with this many seeds or more
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
@@ -121,10 +129,14 @@ def choose(
     out, log = Path(out), log or (lambda line: None)
     common = base_tables or {}
     every = {"checkpoint_every": 1}  # a rung may end after any round
-    base = reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}})
+    base = _as_a_first_run(reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
     race = Race(out, base, seeds, validation, jobs, log)
-    candidates = race.candidates(_entries(entries), tune or {})
+    is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
+    is_adam = base["optimizer"].get("name") == reading.OPTIMIZER
+    rates = RATES if is_adam and not is_rate_set else ()
+    rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
+    candidates = race.candidates(rows, tune or {})
     local = next(one for one in candidates if one.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     candidates = race.suitable(candidates, experiment)
@@ -226,26 +238,27 @@ def _steps(rounds: int) -> int:
 def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
     """The stages of the race, whose cost is within the limit if the shortest one's is.
 
-    Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are in a
-    row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
-    proportion from stage to stage; beyond the first seed it has whole runs. The first stage, which drops
-    most, is as long as the limit allows. If it has all rounds, the last one has as many seeds as it allows.
+    Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a candidate
+    are in a row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
+    proportion from stage to stage; beyond the first seed it has whole runs. The finalists have as many seeds as leave
+    half of the rounds to the first stage, which drops most; then that stage is as long as the limit allows.
     """
-    counts = [candidates]
-    while counts[-1] > FINALISTS:
-        counts.append(max(FINALISTS, math.ceil(counts[-1] / 3)))
-    steps = len(counts) - 1
+    finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
+    while counts[-1] > finalists:
+        counts.append(max(finalists, math.ceil(counts[-1] / 3)))
+    steps = max(1, len(counts) - 1)
 
     def stages(first: int, last: int) -> list[Rung]:
-        amounts = [first * (rounds * last / first) ** (stage / steps) for stage in range(steps)]
+        amounts = [first * (rounds * last / first) ** (stage / steps) for stage in range(len(counts) - 1)]
         within = [(min(round(amount), rounds), max(1, round(amount / rounds))) for amount in amounts]
         return [Rung(*run, count) for run, count in zip([*within, (rounds, last)], counts, strict=True)]
 
     least = min(seeds, FINALISTS)
-    lengths = [(first, least) for first in range(1, rounds + 1)]
-    more = [(rounds, last) for last in range(least + 1, seeds + 1)]
-    fitting = [pair for pair in lengths + more if price(stages(*pair)) <= limit]
-    return stages(*max(fitting, default=(1, least)))
+    for last in range(seeds, least - 1, -1):
+        fitting = [first for first in range(1, rounds + 1) if price(stages(first, last)) <= limit]
+        if fitting and 2 * fitting[-1] >= rounds:
+            return stages(fitting[-1], last)
+    return stages(max(fitting, default=1), least)
 
 
 class Speed(NamedTuple):
@@ -554,13 +567,33 @@ class Race:
         self.log(text)
 
 
-def _entries(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
-    """The entries, beside all algorithms the best steps of the server, and local training."""
+def _as_a_first_run(base: Tables) -> Tables:
+    """The settings, with the batch size, the rate and its schedule of a run of which nobody names the algorithm."""
+    usual = complete(base)
+    tables = {**base, "run": {"batch": usual.run.batch, **base["run"]}}
+    if "name" in base["optimizer"]:
+        tables["optimizer"] = {"lr": usual.optimizer.lr, **base["optimizer"]}
+    if schedule := usual.addons.options.get("lr_schedule"):
+        tables["addons"] = {"lr_schedule": schedule, **base.get("addons", {})}
+    return tables
+
+
+def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[float] = ()) -> list[Entry]:
+    """The entries, beside all algorithms the best steps of the server, and local training.
+
+    Args:
+        given: The entries.
+        more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
+    """
     rows = reading.entries_of(given)
     if any(isinstance(row, str) and "all" in reading.split(row) for row in given):
-        steps = [reading.entry_of(text)._replace(optional=True) for text in SERVER_STEPS]
+        steps = [
+            *SERVER_STEPS,
+            *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),
+        ]
         named = {row.label for row in rows}
-        rows = [step for step in steps if step.label not in named] + rows  # first: the time may be short
+        extra = [reading.entry_of(text)._replace(optional=True) for text in steps]
+        rows = [row for row in extra if row.label not in named] + rows  # first: the time may be short
     if not any(row.name == LOCAL for row in rows):
         rows.append(reading.entry_of(LOCAL))
     labels = [row.label for row in rows]

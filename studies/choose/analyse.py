@@ -44,10 +44,11 @@ def read(path: Path, first_seed: int) -> dict[str, Curves]:
         candidate = Candidate(line["algorithm"], line["server"], line["lr"])
         curves = settings.setdefault(line["setting"], {}).setdefault(candidate, {})
         curves[line["seed"] - first_seed] = [100 * value for value in line["curve"]]
-    return {
+    whole = {
         name: {one: curves for one, curves in candidates.items() if curves.keys() >= {*RACED, *TESTED}}
         for name, candidates in settings.items()
     }
+    return {name: candidates for name, candidates in whole.items() if candidates}
 
 
 def value(curve: list[float], rounds: int | None = None) -> float:

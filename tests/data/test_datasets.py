@@ -24,7 +24,7 @@ from copfl.data.corruptions import CORRUPTIONS
 from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, load
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
-from copfl.settings.complete import data, data_of
+from copfl.settings.data import data_of, data_record
 from tests.data.files import Payload, assert_well_formed, saved, write_image
 
 REAL = Path(os.environ.get("COPFL_DATA", "/nonexistent"))
@@ -520,9 +520,9 @@ def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r'data.sizee=32 is no setting; allowed are size; did you mean "size"'
     ):
-        data_of(data({"name": "mini_imagenet", "sizee": 32}))
+        data_of(data_record({"name": "mini_imagenet", "sizee": 32}))
     with pytest.raises(UsageError, match=r"data.size=3 is no setting; allowed are none"):
-        data_of(data({"name": "digits", "size": 3}))
+        data_of(data_record({"name": "digits", "size": 3}))
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "no" / "such")
 
@@ -542,7 +542,7 @@ def test_names_and_options_are_suggested(tmp_path: Path) -> None:
 )
 def test_misfit_options(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(options))}=.* must be "):
-        data_of(data({"name": name, "dir": str(tmp_path), **options}))
+        data_of(data_record({"name": name, "dir": str(tmp_path), **options}))
 
 
 def test_check(tmp_path: Path) -> None:

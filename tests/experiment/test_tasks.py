@@ -17,7 +17,7 @@ from copfl.errors import UsageError
 from copfl.experiment.run import Result
 from copfl.experiment.tasks import build_task
 from copfl.settings import schema
-from copfl.settings.complete import task as completed
+from copfl.settings.task import task_record as completed
 
 QUICK: dict[str, Any] = {"rounds": 2, "model": "mlp", "engine": "sequential"}
 OWN = """

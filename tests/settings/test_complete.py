@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
-from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd
 from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.parts import Pwpm
 from copfl.parts.mamo import Mamo
-from copfl.settings import complete as completing
 from copfl.settings import toml
 from copfl.settings.checking import SettingError, checked, parameters_of
-from copfl.settings.complete import OWN_RATES, complete, component, usual_rate
-from copfl.settings.components import WRAPPERS, algorithm_of
+from copfl.settings.complete import complete
+from copfl.settings.components import WRAPPERS, algorithm_of, component
+from copfl.settings.optimizer import OWN_RATES, learning_rate, optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.wrappers.robust import Clipped
@@ -228,6 +228,30 @@ def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, An
         resolved(tables)
 
 
+@pytest.mark.parametrize("preset", ["", "demo"])
+@pytest.mark.parametrize("kind", ["algorithm", "data", "run"])
+def test_what_is_no_table_is_refused(kind: str, preset: str) -> None:
+    with pytest.raises(SettingError, match=f"{kind}=3 must be a table of settings"):
+        complete({kind: 3}, preset=preset)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("set_to", "of_algorithm", "of_data", "counts"),
+    [
+        (0.5, 0.03, 0.1, 0.5),  # what is set
+        (None, 0.03, 0.1, 0.03),  # what the algorithm's authors chose
+        (None, DefaultNumber(0.01), 0.1, 0.1),  # what suits the data
+        (None, None, 0.1, 0.1),
+        (None, DefaultNumber(0.01), None, 0.01),  # the default of the algorithm's optimizer
+        (None, None, None, None),  # that of the optimizer's class
+    ],
+)
+def test_which_learning_rate_counts(
+    set_to: float | None, of_algorithm: float | None, of_data: float | None, counts: float | None
+) -> None:
+    assert learning_rate(set_to, of_algorithm, of_data) == counts
+
+
 def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
     assert not set(WRAPPERS) & resolved(PAPERS, {"attack": {}, "robust": {}}).keys()
     tables = resolved(
@@ -245,7 +269,7 @@ def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
 
 def built(table: dict[str, Any], **options: Any) -> Any:
     chosen = component("algorithm", table)
-    return algorithm_of(Run(algorithm=chosen, optimizer=completing.optimizer(chosen, options, {})))
+    return algorithm_of(Run(algorithm=chosen, optimizer=optimizer_record(chosen, options, {})))
 
 
 def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:

@@ -49,15 +49,15 @@ def describe(
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
     from copfl.data.overview import overview
     from copfl.data.table_files import READERS
-    from copfl.settings import complete
+    from copfl.settings.data import data_of, data_record
 
     line = {"name": name, "target": target, "client": client, "text": text}
     line |= {"dir": None if data_dir is None else str(data_dir)}
-    data = {key: value for key, value in line.items() if value is not None}
-    data |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
+    table = {key: value for key, value in line.items() if value is not None}
+    table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
     if Path(name).suffix in READERS:
-        data.setdefault("missing", "fill")  # so that they are counted; a run refuses them
-    print(overview(complete.data_of(complete.data(data))))
+        table.setdefault("missing", "fill")  # so that they are counted; a run refuses them
+    print(overview(data_of(data_record(table))))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The options of commands: those of settings are derived from the records, and shared ones are here.
 
 A command is a function with a real signature. One that trains has a parameter `line: Tables`, which `training`
-replaces by an option for every setting that has a panel, and by --set for the others.
+replaces by an option for every setting that has names such as "--lr", and by --set for the others.
 """
 
 import functools
@@ -100,16 +100,16 @@ class Setting(NamedTuple):
 
 
 def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[Setting]:
-    """The settings of these tables that have a panel, in the order of the records, but for these paths."""
+    """The settings of these tables that are options, in the order of the records, but for these paths."""
     for kind, record in kinds.items():
         hints = typing.get_type_hints(record)
         for field in declared(record):
             about = field.metadata
-            if not about["panel"] or f"{kind}.{field.name}" in without:
+            if not about["names"] or f"{kind}.{field.name}" in without:
                 continue
             hint = hints[field.name]
             parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            names = about["names"] or f"--{field.name.replace('_', '-')}"
+            names = about["names"]
             default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
             text = f"{about['help'].rstrip('.')}; default: {default}."
             is_flag = bool in parts

@@ -48,7 +48,8 @@ def run(
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, prepare
-    from copfl.settings.complete import complete, names_algorithm
+    from copfl.settings.complete import complete
+    from copfl.settings.layers import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True}}]

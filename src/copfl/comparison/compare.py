@@ -28,9 +28,10 @@ from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.settings.checking import unknown_key
-from copfl.settings.complete import complete, usual_rate
+from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS, algorithms
 from copfl.settings.identity import digest, essential
+from copfl.settings.optimizer import usual_rate
 from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables
 from copfl.stats import Difference

@@ -16,10 +16,11 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings import user_code
 from copfl.settings.checking import SettingError, parameters_of
-from copfl.settings.complete import complete, layer_of
+from copfl.settings.complete import complete
 from copfl.settings.components import algorithms, factory_of, name_of, usual_optimizer
 from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables, value_of
+from copfl.settings.values import layer_of
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Place = tuple[str, str]  # (table, key)

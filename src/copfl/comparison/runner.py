@@ -38,7 +38,8 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.progress import INTERVAL, span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, simulation_of
 from copfl.files import Busy
-from copfl.settings.complete import complete, data_of
+from copfl.settings.complete import complete
+from copfl.settings.data import data_of
 from copfl.settings.identity import essential
 from copfl.settings.schema import Run, table_of
 

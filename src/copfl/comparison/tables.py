@@ -19,7 +19,7 @@ from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
-from copfl.settings.complete import optimizer_text
+from copfl.settings.optimizer import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
 from copfl.tables import Table, capital, number, plain
 

@@ -15,8 +15,8 @@ from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import UsageError, how_to_set
 from copfl.models import adapters, pretrained, text
 from copfl.settings import user_code
-from copfl.settings.complete import checked_hash
 from copfl.settings.components import build
+from copfl.settings.model import checked_hash
 from copfl.settings.schema import Adapter, Model
 
 

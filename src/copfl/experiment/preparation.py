@@ -25,9 +25,9 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task
 from copfl.models import pretrained
 from copfl.settings.checking import SettingError
-from copfl.settings.complete import data_of
 from copfl.settings.components import WRAPPERS, algorithm_of, build
 from copfl.settings.components import wrapped as put_around
+from copfl.settings.data import data_of
 from copfl.settings.schema import Run, RunSettings
 from copfl.wrappers.privacy import check_sums
 

@@ -19,9 +19,11 @@ from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.proposal import KEY
 from copfl.flower.settings import prepared, summable
 from copfl.settings.checking import SettingError
-from copfl.settings.complete import Layer, complete, data_of
+from copfl.settings.complete import complete
+from copfl.settings.data import data_of
 from copfl.settings.federation import OWN, Federation, own_record
 from copfl.settings.flat import flat
+from copfl.settings.layers import Layer
 from copfl.settings.schema import Model
 from copfl.settings.toml import Tables, written
 

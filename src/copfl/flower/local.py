@@ -35,7 +35,8 @@ from copfl.flower.settings import federation_of, prepared
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 from copfl.flower.status import LOCAL_HOME, answers, read_app
 from copfl.settings import toml
-from copfl.settings.complete import complete, data_of
+from copfl.settings.complete import complete
+from copfl.settings.data import data_of
 from copfl.settings.flat import flattened, nested
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables

@@ -22,12 +22,15 @@ from copfl.flower import secure_total
 from copfl.flower.model_size import require_size
 from copfl.flower.private_node import SecretNoise
 from copfl.flower.secure_sum import Rules
-from copfl.settings import complete, schema
+from copfl.settings import schema
 from copfl.settings.checking import unknown_key
-from copfl.settings.components import algorithm_of, wrapped
+from copfl.settings.components import algorithm_of, component, wrapped
 from copfl.settings.federation import OWN, TITLES, Federation, own_record, run_settings
 from copfl.settings.flat import nested
+from copfl.settings.model import adapter_record, model_record
+from copfl.settings.optimizer import optimizer_record
 from copfl.settings.schema import Run
+from copfl.settings.task import task_record
 from copfl.settings.toml import Tables
 from copfl.wrappers.privacy import check_sums
 
@@ -71,17 +74,17 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     options = {"name": "copfl", **tables["algorithm"]}
     if own["secure"].aggregation:
         options = {**summable(str(options["name"])), **options}
-    algorithm = complete.component("algorithm", options)
+    algorithm = component("algorithm", options)
     chosen = [kind for kind in ("server", "addons", "robust", "privacy") if tables[kind]]
     adapted = bool(tables["adapter"])
     run = Run(
         algorithm=algorithm,
-        optimizer=complete.optimizer(algorithm, tables["optimizer"], {}),
-        model=complete.model({"name": "cnn", **tables["model"]}, adapted),
-        adapter=complete.adapter(tables["adapter"]) if adapted else schema.Adapter(),
-        task=complete.task(tables["task"]),
+        optimizer=optimizer_record(algorithm, tables["optimizer"], {}),
+        model=model_record({"name": "cnn", **tables["model"]}, adapted),
+        adapter=adapter_record(tables["adapter"]) if adapted else schema.Adapter(),
+        task=task_record(tables["task"]),
         run=run_settings(tables["run"]),
-        **{kind: complete.component(kind, tables[kind]) for kind in chosen},
+        **{kind: component(kind, tables[kind]) for kind in chosen},
     )
     federation = Federation(run=run, **own)
     if federation.secure.aggregation:

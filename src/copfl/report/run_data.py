@@ -24,7 +24,7 @@ from copfl.experiment import gains, new_clients, records
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.new_clients import NewClients
-from copfl.settings.complete import optimizer_text
+from copfl.settings.optimizer import optimizer_text
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
 from copfl.tables import NONE

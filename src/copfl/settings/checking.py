@@ -73,22 +73,25 @@ def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None
     limits = limits or {}
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     for option in typing.get_args(hint) if union else (hint,):
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if not abs(value) <= LARGEST:
-                raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
-            return _within(path, float(value), hint, limits)
-        if option in TYPES and type(value) is option:
-            return value if value is None else _within(path, value, hint, limits)
         if typing.get_origin(option) is tuple:
             inner = typing.get_args(option)[0]
             parts = value if isinstance(value, list | tuple) else (value,)
             return tuple(converted(path, part, inner, limits) for part in parts)
         if option not in TYPES:
             return value  # the component checks other types
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) <= LARGEST:
+                raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
+            value = float(value)
+        if type(value) is option:
+            if value is not None:
+                _check_limits(path, value, hint, limits)
+            return value
     raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
-def _within(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
+    """Nothing, if the value is one of the choices, or between the limits."""
     if choices := limits.get("enum"):
         if value not in choices:
             raise unknown_name(path, str(value), choices)
@@ -102,7 +105,6 @@ def _within(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         for name, limit in limits.items()
     ):
         raise SettingError(path, value, f"must be {described(hint, limits)}")
-    return value
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from copfl.algorithms import ALGORITHMS as OURS
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd
 from copfl.data.schemes import SCHEMES
 from copfl.errors import UsageError, raised_as
 from copfl.models import MODELS, SOURCES
@@ -19,7 +20,14 @@ from copfl.models.adapters import ADAPTERS
 from copfl.parts.mamo import Mamo
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import checking, schema, user_code
-from copfl.settings.checking import SettingError, parameters_of, unknown_name
+from copfl.settings.checking import (
+    SettingError,
+    converted,
+    parameters_of,
+    takes_any,
+    unknown_key,
+    unknown_name,
+)
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private
@@ -38,6 +46,7 @@ CONTEXT = {
     "privacy": ("algorithm", "clients", "taking_part", "seed"),
     "attack": ("algorithm", "attack", "clients", "seed"),
 }
+PLAIN = (bool, int, float, str)  # what a file of settings has
 WRAPPERS = ("server", "addons", "robust", "privacy", "attack")  # around the algorithm, from the inside out
 
 
@@ -99,6 +108,34 @@ def context_of(title: str, factory: Callable[..., Any]) -> tuple[str, ...]:
     return CONTEXT.get(title, ())
 
 
+def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
+    """The record of a table: its component is found by the name, every setting is checked.
+
+    Args:
+        kind: Such as "optimizer".
+        table: What is set. A declared setting has the type and the limits of the schema, another one the type of the
+            component's parameter.
+        fill: Whether what is not set gets the component's default.
+    """
+    record = schema.record_of(kind, table)  # the declared settings are checked
+    factory = factory_of(kind, record.name, record.code)
+    parameters = parameters_of(factory, context_of(kind, factory))
+    defaults = {key: p.default for key, p in parameters.items() if fill and _is_plain(p.default)}
+    arguments = {key: float(d) if isinstance(d, DefaultNumber) else d for key, d in defaults.items()}
+    for key, value in record.arguments.items():
+        if key not in parameters and not takes_any(factory):
+            raise unknown_key(f"{kind}.{key}", value, parameters, schema.paths())
+        is_option = key in parameters and key in record.options
+        arguments[key] = converted(f"{kind}.{key}", value, parameters[key].hint) if is_option else value
+    if user_code.is_reference(record.name):
+        record = dataclasses.replace(record, code=user_code.folder_of(record.name))
+    return record.with_arguments(arguments)
+
+
+def _is_plain(value: Any) -> bool:
+    return all(isinstance(v, (*PLAIN, type(None))) for v in (value if isinstance(value, tuple) else (value,)))
+
+
 def build(title: str, component: schema.Component, **context: Any) -> Any:
     """The value that a component describes.
 
@@ -111,7 +148,7 @@ def build(title: str, component: schema.Component, **context: Any) -> Any:
         return component.value
     factory = factory_of(title, component.name, component.code)
     known = parameters_of(factory)
-    given = {name: value for name, value in context.items() if name in known or checking.takes_any(factory)}
+    given = {name: value for name, value in context.items() if name in known or takes_any(factory)}
     arguments = component.arguments
     try:
         if not user_code.is_reference(component.name):

@@ -59,9 +59,12 @@ class Network(Checked):
         600.0,
         "Seconds that a round waits for more replies than it needs.",
         "Federation",
+        "--deadline",
         exclusiveMinimum=0,
     )
-    wire: str = setting("fp32", "Numbers in messages: fp32, fp16 or bf16.", "Federation", enum=WIRES)
+    wire: str = setting(
+        "fp32", "Numbers in messages: fp32, fp16 or bf16.", "Federation", "--wire", enum=WIRES
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

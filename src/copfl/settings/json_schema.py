@@ -10,8 +10,8 @@ from typing import Any
 
 from copfl.data import datasets
 from copfl.settings.checking import described, parameters_of
-from copfl.settings.complete import READS
 from copfl.settings.components import FACTORIES, context_of
+from copfl.settings.data import READS
 from copfl.settings.schema import KINDS, Component, declared
 
 TYPES: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -137,7 +137,4 @@ def _shown(field: Any) -> str:
 
 
 def _option(field: Any) -> str:
-    names = field.metadata["names"] or f"--{field.name.replace('_', '-')}"
-    return (
-        " ".join(f"`{name}`" for name in names.replace("/", " ").split()) if field.metadata["panel"] else ""
-    )
+    return " ".join(f"`{name}`" for name in field.metadata["names"].replace("/", " ").split())

@@ -1,8 +1,8 @@
 """The complete description of a run as typed, frozen records.
 
-A record is a table of run.toml, a field a key. A field has its type, default, limits, and a sentence of help; with a
-panel it is an option of the command line, too. The options of a component (an algorithm, a model, ...) are the
-fields of its dataclass or the keywords of its function, and are in `options`.
+A record is a table of run.toml, a field a key. A field has its type, default, limits, and a sentence of help; with
+names such as "--lr" it is an option of the command line, too. The options of a component (an algorithm, a model,
+...) are the fields of its dataclass or the keywords of its function, and are in `options`.
 
 Nothing here imports torch, so that `copfl --help` is fast.
 """
@@ -41,8 +41,8 @@ def setting(
     Args:
         default: The value where none is given.
         help: One sentence about it.
-        panel: The group in the help of a command; empty: it is no option of its own, but one of --set.
-        names: Its names on the command line, such as "--rounds -r"; empty: that of the field.
+        panel: The group in the help of a command.
+        names: Its names on the command line, such as "--rounds -r"; empty: only --set sets it.
         ours: Whether it is no argument of the component that the record describes.
         shown: The default as the help shows it, where it depends on other settings.
         limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.
@@ -73,6 +73,13 @@ class Component:
             self.options
         )
 
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Self:
+        """The record with these keyword arguments of the component, and no others."""
+        names = {f.name for f in declared(type(self)) if not f.metadata["ours"]} - {"name"}
+        fields = {name: arguments.get(name) for name in names}
+        options = {name: value for name, value in arguments.items() if name not in names}
+        return dataclasses.replace(self, **fields, options=options)  # type: ignore[arg-type]
+
     @property
     def title(self) -> str:
         """The name, or the value in words."""
@@ -90,7 +97,9 @@ class Algorithm(Component):
         "--algorithm -a",
         shown="what suits the data",
     )
-    epochs: int | None = setting(None, "Local epochs per round.", "Training", shown="1", minimum=0)
+    epochs: int | None = setting(
+        None, "Local epochs per round.", "Training", "--epochs", shown="1", minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,7 @@ class Optimizer(Component):
         None,
         "Learning rate.",
         "Training",
+        "--lr",
         shown="the optimizer's on the data set; without an algorithm what suits the data",
         exclusiveMinimum=0,
     )
@@ -119,9 +129,11 @@ class Data(Component):
     dir: str | None = setting(
         None, "Folder of the data sets.", "Data", "--data-dir", ours=True, shown="$COPFL_DATA"
     )
-    target: str | None = setting(None, "The column of a table to predict; several with commas.", "Data")
-    client: str | None = setting(None, "The column that names the client.", "Data")
-    text: str | None = setting(None, "The column of texts to learn from.", "Data")
+    target: str | None = setting(
+        None, "The column of a table to predict; several with commas.", "Data", "--target"
+    )
+    client: str | None = setting(None, "The column that names the client.", "Data", "--client")
+    text: str | None = setting(None, "The column of texts to learn from.", "Data", "--text")
     kind: str | None = setting(
         None,
         "classification, multilabel, regression or next_token.",
@@ -159,13 +171,23 @@ class Model(Component):
         shown="by the samples",
     )
     weights: str | None = setting(
-        None, "Of a pretrained model: default, none or a file.", "Model", shown="default"
+        None, "Of a pretrained model: default, none or a file.", "Model", "--weights", shown="default"
     )
     train: str | None = setting(
-        None, "Parameters to train: parts or patterns, as head,*.bias.", "Model", ours=True, shown="all"
+        None,
+        "Parameters to train: parts or patterns, as head,*.bias.",
+        "Model",
+        "--train",
+        ours=True,
+        shown="all",
     )
     freeze: str | None = setting(
-        None, "Parameters to keep as they are, as body or *.lora_A*.", "Model", ours=True, shown="none"
+        None,
+        "Parameters to keep as they are, as body or *.lora_A*.",
+        "Model",
+        "--freeze",
+        ours=True,
+        shown="none",
     )
     head: str | None = setting(
         None, "The name of the last layer, if it is not the last of the module.", ours=True
@@ -296,7 +318,7 @@ class RunSettings:
         maximum=10**9,
         shown="40 on digits, 100 elsewhere",
     )
-    seed: int = setting(0, "Seed of all randomness.", "Training", minimum=0, maximum=2**63 - 1)
+    seed: int = setting(0, "Seed of all randomness.", "Training", "--seed", minimum=0, maximum=2**63 - 1)
     batch: int = setting(
         32,
         "Samples per training step.",
@@ -307,12 +329,18 @@ class RunSettings:
         shown="8 on digits, 32 elsewhere; without an algorithm what suits the data",
     )
     participation: float = setting(
-        1.0, "Fraction of the clients in each round.", "Federation", exclusiveMinimum=0, maximum=1
+        1.0,
+        "Fraction of the clients in each round.",
+        "Federation",
+        "--participation",
+        exclusiveMinimum=0,
+        maximum=1,
     )
     new_clients: float = setting(
         0.0,
         "Fraction of the clients that never train, and are fitted after the last round.",
         "Federation",
+        "--new-clients",
         minimum=0,
         exclusiveMaximum=1,
     )
@@ -326,6 +354,7 @@ class RunSettings:
         0.0,
         "Fraction of each client's training samples that nobody trains on, for a validation score.",
         "Federation",
+        "--validation",
         minimum=0,
         exclusiveMaximum=1,
         shown=f"{SELECTION} with --select best",
@@ -334,23 +363,26 @@ class RunSettings:
         "last",
         "Each client's model: of its last evaluation, or of the best one on its validation samples.",
         "Federation",
+        "--select",
         enum=("last", "best"),
     )
     patience: int = setting(
         0,
         "With --select best: end the run after so many evaluations in which no client improved; 0: never.",
         "Federation",
+        "--patience",
         minimum=0,
         maximum=10**9,
     )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
     buffers: str = setting("local", "Batch-norm statistics: local, or average.", enum=("local", "average"))
     augment: bool = setting(True, "Random crops and flips of images, on data sets that have them.")
-    device: str = setting("cpu", "cpu, cuda, cuda:N or auto.", "Training")
+    device: str = setting("cpu", "cpu, cuda, cuda:N or auto.", "Training", "--device")
     engine: str = setting(
         "auto",
         "auto, sequential, vmap or cuda_graph; auto is the fastest.",
         "Training",
+        "--engine",
         enum=("auto", "sequential", "vmap", "cuda_graph"),
     )
     chunk: int = setting(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
@@ -360,6 +392,7 @@ class RunSettings:
         "auto",
         "auto, fp32, tf32, bf16 or fp64; auto is tf32 on a GPU and fp32 elsewhere.",
         "Training",
+        "--precision",
         enum=("auto", "fp32", "tf32", "bf16", "fp64"),
     )
     threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
@@ -367,6 +400,7 @@ class RunSettings:
         1,
         "Processes that train clients, on a CPU; 0: the fastest number by a short measurement.",
         "Training",
+        "--workers",
         minimum=0,
         maximum=1024,
         shown="0 in `copfl run`, 1 elsewhere",
@@ -375,6 +409,7 @@ class RunSettings:
         "memory",
         "Where client states are between rounds: memory, or disk for many clients.",
         "Federation",
+        "--store",
         enum=("memory", "disk"),
     )
     cache_features: str = setting(

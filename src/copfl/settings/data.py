@@ -1,0 +1,55 @@
+"""[data]: the record of a table, and the data set of a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from copfl.data import datasets
+from copfl.data.hub import PREFIX
+from copfl.data.samples import Dataset
+from copfl.settings import schema, user_code
+from copfl.settings.checking import checked, unknown_name
+from copfl.settings.schema import record_of
+
+READS = ("data_dir", "path", "place", "name")  # parameters of a reader of data that are no settings
+
+
+def data_record(table: Mapping[str, Any]) -> schema.Data:
+    """The data with absolute paths, so that the run can be repeated from any folder."""
+    record: schema.Data = record_of("data", table)
+    if folder := record.dir or os.environ.get("COPFL_DATA"):
+        record = dataclasses.replace(record, dir=str(Path(folder).absolute()))
+    name = record.name
+    if user_code.is_reference(name):
+        user_code.attribute("data", name, record.code)
+        return dataclasses.replace(record, code=user_code.folder_of(name))
+    is_path = (len(Path(name).parts) > 1 or os.path.exists(name)) and not name.startswith(PREFIX)
+    if not (is_path or name in datasets.DATASETS or name.startswith(PREFIX) or Path(name).suffix):
+        raise unknown_name(
+            "data.name", name, [*datasets.DATASETS, "FILE", "FOLDER", "hf:NAME", "mymodule:load"]
+        )
+    if name in datasets.DATASETS:
+        checked("data", datasets.DATASETS[name], record.arguments, READS, schema.paths())
+    if is_path and name not in datasets.DATASETS:
+        record = dataclasses.replace(record, name=str(Path(name).absolute()))
+    if test := record.options.get("test"):  # the test rows of a table
+        record = dataclasses.replace(
+            record, options={**record.options, "test": str(Path(str(test)).absolute())}
+        )
+    return record
+
+
+def data_of(record: schema.Data) -> Dataset:
+    """The data set that a record describes."""
+    name, folder = record.name, None if record.dir is None else Path(record.dir)
+    if record.value is not None:
+        return record.value  # type: ignore[no-any-return]
+    if user_code.is_reference(name):
+        reader = user_code.attribute("data", name, record.code)
+        return user_code.dataset_of(reader, folder, record.arguments, name)
+    options = checked("data", datasets.reader(name), record.arguments, READS, schema.paths())
+    return datasets.load(name, folder, **options)

@@ -1,0 +1,69 @@
+"""Values that a program passed in place of settings, such as `copfl.run(FedAvg(), my_arrays)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from copfl.core.optim import DefaultNumber
+from copfl.errors import CopflError
+from copfl.settings.checking import SettingError, options_of
+from copfl.settings.components import PLAIN, algorithm_of, build, component, name_of
+from copfl.settings.schema import Run, record_of
+from copfl.settings.toml import Tables
+
+
+def layer_of(kind: str, value: Any) -> Tables:
+    """The settings of an algorithm or optimizer of copfl or of an importable module; none if it has no name there.
+
+    Numbers that nobody chose are left out: they depend on the data set.
+    """
+    if not dataclasses.is_dataclass(value) or not (name := name_of(kind, value)):
+        return {}
+    layer: Tables = {kind: {"name": name, **_chosen_options(value)}}
+    optimizer = getattr(value, "optimizer", None) if kind == "algorithm" else None
+    if optimizer is not None:
+        layer["optimizer"] = {"name": name_of("optimizer", optimizer), **_chosen_options(optimizer)}
+    return layer if _describes(kind, value, layer) else {}
+
+
+def _chosen_options(value: Any) -> dict[str, Any]:
+    return {name: v for name, v in options_of(value).items() if not isinstance(v, DefaultNumber)}
+
+
+def _describes(kind: str, value: Any, layer: Tables) -> bool:
+    """Whether these settings make an equal value."""
+    module = sys.modules.get(type(value).__module__)
+    if ":" in layer[kind]["name"] and getattr(module, type(value).__name__, None) is not type(value):
+        return False
+    plain = (
+        part for t in layer.values() for v in t.values() for part in (v if isinstance(v, tuple) else (v,))
+    )
+    if not all(isinstance(part, PLAIN) and part != "" for part in plain):
+        return False
+    try:
+        records = {title: component(title, table) for title, table in layer.items()}
+        return bool(
+            (algorithm_of(Run(**records)) if kind == "algorithm" else build(kind, records[kind])) == value
+        )
+    except CopflError:
+        return False
+
+
+def record_of_value(kind: str, table: Mapping[str, Any], value: Any, description: str, *allowed: str) -> Any:
+    """The record of a kind whose value the caller has.
+
+    Args:
+        kind: Such as "model".
+        table: What is set beside the value.
+        value: What the program passed.
+        description: The value in words.
+        allowed: The settings that it can have; another one is an error.
+    """
+    if options := sorted(table.keys() - {"value", *allowed}):
+        path = f"{kind}.{options[0]}"
+        raise SettingError(path, table[options[0]], f"cannot be set: the {kind} is a value; set it there")
+    kept = {key: v for key, v in table.items() if key in allowed}
+    return dataclasses.replace(record_of(kind, kept), value=value, description=description)

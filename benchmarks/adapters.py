@@ -29,7 +29,7 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import features, mapping
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.models import adapters, pretrained
 
 SENTENCES, TOKENS, BATCH, CLASSES = 80, 32, 16, 77
@@ -109,13 +109,9 @@ def copfl_rounds(task: Task, data: Federation, clients: int, rounds: int) -> lis
     state = begin(algorithm, task, clients)
     found, start = [], idle()
     for _ in simulate(
-        algorithm,
-        task,
-        data,
-        engine,
+        Simulation(algorithm, task, data, engine, batch=BATCH),
         state,
         rounds=rounds,
-        batch=BATCH,
         eval_every=10**6,
         eval_models="final",
     ):

@@ -25,7 +25,7 @@ from copfl.core.optim import Adam
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, cuda_graph, sequential
 from copfl.engine.rounds import State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.kernels import fused
 from copfl.parts.pwpm import Pwpm
 from copfl.testing import SIZES, small_federation
@@ -49,7 +49,9 @@ def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> Stat
     if engine.name != "sequential":
         task = task.with_batching()
     state = begin(algorithm, task, federation.clients)
-    for _ in simulate(algorithm, task, federation, engine, state, rounds=ROUNDS, batch=4, eval_every=2):
+    for _ in simulate(
+        Simulation(algorithm, task, federation, engine, batch=4), state, rounds=ROUNDS, eval_every=2
+    ):
         pass
     return state
 

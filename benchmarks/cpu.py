@@ -82,18 +82,14 @@ def copfl_rounds(case: Case, stack: contextlib.ExitStack, engine: mapping.Mappin
     task = case.task if engine.name == "sequential" else case.task.with_batching()
     algorithm = FedAvg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
     state = begin(algorithm, task, case.federation.clients)
+    simulation = Simulation(algorithm, task, case.federation, engine, batch=case.batch)
     executor = None
     if workers > 1:
-        simulation = Simulation(algorithm, task, case.federation, engine, 0, case.batch)
         executor = stack.enter_context(Workers(simulation, state, workers))
     rounds = simulate(
-        algorithm,
-        task,
-        case.federation,
-        engine,
+        simulation,
         state,
         rounds=10**9,
-        batch=case.batch,
         participation=case.participants / case.federation.clients,
         eval_every=10**9,
         executor=executor,

@@ -23,7 +23,7 @@ from copfl.core.batches import plan
 from copfl.core.optim import Adam
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.parts.phases import Phases
 
 DEVICE, SHAPE, SIZE, BATCH = "cuda", (3, 32, 32), 100, 32
@@ -67,7 +67,7 @@ def seconds_per_round(
     times = [
         clock.seconds()
         for _ in simulate(
-            algorithm, this_task, data, engine, state, rounds=count, batch=BATCH, eval_every=10**9
+            Simulation(algorithm, this_task, data, engine, batch=BATCH), state, rounds=count, eval_every=10**9
         )
     ]
     torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.engine import mapping
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 
 Setting = tuple[AnyAlgorithm, Task, Federation, int]
 
@@ -64,7 +64,9 @@ def main() -> None:
     )
     algorithm, trained, data, batch = setting
     state, engine = begin(algorithm, trained, args.clients), mapping.vmap(args.clients)
-    rounds = simulate(algorithm, trained, data, engine, state, rounds=5, batch=batch, eval_every=10**9)
+    rounds = simulate(
+        Simulation(algorithm, trained, data, engine, batch=batch), state, rounds=5, eval_every=10**9
+    )
     next(rounds)
     next(rounds)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -43,7 +43,7 @@ def measure(
 
     from copfl.algorithms import ALGORITHMS
     from copfl.engine import autotune, mapping
-    from copfl.engine.simulate import begin, simulate
+    from copfl.engine.simulate import Simulation, begin, simulate
 
     torch.set_num_threads(1)
     autotune.keep_freed_memory()  # as `copfl run` does
@@ -59,13 +59,9 @@ def measure(
     path = Path(folder) / "clients.bin"
     state = begin(this_algorithm, this_task, clients, path if store == "disk" else None)
     simulation = simulate(
-        this_algorithm,
-        this_task,
-        data,
-        engine,
+        Simulation(this_algorithm, this_task, data, engine, batch=8),
         state,
         rounds=rounds,
-        batch=8,
         participation=participants / clients,
         eval_every=10**9,
     )

@@ -34,7 +34,7 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import autotune
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.models.pretrained import wrapped
 
 CLASSES, STEPS = 10, 5
@@ -166,8 +166,8 @@ def measured(name: str, size: Size, device: str) -> dict[str, Any]:
     warmup = 3 if device == "cuda" else 1  # eager rounds of each kind, and the one that is recorded
     rounds = 2 * (warmup + size.rounds)
     begun = begin(algorithm, task, size.clients)
-    steps = simulate(algorithm, task, data, engine, begun, rounds=rounds, batch=size.batch, eval_every=2,
-                     eval_models="final")  # fmt: skip
+    simulation = Simulation(algorithm, task, data, engine, batch=size.batch)
+    steps = simulate(simulation, begun, rounds=rounds, eval_every=2, eval_models="final")
     next(steps)
     first = clock(device) - start
     seconds: dict[str, list[float]] = {"loop": [], "copfl": [], "loop_evaluated": [], "copfl_evaluated": []}

@@ -18,7 +18,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import WireError
 from copfl.experiment.run import Experiment, Result, prepare
 from copfl.settings.complete import complete
@@ -82,7 +82,7 @@ def test_a_client_that_diverges_in_one_round_is_left_out_and_returns(name: str) 
     federation = divided(rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3), (3, 3, 3))
     state, healthy = begin(algorithm, task, 3), []
     finite = federation.train.x.clone()
-    for round in simulate(algorithm, task, federation, sequential(), state, rounds=4):
+    for round in simulate(Simulation(algorithm, task, federation, sequential()), state, rounds=4):
         healthy.append(round.clients["healthy"].tolist())
         # Not finite in the second round only.
         federation.train.x[3:6] = math.nan if round.number == 0 else finite[3:6]
@@ -104,7 +104,9 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
         complete(tables, values={"data": samples(), "partition": Partition(indices, indices, "by hand")})
     )
     state = begin(e.algorithm, e.task, 3)
-    shown = list(simulate(e.algorithm, e.task, e.federation, e.engine, state, rounds=e.settings.rounds))
+    shown = list(
+        simulate(Simulation(e.algorithm, e.task, e.federation, e.engine), state, rounds=e.settings.rounds)
+    )
     return e, state, shown
 
 

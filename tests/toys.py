@@ -18,7 +18,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential
 from copfl.engine.rounds import Round, State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.models import MLP
 from copfl.testing import add_lora
 
@@ -95,10 +95,17 @@ def rounds_of(
     federation: Federation,
     rounds: int,
     mapping: Mapping | None = None,
+    seed: int = 0,
+    batch: int = 32,
     **how: Any,
 ) -> tuple[State, list[Round]]:
     """The state after these rounds, and what they showed."""
     state = begin(algorithm, task, federation.clients)
     return state, list(
-        simulate(algorithm, task, federation, mapping or sequential(), state, rounds=rounds, **how)
+        simulate(
+            Simulation(algorithm, task, federation, mapping or sequential(), seed, batch),
+            state,
+            rounds=rounds,
+            **how,
+        )
     )

@@ -36,7 +36,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.rounds import Round, State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
 
 TOLERANCE = 1e-9
@@ -108,10 +108,16 @@ class Trial:
         """
         task, federation = self.small_federation(sizes)
         task = task if mapping.name == "sequential" else task.with_batching()
-        options: dict[str, Any] = {"rounds": rounds, "batch": self.batch, "participation": participation}
         try:
             state = begin(self.algorithm, task, federation.clients)
-            shown = list(simulate(self.algorithm, task, federation, mapping, state, **options))
+            shown = list(
+                simulate(
+                    Simulation(self.algorithm, task, federation, mapping, batch=self.batch),
+                    state,
+                    rounds=rounds,
+                    participation=participation,
+                )
+            )
         except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of records, and of vmap
             raise AssertionError(f"the rounds fail {mapping.name}: {error}") from error
         for one in shown:
@@ -369,7 +375,10 @@ def _other_task(kind: str, trial: Trial) -> None:
     def after(mapping: Mapping) -> State:
         state = begin(trial.algorithm, task, federation.clients)
         for one in simulate(
-            trial.algorithm, task, federation, mapping, state, rounds=2, batch=trial.batch, eval_every=2
+            Simulation(trial.algorithm, task, federation, mapping, batch=trial.batch),
+            state,
+            rounds=2,
+            eval_every=2,
         ):
             assert one.clients["healthy"].all(), "a client's record or upload is not finite"
             values = one.clients.get(task.metrics[0].name, np.zeros(1))

@@ -18,7 +18,7 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
 
 SIZES = (7, 5, 9)
@@ -75,7 +75,9 @@ def task() -> Task:
 def rounds(task: Task, mapping: Mapping, name: str) -> Tensor:
     algorithm = ALGORITHMS[name](**({"head_epochs": 2} if name == "fedrep" else {}))
     state = begin(algorithm, task, len(SIZES))
-    shown = list(simulate(algorithm, task, federation(), mapping, state, rounds=2, seed=3, batch=4))
+    shown = list(
+        simulate(Simulation(algorithm, task, federation(), mapping, seed=3, batch=4), state, rounds=2)
+    )
     assert all(one.clients["healthy"].all() for one in shown)
     parts = tree.leaves((state.server, state.clients.rows(torch.arange(len(SIZES)))))
     return torch.cat([t.double().flatten() for t in parts])

@@ -25,7 +25,7 @@ from copfl.wrappers.addons import with_addons
 from copfl.wrappers.server_optimizer import ServerOptimizer
 
 SIZES = (5, 9, 3)
-HOW: dict[str, Any] = {"rounds": 2, "batch": 4}
+ROUNDS = 2
 
 
 def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> list[Simulation]:
@@ -39,11 +39,12 @@ def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> l
 
 
 def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple[State, list[Round]]:
-    algorithm, task, federation, mapping, seed, _ = simulation
-    state = begin(algorithm, task, federation.clients)
-    return state, list(
-        simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW)
-    )
+    state = begun(simulation)
+    return state, list(simulate(simulation, state, rounds=ROUNDS, executor=executor))
+
+
+def begun(simulation: Simulation) -> State:
+    return begin(simulation.algorithm, simulation.task, simulation.federation.clients)
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
@@ -107,12 +108,8 @@ def test_an_error_in_one_ends_all() -> None:
     simulations = simulations_of(FedAvg())
 
     def stopping(simulation: Simulation, executor: Executor) -> None:
-        algorithm, task, federation, mapping, seed, _ = simulation
-        state = begin(algorithm, task, federation.clients)
-        for round in simulate(
-            algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW
-        ):
-            if seed == 1 and round.number == 1:
+        for round in simulate(simulation, begun(simulation), rounds=ROUNDS, executor=executor):
+            if simulation.seed == 1 and round.number == 1:
                 raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
@@ -123,21 +120,8 @@ def test_as_many_rounds_for_each() -> None:
     simulations = simulations_of(FedAvg())
 
     def some(simulation: Simulation, executor: Executor) -> list[Round]:
-        algorithm, task, federation, mapping, seed, _ = simulation
-        state = begin(algorithm, task, federation.clients)
-        return list(
-            simulate(
-                algorithm,
-                task,
-                federation,
-                mapping,
-                state,
-                rounds=2 + seed,
-                seed=seed,
-                batch=4,
-                executor=executor,
-            )
-        )
+        rounds = ROUNDS + simulation.seed
+        return list(simulate(simulation, begun(simulation), rounds=rounds, executor=executor))
 
     with pytest.raises(UsageError, match="the same number of rounds"):
         run_batched(simulations, [partial(some, simulation) for simulation in simulations])
@@ -148,11 +132,8 @@ def test_the_same_evaluations_and_steps_for_each(differs: dict[str, Any]) -> Non
     simulations = simulations_of(FedAvg())
 
     def some(simulation: Simulation, executor: Executor) -> list[Round]:
-        algorithm, task, federation, mapping, seed, _ = simulation
-        state, more = begin(algorithm, task, federation.clients), differs if seed else {}
-        return list(
-            simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW, **more)
-        )
+        more = differs if simulation.seed else {}
+        return list(simulate(simulation, begun(simulation), rounds=ROUNDS, executor=executor, **more))
 
     with pytest.raises(UsageError, match="the same rounds, evaluations and steps"):
         run_batched(simulations, [partial(some, simulation) for simulation in simulations])

@@ -14,7 +14,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.rounds import State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation
 from tests.toys import divided, federation_of, rounds_of, slopes
@@ -39,18 +39,28 @@ def record(state: State) -> Any:
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, participation: float) -> None:
     algorithm, mapping = ALGORITHMS[name], ENGINES[engine]
     task, federation = small_federation("batch", SIZES)
-    how: dict[str, Any] = {"batch": 4, "participation": participation, "seed": 3}
-    whole, shown = rounds_of(algorithm, task, federation, 4, mapping, **how)
+    whole, shown = rounds_of(
+        algorithm, task, federation, 4, mapping, seed=3, batch=4, participation=participation
+    )
 
     state = begin(algorithm, task, 4)
-    loop = simulate(algorithm, task, federation, mapping, state, rounds=4, **how)
+    loop = simulate(
+        Simulation(algorithm, task, federation, mapping, 3, 4), state, rounds=4, participation=participation
+    )
     next(loop), next(loop)
     saved = copy.deepcopy(state)
     next(loop)  # what the first run does after the copy does not matter to the copy
     task, federation = small_federation(
         "batch", SIZES
     )  # another process: nothing but the saved state is left
-    rest = list(simulate(algorithm, task, federation, mapping, saved, rounds=4, **how))
+    rest = list(
+        simulate(
+            Simulation(algorithm, task, federation, mapping, 3, 4),
+            saved,
+            rounds=4,
+            participation=participation,
+        )
+    )
     assert [one.number for one in rest] == [2, 3]
     assert same(record(saved), record(whole))
     for found, expected in zip(rest, shown[2:], strict=True):
@@ -61,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
 def test_a_finished_run_has_nothing_left_to_do() -> None:
     task, federation = small_federation("none", SIZES)
     state, _ = rounds_of(FedAvg(), task, federation, 2)
-    assert list(simulate(FedAvg(), task, federation, sequential(), state, rounds=2)) == []
+    assert list(simulate(Simulation(FedAvg(), task, federation, sequential()), state, rounds=2)) == []
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
@@ -95,7 +105,7 @@ def test_who_does_not_take_part_keeps_its_record() -> None:
     task, federation = small_federation("batch", SIZES)
     state = begin(COPFL(), task, 4)
     before = copy.deepcopy(record(state)[1])
-    for one in simulate(COPFL(), task, federation, vmap(), state, rounds=6, participation=0.5):
+    for one in simulate(Simulation(COPFL(), task, federation, vmap()), state, rounds=6, participation=0.5):
         after = copy.deepcopy(record(state)[1])
         for n in range(4):
             assert same(tree.row(before, n), tree.row(after, n)) == (n not in one.ids)
@@ -174,7 +184,7 @@ def test_out_of_memory_with_one_client_is_an_error_and_nothing_is_lost() -> None
             RunError, match=r"out of memory in the training of a single client \(CUDA out of memory\); use"
         ),
     ):
-        next(simulate(COPFL(), task, federation, vmap()._replace(call=little), state, rounds=1))
+        next(simulate(Simulation(COPFL(), task, federation, vmap()._replace(call=little)), state, rounds=1))
     assert little.asked == [4, 2, 1]
     assert same(before, record(state))
 

@@ -14,7 +14,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.engine.mapping import vmap
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError
 from copfl.testing import small_federation
@@ -59,7 +59,7 @@ def test_the_first_weights_of_the_task_are_not_written_into() -> None:
 
 
 SIZES = (5, 9, 3, 12, 4, 6, 7)
-HOW: dict[str, Any] = {"batch": 4, "participation": 0.6, "seed": 3}
+HOW: dict[str, Any] = {"participation": 0.6}
 
 
 def same(a: object, b: object) -> bool:
@@ -71,7 +71,7 @@ def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Pat
     task, federation = small_federation("batch", SIZES)
     memory, disk = (begin(algorithm, task, len(SIZES), path) for path in (None, tmp_path / "states"))
     for state in (memory, disk):
-        rounds = simulate(algorithm, task, federation, vmap(2), state, rounds=4, **HOW)
+        rounds = simulate(Simulation(algorithm, task, federation, vmap(2), 3, 4), state, rounds=4, **HOW)
         for number, _ in enumerate(rounds):
             if number == 1:
                 state.clients.saved()

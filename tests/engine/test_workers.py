@@ -45,11 +45,12 @@ def trained(
 ) -> tuple[State, list[Round]]:
     """The state after three rounds, and what they showed; without workers, in this process."""
     state, engine = begin(algorithm, task, federation.clients, disk), vmap(2)
-    how: dict[str, Any] = {"rounds": 3, "seed": 3, "batch": 4, "participation": 0.8}
+    simulation = Simulation(algorithm, task, federation, engine, 3, 4)
+    how: dict[str, Any] = {"rounds": 3, "participation": 0.8}
     if not workers:
-        return state, list(simulate(algorithm, task, federation, engine, state, **how))
-    with Workers(Simulation(algorithm, task, federation, engine, 3, 4), state, workers) as executor:
-        return state, list(simulate(algorithm, task, federation, engine, state, executor=executor, **how))
+        return state, list(simulate(simulation, state, **how))
+    with Workers(simulation, state, workers) as executor:
+        return state, list(simulate(simulation, state, executor=executor, **how))
 
 
 class Dropping(nn.Module):

@@ -15,7 +15,7 @@ from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node, secure_node
 from copfl.flower.policy import FILE, Policy, Proposals
@@ -175,14 +175,11 @@ def simulated(settings: Settings, federation: Federation) -> State:
     config = settings.run.run
     state = begin(settings.algorithm, settings.task, federation.clients)
     rounds = simulate(
-        settings.algorithm,
-        settings.task,
-        federation,
-        sequential(),
+        Simulation(
+            settings.algorithm, settings.task, federation, sequential(), seed=config.seed, batch=config.batch
+        ),
         state,
         rounds=config.rounds,
-        seed=config.seed,
-        batch=config.batch,
         participation=config.participation,
     )
     for _ in rounds:

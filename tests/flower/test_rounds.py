@@ -18,7 +18,7 @@ from copfl.core import tree
 from copfl.core.evaluation import vectors_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import sequential
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
 from copfl.flower.registry import Registry, silent
@@ -132,7 +132,9 @@ def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: 
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
     state = begin(settings.algorithm, settings.task, 3)
-    shown = simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=5, batch=256)
+    shown = simulate(
+        Simulation(settings.algorithm, settings.task, federation, sequential(), batch=256), state, rounds=5
+    )
     for record, round in zip(records, shown, strict=True):
         for name in ("bytes_up", "bytes_down"):
             assert record["per_client"][name] == pytest.approx(round.clients[name].tolist(), rel=0.02)
@@ -249,7 +251,9 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
     shown = next(
-        simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=1, batch=64)
+        simulate(
+            Simulation(settings.algorithm, settings.task, federation, sequential(), batch=64), state, rounds=1
+        )
     )
     assert shown.clients["healthy"].tolist() == [0, 0, 0]
 

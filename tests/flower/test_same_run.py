@@ -12,7 +12,7 @@ import torch
 from copfl.core import tree
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.flower.app import RUN_FILE, init, planned
@@ -45,14 +45,11 @@ def simulated(run: Tables) -> Simulated:
     settings = made.run.run
     state = begin(made.algorithm, made.task, settings.clients)
     rounds = simulate(
-        made.algorithm,
-        made.task,
-        made.federation,
-        sequential(),
+        Simulation(
+            made.algorithm, made.task, made.federation, sequential(), seed=settings.seed, batch=settings.batch
+        ),
         state,
         rounds=settings.rounds,
-        seed=settings.seed,
-        batch=settings.batch,
         participation=settings.participation,
     )
     return Simulated(made, state, list(rounds))

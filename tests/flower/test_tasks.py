@@ -12,7 +12,7 @@ from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.engine.mapping import sequential
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -42,7 +42,9 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     state = begin(settings.algorithm, settings.task, 3)
     rounds = list(
         simulate(
-            settings.algorithm, settings.task, federation, sequential(), state, rounds=2, batch=256, seed=0
+            Simulation(settings.algorithm, settings.task, federation, sequential(), batch=256, seed=0),
+            state,
+            rounds=2,
         )
     )
     assert farthest(played.server, state.server) < 1e-6

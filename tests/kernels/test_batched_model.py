@@ -347,12 +347,13 @@ def test_training_imports_no_compiler() -> None:
 import sys
 from copfl.algorithms import ALGORITHMS
 from copfl.engine.mapping import vmap
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.testing import small_federation
 
 task, federation = small_federation("batch", (8, 8), "cpu")
 algorithm, task = ALGORITHMS["copfl"](), task.with_batching()
-next(simulate(algorithm, task, federation, vmap(), begin(algorithm, task, 2), rounds=1, batch=4))
+simulation = Simulation(algorithm, task, federation, vmap(), batch=4)
+next(simulate(simulation, begin(algorithm, task, 2), rounds=1))
 print({"sympy", "torch._dynamo"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -14,7 +14,7 @@ from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Data, UsageError
 from copfl.core.payload import Update
 from copfl.engine.mapping import vmap
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.run import resume, run
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.attacks import (
@@ -95,7 +95,7 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
 
     def after(algorithm: object) -> torch.Tensor:
         state = begin(algorithm, task, 2)  # type: ignore[arg-type]
-        list(simulate(algorithm, task, federation, vmap(2), state, rounds=1, batch=5))  # type: ignore[arg-type]
+        list(simulate(Simulation(algorithm, task, federation, vmap(2), batch=5), state, rounds=1))  # type: ignore[arg-type]
         server = state.server
         w: torch.Tensor = (server.server if hasattr(server, "server") else server).w
         return w

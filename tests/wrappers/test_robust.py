@@ -18,12 +18,11 @@ from copfl.algorithms.copfl import COPFL, Upload
 from copfl.core import Masked, Sgd, Task, UsageError, received, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import sequential, vmap
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.run import run
 from copfl.parts import averaging
 from copfl.parts.cowa import Cowa, Reports, bounded, report_of, whole_without
-from copfl.settings.complete import component
-from copfl.settings.components import build
+from copfl.settings.components import build, component
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
@@ -159,7 +158,7 @@ def test_leave_one_out_removes_what_the_server_counted(name: str) -> None:
     task, federation = small_federation("none", (5, 9, 12))
     algorithm = Clipped(ALGORITHMS[name](Sgd(lr=0.1)), radius=0.01, weight_factor=0.8)
     state = begin(algorithm, task, 3)
-    *_, last = simulate(algorithm, task, federation, sequential(), state, rounds=3, batch=4)
+    *_, last = simulate(Simulation(algorithm, task, federation, sequential(), batch=4), state, rounds=3)
     assert last.federation["clipped"] == 1
     before, _ = rounds_of(algorithm, task, federation, 2, batch=4)
     clients = state.clients.rows(torch.arange(3))
@@ -277,6 +276,6 @@ def test_engines_agree_with_a_bound() -> None:
     for mapping in (sequential(), vmap(3)):
         algorithm = COPFL(contribution=Cowa(max_weight=0.3))
         state = begin(algorithm, task, 4)
-        list(simulate(algorithm, task, federation, mapping, state, rounds=3, batch=4))
+        list(simulate(Simulation(algorithm, task, federation, mapping, batch=4), state, rounds=3))
         states.append(state)
     assert farthest(states[0].server, states[1].server) < 1e-9

@@ -1,7 +1,6 @@
 """How the local update is mapped over clients: the one thing in which the engines differ."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics, with_rate
+from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
@@ -31,8 +30,6 @@ class ClientInput(NamedTuple):
     test: Data
     plan: Plan
     validation: Data | None = None  # samples that it does not train on
-    initial: Tensor | None = None  # the initial weights, where rows differ in them
-    lr: Tensor | None = None  # the learning rate, where rows differ in it
 
 
 class ClientResult(NamedTuple):
@@ -110,9 +107,11 @@ def renewed(mapping: Mapping) -> Mapping:
     return cuda_graph(mapping.chunk) if isinstance(mapping.call, Recorder) else mapping
 
 
-def _lasting(results: Sequence[ChunkResult]) -> Any:
+def _lasting(result: ChunkResult | Sequence[ChunkResult]) -> Any:
     """The parts that are needed after the next chunk; the store copies the clients' records before that."""
-    return tuple((result.total, result.metrics) for result in results)
+    if isinstance(result, ChunkResult):
+        return result.total, result.metrics
+    return tuple(map(_lasting, result))
 
 
 def single(f: Callable[[A], B], rows: A) -> B:
@@ -129,51 +128,37 @@ def run_chunk(
     record. The record is checked too, because a client that shares little can diverge without a trace in its
     upload.
     """
-    return run_chunks(algorithm, [task], mapping, [chunk], models)[0]
 
-
-def run_chunks(
-    algorithm: AnyAlgorithm,
-    tasks: Sequence[Task],
-    mapping: Mapping,
-    chunks: Sequence[Chunk],
-    models: EvalModels,
-    rates: Sequence[float] = (),
-) -> tuple[ChunkResult, ...]:
-    """`run_chunk` for clients of several federations in one program, each with a server of its own.
-
-    `rates`: the learning rate of each, where they differ.
-    """
-
-    def rows_of(task: Task, chunk: Chunk, rate: float) -> ClientInput:
-        down = algorithm.downlink(chunk.server, chunk.ids)
-        initial = None if len(chunks) == 1 else tree.repeat(task.initial, len(chunk.ids))
-        lr = task.initial.new_full((len(chunk.ids),), rate) if rates else None
-        data, test, plan, validation = chunk.data, chunk.test, chunk.plan, chunk.validation
-        return ClientInput(chunk.ids, chunk.clients, down, data, test, plan, validation, initial, lr)
-
-    def update(given: ClientInput) -> ClientResult:
-        task = tasks[0] if given.initial is None else replace(tasks[0], initial=given.initial)
-        own = algorithm if given.lr is None else with_rate(algorithm, given.lr)
-        return local_update(own, task, given, models)
-
-    def run(chunks: Sequence[Chunk]) -> tuple[ChunkResult, ...]:
-        own = zip(tasks, chunks, rates or [0.0] * len(tasks), strict=True)
-        rows = tree.concatenate([rows_of(*one) for one in own])
-        updated: ClientResult = mapping.over(update, rows)
-        healthy = updated.metrics["healthy"] > 0
-        updated = updated._replace(client=healthy_records(healthy, updated.client, rows.client))
-        return tuple(map(total_of, tasks, chunks, tree.split(updated, [len(chunk.ids) for chunk in chunks])))
-
-    def total_of(task: Task, chunk: Chunk, updated: ClientResult) -> ChunkResult:
-        rows = Submission(chunk.ids, updated.upload, updated.client)
-        summands = mapping.over(lambda one: algorithm.summand(task, chunk.server, one.id, one.upload), rows)
-        healthy = updated.metrics["healthy"] > 0
-        return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics)
+    def run(chunk: Chunk) -> ChunkResult:
+        rows = rows_of(algorithm, chunk)
+        updated = mapping.over(lambda client: local_update(algorithm, task, client, models), rows)
+        return total_of(algorithm, task, mapping, chunk, with_healthy_records(updated, rows))
 
     with torch.no_grad():
-        result: tuple[ChunkResult, ...] = mapping.call(run, tuple(chunks), models)
+        result: ChunkResult = mapping.call(run, chunk, models)
         return result
+
+
+def rows_of(algorithm: AnyAlgorithm, chunk: Chunk) -> ClientInput:
+    """The input of each client's local update, with its message from the server."""
+    down = algorithm.downlink(chunk.server, chunk.ids)
+    return ClientInput(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, chunk.validation)
+
+
+def with_healthy_records(updated: ClientResult, rows: ClientInput) -> ClientResult:
+    """The results, in which a client whose update is not finite has its old record."""
+    healthy = updated.metrics["healthy"] > 0
+    return updated._replace(client=healthy_records(healthy, updated.client, rows.client))
+
+
+def total_of(
+    algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, updated: ClientResult
+) -> ChunkResult:
+    """The sum of the clients' summands, at their server."""
+    rows = Submission(chunk.ids, updated.upload, updated.client)
+    summands = mapping.over(lambda row: algorithm.summand(task, chunk.server, row.id, row.upload), rows)
+    healthy = updated.metrics["healthy"] > 0
+    return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics)
 
 
 def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models: EvalModels) -> ClientResult:

@@ -8,16 +8,28 @@ clients and waits for the result of the common batch.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import rate_of, with_rate
+from copfl.core.algorithm import AnyAlgorithm, rate_of, with_rate
 from copfl.core.evaluation import EvalModels
 from copfl.core.task import Task
-from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
+from copfl.engine.mapping import (
+    Chunk,
+    ChunkResult,
+    ClientInput,
+    ClientResult,
+    Mapping,
+    local_update,
+    rows_of,
+    total_of,
+    with_healthy_records,
+)
 from copfl.engine.rounds import Ids, State
 from copfl.engine.simulate import Executor, Simulation, Widths, chunk_input
 from copfl.errors import UsageError
@@ -67,6 +79,58 @@ def _widths(simulations: Sequence[Simulation]) -> Widths | None:
         for splits in zip(*(f.splits for f in federations), strict=True)
     )
     return Widths(int(train.min()), int(train.max()), *(int(sizes.max()) for sizes in others))
+
+
+class _Row(NamedTuple):
+    """The input of one client's local update, with what the simulations may differ in."""
+
+    client: ClientInput
+    initial: Tensor  # the initial weights
+    lr: Tensor | None  # the learning rate; None: the algorithm's
+
+
+def run_chunks(
+    algorithm: AnyAlgorithm,
+    tasks: Sequence[Task],
+    mapping: Mapping,
+    chunks: Sequence[Chunk],
+    models: EvalModels,
+    rates: Sequence[float] = (),
+) -> tuple[ChunkResult, ...]:
+    """`mapping.run_chunk` for clients of several simulations in one program, each with a server of its own.
+
+    Args:
+        algorithm: That of all of them.
+        tasks: The task of each, which differs in the initial weights alone.
+        mapping: The engine.
+        chunks: The clients of each.
+        models: Which models are evaluated.
+        rates: The learning rate of each, where they differ.
+    """
+
+    def rows_of_one(task: Task, chunk: Chunk, rate: float | None) -> _Row:
+        clients = len(chunk.ids)
+        lr = None if rate is None else task.initial.new_full((clients,), rate)
+        return _Row(rows_of(algorithm, chunk), tree.repeat(task.initial, clients), lr)
+
+    def update(row: _Row) -> ClientResult:
+        at_its_rate = algorithm if row.lr is None else with_rate(algorithm, row.lr)
+        return local_update(at_its_rate, replace(tasks[0], initial=row.initial), row.client, models)
+
+    rate_of_each: Sequence[float | None] = rates or [None] * len(tasks)
+
+    def run(chunks: Sequence[Chunk]) -> tuple[ChunkResult, ...]:
+        rows = tree.concatenate(list(map(rows_of_one, tasks, chunks, rate_of_each)))
+        updated = with_healthy_records(mapping.over(update, rows), rows.client)
+        of_each = tree.split(updated, [len(chunk.ids) for chunk in chunks])
+        return tuple(
+            total_of(algorithm, task, mapping, chunk, one)
+            for task, chunk, one in zip(tasks, chunks, of_each, strict=True)
+        )
+
+    with torch.no_grad():
+        results: tuple[ChunkResult, ...] = mapping.call(run, tuple(chunks), models)
+        return results
 
 
 def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Executor], R]]) -> list[R]:

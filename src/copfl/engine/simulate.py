@@ -3,7 +3,7 @@
 import gc
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -31,8 +31,8 @@ class Simulation(NamedTuple):
     task: Task
     federation: Federation
     mapping: Mapping
-    seed: int
-    batch: int
+    seed: int = 0
+    batch: int = 32
 
 
 class Executor(Protocol):
@@ -52,15 +52,10 @@ def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None =
 
 
 def simulate(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    mapping: Mapping,
+    simulation: Simulation,
     state: State,
     *,
     rounds: int,
-    seed: int = 0,
-    batch: int = 32,
     participation: float = 1.0,
     eval_every: int = 1,
     eval_models: str = "all",
@@ -69,7 +64,7 @@ def simulate(
     models: Models | None = None,
     best: BestRounds | None = None,
     patience: int = 0,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Each round as it ends; `state` is then the start of the next round.
 
     `models` gets each client's model of its last evaluation, which no record has: algorithms may evaluate
@@ -79,6 +74,7 @@ def simulate(
     Everything random is a function of the seed, the round and the client, so the loop can stop and resume
     anywhere. The clients of each round are chosen from the `population`, by default from all.
     """
+    algorithm, task, federation, mapping, seed, batch = simulation
     fraction_of("the clients", participation=participation)
     at_least(1, batch=batch, eval_every=eval_every)
     at_least(0, seed=seed)
@@ -95,7 +91,7 @@ def simulate(
     evaluated = [round for round in range(state.round, rounds) if is_evaluated(round)]
     every = {round: clients_of(round).tolist() for round in evaluated} if best is not None else None
     kept = {} if models is None else every or _last_rounds(evaluated, population, clients_of)
-    executor = executor or InProcess(Simulation(algorithm, task, federation, mapping, seed, batch))
+    executor = executor or InProcess(simulation)
     while state.round < rounds and not (best is not None and best.unimproved >= patience > 0):
         ids = clients_of(state.round)
         candidates = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}

@@ -161,14 +161,11 @@ def _accuracies(
     if algorithm is None:
         return unknown, unknown
     *_, last = simulate(
-        algorithm,
-        task,
-        federation,
-        mapping.renewed(simulation.mapping),
+        simulation._replace(
+            algorithm=algorithm, federation=federation, mapping=mapping.renewed(simulation.mapping)
+        ),
         begin(algorithm, task, federation.clients),
         rounds=UPDATES,
-        seed=simulation.seed,
-        batch=simulation.batch,
         eval_every=UPDATES,
         eval_models="final",
         models=models,

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from copfl.data.partition import Partition
 from copfl.engine import ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
-from copfl.engine.selection import BestRounds
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
@@ -321,8 +320,23 @@ def train_rounds(
     primary = e.task.metrics[0]
     best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
     clock = time.perf_counter()
-    with contextlib.closing(_rounds(e, state, executor, models, best)) as rounds:
-        for round in rounds:
+    e.training.compute()
+    simulation = simulation_of(e)
+    with contextlib.ExitStack() as stack:
+        loop = simulate.simulate(
+            simulation,
+            state,
+            rounds=settings.rounds,
+            participation=settings.participation,
+            eval_every=settings.eval_every,
+            eval_models=settings.eval_models,
+            population=settings.split_clients[0],
+            executor=stack.enter_context(_executor(simulation, state, settings, executor)),
+            models=models,
+            best=best,
+            patience=settings.patience,
+        )
+        for round in stack.enter_context(contextlib.closing(loop)):
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
             result.seconds.append(seconds)
@@ -345,36 +359,15 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
     return simulate.Simulation(e.algorithm, task, federation, e.engine, e.settings.seed, e.settings.batch)
 
 
-def _rounds(
-    e: Experiment,
+def _executor(
+    simulation: simulate.Simulation,
     state: State,
+    settings: schema.RunSettings,
     executor: simulate.Executor | None,
-    models: ClientModels | None,
-    best: BestRounds | None,
-) -> Generator[Round, None, None]:
-    settings = e.settings
-    e.training.compute()
-    opened: contextlib.AbstractContextManager[simulate.Executor | None] = contextlib.nullcontext(executor)
+) -> contextlib.AbstractContextManager[simulate.Executor | None]:
+    """What trains the clients: the ranks of torchrun, several processes, or this one (None)."""
     if ranks.joined():
-        opened = ranks.Ranks(simulation_of(e), state)
-    elif settings.workers > 1 and state.round < settings.rounds and executor is None:
-        opened = Workers(simulation_of(e), state, settings.workers)
-    with opened as executor:
-        yield from simulate.simulate(
-            e.algorithm,
-            e.training.task,
-            e.training.federation,
-            e.engine,
-            state,
-            rounds=settings.rounds,
-            seed=settings.seed,
-            batch=settings.batch,
-            participation=settings.participation,
-            eval_every=settings.eval_every,
-            eval_models=settings.eval_models,
-            population=settings.split_clients[0],
-            executor=executor,
-            models=models,
-            best=best,
-            patience=settings.patience,
-        )
+        return ranks.Ranks(simulation, state)
+    if settings.workers > 1 and state.round < settings.rounds and executor is None:
+        return Workers(simulation, state, settings.workers)
+    return contextlib.nullcontext(executor)

@@ -23,7 +23,7 @@ from copfl.comparison import runner
 from copfl.comparison.jobs import Job, placed
 from copfl.comparison.results import Record
 from copfl.comparison.runner import Runner, TimeIsUp, started_with
-from copfl.engine import mapping, seed_batching
+from copfl.engine import seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
 from copfl.experiment.run import execute
@@ -197,7 +197,7 @@ def test_seeds_that_do_not_fit_on_the_gpu_in_one_batch_train_one_after_another(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[int] = []
-    valid = mapping.run_chunks
+    valid = seed_batching.run_chunks
 
     def full(*given: Any, **named: Any) -> Any:
         rounds.append(1)

@@ -43,8 +43,8 @@ def complete(
     for kind in ("algorithm", "optimizer"):
         if isinstance(passed.get(kind), type):
             passed[kind] = passed[kind]()
-        if layer := layer_of(kind, passed.get(kind)):
-            named |= layer
+        if same_settings := layer_of(kind, passed.get(kind)):
+            named |= same_settings
             del passed[kind]
     upper = [*layers, named]
     for layer in upper:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from copfl.data import datasets, hub, table_files, tables
+from copfl.data import datasets, encoders, hub, table_files, tables
 from copfl.data.arrays import from_arrays
 from copfl.data.columns import Table, as_numbers, column_of, not_numbers
 from copfl.data.datasets import load
@@ -85,10 +85,10 @@ def test_a_data_set_knows_how_further_rows_are_encoded(tmp_path: Path) -> None:
     assert (found.table.targets, found.table.missing) == (("ill",), "fill")
     columns = table_files.read_table(tmp_path / "t.csv").columns
     numbers = Table({**columns, "age": as_numbers(columns["age"])})
-    again = tables.encoded(found.table.columns, numbers)
+    again = encoders.encoded(found.table.columns, numbers)
     assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
     rows = Table.of({"age": [None, 30], "town": ["Rome", "Oslo"]})
-    assert tables.encoded(found.table.columns, rows)[0].tolist() == [0, 0, 1]
+    assert encoders.encoded(found.table.columns, rows)[0].tolist() == [0, 0, 1]
 
 
 def test_the_scale_of_values() -> None:

@@ -145,7 +145,7 @@ class Room:
     asked: list[int] = field(default_factory=list)
 
     def __call__(self, f: Callable[[Any], Any], given: Any, variant: object) -> Any:
-        clients = len(given[0].ids)
+        clients = len(given.ids)
         self.asked.append(clients)
         if clients > self.room:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")

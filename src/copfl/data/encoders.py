@@ -1,87 +1,153 @@
-"""How the tables of all sites become the same numbers: agreed once, and plain data that travels in a federation."""
+"""Encoders: how the columns of a table become numbers, learned from its train rows."""
 
-import dataclasses
-import json
-import math
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from copfl.data.columns import Table
-from copfl.data.samples import Dataset
-from copfl.data.table_files import read_table
-from copfl.data.tables import Encoder, TableInfo, from_tables
-from copfl.errors import DataError, raised_as
+import numpy as np
+from numpy.typing import NDArray
 
-MISSING = ("refuse", "fill", "drop")
+from copfl.data.columns import Column, Table, coded, floats, is_number, text_of
+from copfl.errors import DataError, how_to_set
+
+Rows = slice | NDArray[np.int64]
+
+MOST_CATEGORIES = 1000
+MOST_SHOWN = 5  # values in a note
 
 
 @dataclass(frozen=True)
-class Encoders(TableInfo):
-    """The columns that a federation reads from a table, and how each becomes numbers."""
+class Encoder:
+    """How a column becomes numbers, learned from the train rows.
 
-    @classmethod
-    def of(cls, table: TableInfo) -> Self:
-        """Those of a data set that was read from a table."""
-        return cls(table.targets, table.columns, table.missing, table.text)
+    Plain values, so that it is written to and read from JSON field by field.
+    """
 
-    def as_json(self) -> str:
-        """The encoders as text, which `read` gives back exactly."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] = ()  # none: the column has numbers
 
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """The encoders of a text; DataError if they are none."""
-        with raised_as(DataError, "these are no encoders of a table: {}", ValueError, TypeError, KeyError):
-            content = json.loads(text)
-            targets, columns, missing, column = (
-                content[f.name] for f in dataclasses.fields(cls)
-            )  # of this order
-            if len(content) != 4 or missing not in MISSING or not (column is None or isinstance(column, str)):
-                raise ValueError("they have other fields")
-            return cls(_words(targets), tuple(map(_encoder, _list(columns))), missing, column)
+    @property
+    def width(self) -> int:
+        """The number of features of the column."""
+        return len(self.categories) or 1
 
-    def dataset(self, path: Path, *, test: Path | None = None, kind: str | None = None) -> Dataset:
-        """The rows of a table as samples. Columns that the federation does not use are not read.
+    def write(self, column: Column, rows: Rows, features: NDArray[np.float32]) -> None:
+        """Writes the features of these rows to an array of zeros [n, width].
 
-        Args:
-            path: The file; without `test` some of its rows are the test samples.
-            test: A file of test rows.
-            kind: Of the targets.
+        A missing value and a category that no train row has stay 0.
         """
-        tables = [read_table(file) for file in (path, test) if file is not None]
-        used = [*self.targets, *([self.text] if self.text else []), *(e.name for e in self.columns)]
-        for table in tables:
-            if absent := [name for name in used if name not in table.columns]:
-                has = ", ".join(table.columns)
-                raise DataError(f'the table lacks the column "{absent[0]}" of the federation; it has {has}')
-        return from_tables(
-            [Table({name: table.columns[name] for name in used}, table.notes) for table in tables],
-            path.stem,
-            target=",".join(self.targets),
-            text=self.text or "",
-            missing=self.missing,
-            kind=kind,
-            encoders=self.columns,
+        if self.categories:
+            values, codes = coded(column)
+            category = np.append(self.places(values), -1)[codes[rows]]
+            known = np.flatnonzero(category >= 0)
+            features[known, category[known]] = 1
+        else:
+            features[:, 0] = np.nan_to_num((floats(column)[rows] - self.mean) / self.std, nan=0.0)
+
+    def places(self, values: Sequence[Any]) -> NDArray[np.int64]:
+        """The index of the category of each value, -1 for one that is none.
+
+        A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values, and true
+        for the text True.
+        """
+        index = {category: number for number, category in enumerate(self.categories)}
+
+        def of(value: Any) -> int:
+            is_whole = not isinstance(value, str) and float(value).is_integer()
+            spellings = (str(value), str(int(value)), str(float(value))) if is_whole else (str(value),)
+            return next((index[text] for text in spellings if text in index), -1)
+
+        return np.array([of(value) for value in values], np.int64)
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What a model needs to know about the table that it was trained on, to take further rows."""
+
+    targets: tuple[str, ...]  # columns to predict
+    columns: tuple[Encoder, ...] = ()  # features; none of a table of texts
+    missing: str = "refuse"
+    text: str | None = None  # the column of the texts
+
+
+def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:
+    """The features of a table.
+
+    Parameters
+    ----------
+    encoders : sequence of Encoder
+        One for each column that is used.
+    table : Table
+        With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or numbers.
+    rows : slice or array of int
+        The rows to encode; by default all of them.
+
+    Returns
+    -------
+    An array [rows, features] in the order of the encoders.
+    """
+    count = len(np.arange(len(table))[rows])
+    features = np.zeros((count, sum(encoder.width for encoder in encoders)), np.float32)
+    first = 0
+    for encoder in encoders:
+        part = features[:, first : first + encoder.width]
+        encoder.write(table.columns[encoder.name], rows, part)
+        first += encoder.width
+    return features
+
+
+def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
+    """A note for each column with categories that the train rows do not have: how many cells, and which."""
+    notes = []
+    for encoder in encoders:
+        if not encoder.categories:
+            continue
+        values, codes = coded(table.columns[encoder.name])
+        cells = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
+        places = encoder.places(values)
+        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(places < 0).tolist()})
+        if new:
+            few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
+            more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""
+            notes.append(
+                f'column "{encoder.name}": {new.total():,} of {len(table):,} values are categories '
+                f"that no train row has, and count as none: {few}{more}"
+            )
+    return notes
+
+
+def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
+    """The encoder of a column.
+
+    Parameters
+    ----------
+    name : str
+        Of the column.
+    columns : sequence of Column
+        The column in each table; numbers only if it is a column of numbers in all of them.
+    rows : array of int
+        The train rows of the first table.
+    is_category : bool
+        Whether numbers are categories.
+    """
+    if not is_category and all(is_number(column) for column in columns):
+        numbers = floats(columns[0])[rows]
+        numbers = numbers[~np.isnan(numbers)]
+        std = float(numbers.std()) if len(numbers) else 0.0
+        return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
+    values, codes = coded(columns[0])
+    in_train = np.unique(codes[rows])
+    different = tuple(sorted(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))
+    if len(different) > MOST_CATEGORIES:
+        raise DataError(
+            f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
+            f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the text "
+            f"to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
+            f"{how_to_set('data.client', name, '--client')}"
         )
-
-
-def _encoder(content: Any) -> Encoder:
-    mean, std = (float(content[name]) for name in ("mean", "std"))
-    if not isinstance(content["name"], str) or len(content) != 4:
-        raise ValueError("a column has other fields")
-    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-        raise ValueError(f"the column {content['name'][:40]!r} has no finite mean and deviation")
-    return Encoder(content["name"], mean, std, _words(content["categories"]))
-
-
-def _list(content: Any) -> list[Any]:
-    if not isinstance(content, list):
-        raise ValueError("a list is missing")
-    return content
-
-
-def _words(content: Any) -> tuple[str, ...]:
-    if not all(isinstance(word, str) for word in _list(content)):
-        raise ValueError("names must be texts")
-    return tuple(content)
+    return Encoder(name, categories=different or ("",))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.data.encoders import Encoders
+from copfl.data.agreed_encoders import Encoders
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
 from copfl.experiment.models import tokenized

@@ -21,8 +21,8 @@ from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
+from copfl.data.agreed_encoders import Encoders
 from copfl.data.datasets import load
-from copfl.data.encoders import Encoders
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.data.table_files import READERS

@@ -103,7 +103,9 @@ class Samples(Checked):
     target_mean: tuple[float, ...] = setting((), "Of each number to predict; training standardises them.")
     target_std: tuple[float, ...] = setting((), "Of each number to predict.")
     augment: bool = setting(False, "Whether the data set has random crops and flips; run.augment uses them.")
-    encoders: str = setting("", "How the columns of a table become numbers: JSON of copfl.data.encoders.")
+    encoders: str = setting(
+        "", "How the columns of a table become numbers: JSON of copfl.data.agreed_encoders."
+    )
     public: str = setting("", "An .npz file of public samples x, the same on every machine; for ktpfl.")
 
     def __post_init__(self) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from copfl.data.encoders import Encoder
 from copfl.data.samples import REGRESSION, Inputs
-from copfl.data.tables import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 from copfl.settings.user_code import is_reference

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from copfl.data import reading, tables
 from copfl.data.arrays import npz_content
 from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
+from copfl.data.encoders import Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.table_files import LARGEST_FILE, READERS, read_table
-from copfl.data.tables import Encoder
 from copfl.data.targets import named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
@@ -99,8 +99,8 @@ class Preparation:
             *(f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()),
         ]
         fitting = Table({e.name: _fitting(e, table.columns[e.name]) for e in encoders})
-        notes += tables.unknown_categories(encoders, fitting)
-        return Prepared(tables.encoded(encoders, fitting), notes)
+        notes += unknown_categories(encoders, fitting)
+        return Prepared(encoded(encoders, fitting), notes)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""

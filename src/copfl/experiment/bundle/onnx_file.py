@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.data.columns import Column, Table, floats, words
+from copfl.data.encoders import Encoder, encoded
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, by_name, each
-from copfl.data.tables import Encoder, encoded
 from copfl.errors import EXTRAS, UsageError, library
 from copfl.experiment.bundle.base import TOKENIZER
 from copfl.experiment.bundle.bundle import Bundle, base_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from copfl.data.agreed_encoders import Encoders
 from copfl.data.datasets import load
-from copfl.data.encoders import Encoders
 from copfl.errors import DataError
 
 

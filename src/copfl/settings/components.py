@@ -136,39 +136,39 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(v, (*PLAIN, type(None))) for v in (value if isinstance(value, tuple) else (value,)))
 
 
-def build(title: str, component: schema.Component, **context: Any) -> Any:
+def build(title: str, record: schema.Component, **context: Any) -> Any:
     """The value that a component describes.
 
     Args:
         title: The kind, such as "partition".
-        component: The choice and its options.
+        record: The choice and its options.
         context: What the run has, see CONTEXT; a factory gets those that it has parameters for.
     """
-    if component.value is not None:
-        return component.value
-    factory = factory_of(title, component.name, component.code)
+    if record.value is not None:
+        return record.value
+    factory = factory_of(title, record.name, record.code)
     known = parameters_of(factory)
     given = {name: value for name, value in context.items() if name in known or takes_any(factory)}
-    arguments = component.arguments
+    arguments = record.arguments
     try:
-        if not user_code.is_reference(component.name):
+        if not user_code.is_reference(record.name):
             return checking.built(factory, arguments, **given)
-        with user_code.calling(title, component.name, "making it"):
+        with user_code.calling(title, record.name, "making it"):
             return checking.built(factory, arguments, **given)
     except UsageError as error:
         raise _located(title, arguments, error) from error
 
 
-def wrapped(title: str, component: schema.Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
+def wrapped(title: str, record: schema.Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
     """The algorithm in a wrapper of this kind; a server optimizer is a rule that is put around it.
 
     Args:
         title: One of WRAPPERS.
-        component: The choice and its options.
+        record: The choice and its options.
         algorithm: What is wrapped.
         context: What the run has, see CONTEXT.
     """
-    made = build(title, component, algorithm=algorithm, **context)
+    made = build(title, record, algorithm=algorithm, **context)
     return with_server_optimizer(algorithm, made) if title == "server" else made  # type: ignore[no-any-return]
 
 

@@ -38,7 +38,7 @@ from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
 from copfl.flower.keys import fingerprint
 from copfl.flower.local import LocalFederation
-from copfl.flower.policy_file import strict
+from copfl.flower.policy.file import strict
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME

@@ -18,8 +18,8 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node, secure_node
-from copfl.flower.policy import FILE, Policy, Proposals
-from copfl.flower.policy_file import write_policy
+from copfl.flower.policy.file import FILE, write_policy
+from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.registry import Log, known_client
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of

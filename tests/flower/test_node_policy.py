@@ -20,17 +20,10 @@ from copfl.core.metrics import METRICS
 from copfl.errors import UsageError, WireError
 from copfl.flower import node, worker
 from copfl.flower.app import init
-from copfl.flower.policy import (
-    FILE,
-    Bounds,
-    Policy,
-    Privacy,
-    SecureAggregation,
-    read_policy,
-    refusals,
-    require_cohort,
-)
-from copfl.flower.policy_file import explained, strict, write_policy, write_strict
+from copfl.flower.policy.explanation import explained
+from copfl.flower.policy.file import FILE, read_policy, strict, write_policy, write_strict
+from copfl.flower.policy.record import Bounds, Policy, Privacy, SecureAggregation
+from copfl.flower.policy.request import refusals, require_cohort
 from copfl.flower.resident import Resident
 from copfl.flower.server import Server, check_metrics, check_values
 from copfl.flower.settings import settings_of

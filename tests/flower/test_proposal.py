@@ -16,8 +16,8 @@ from copfl.errors import UsageError
 from copfl.flower import proposal
 from copfl.flower.acceptance import FOLDER, MOST_PENDING, approve, pending
 from copfl.flower.keys import SigningKey, fingerprint, new_key
-from copfl.flower.policy import FILE, Policy, Proposals
-from copfl.flower.policy_file import strict, write_policy
+from copfl.flower.policy.file import FILE, strict, write_policy
+from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.proposal import KEY, Member, Rotation, differences, from_text, read, rotation_statement
 from copfl.flower.registry import CHALLENGE
 from copfl.flower.secure_server import server_class

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.files import write_bytes
 from copfl.flower.keys import FINGERPRINT, fingerprint, own_key
-from copfl.flower.policy import Code, Policy, PolicyError, Refusal, admitted
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.record import Code, Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.proposal import KEY, Proposal, Signed, differences, from_text, read
 from copfl.flower.registry import key_path, state_dir
 

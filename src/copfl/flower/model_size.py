@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from copfl import models
-from copfl.flower.policy import PolicyError, Refusal
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.models.adapters import target_modules
 from copfl.settings.schema import Adapter, Model
 

@@ -33,7 +33,9 @@ from copfl.experiment.preparation import device_of
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, write_bundle
-from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_limit import admit_run

@@ -15,7 +15,9 @@ from copfl.errors import CopflError, UsageError
 from copfl.flower import node, own_code, secure_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.node import NodeConfig, NodeData
-from copfl.flower.policy import Code, check_tables, policy_of
+from copfl.flower.policy.components import check_tables
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.record import Code
 from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
 from copfl.flower.secure_node import MASKED

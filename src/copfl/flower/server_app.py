@@ -13,7 +13,9 @@ from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
 from copfl.flower.membership import revoked_keys, server_proposal
-from copfl.flower.policy import admitted, check_tables, server_policy
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.components import check_tables
+from copfl.flower.policy.file import server_policy
 from copfl.flower.processes import end_with_parent
 from copfl.flower.proposal import KEY
 from copfl.flower.secure_server import server_class

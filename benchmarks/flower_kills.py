@@ -159,7 +159,7 @@ class Killed:
             time.sleep(0.05)
 
     def run(self, kills: int, minutes: float) -> None:
-        """All rounds, with so many kills, none of them later than these minutes."""
+        """All rounds with so many kills; after these minutes it ends two rounds after the last kill."""
         no_more_kills = time.monotonic() + 60 * minutes
         with self.local:
             self.local.start_superlink()
@@ -178,9 +178,11 @@ class Killed:
                 while not self.kill(self.draw.choice(VICTIMS)):
                     time.sleep(0.2)
                 self.wait(lambda before=before: self.done() > before or self.done() >= self.rounds, PATIENCE)
-            self.wait(lambda: self.done() >= self.rounds, PATIENCE + 10 * self.rounds)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.local.running["run"].wait(60)
+            last = self.rounds if len(self.kills) == kills else min(self.rounds, self.done() + 2)
+            self.wait(lambda: self.done() >= last, PATIENCE + 10 * self.rounds)
+            if last == self.rounds:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.local.running["run"].wait(60)
 
     def result(self, folder: Path) -> dict[str, Any]:
         """The end compared with that of an undisturbed federation, and what is left."""
@@ -188,11 +190,13 @@ class Killed:
         settings, others = self.settings, write_nodes(digits(), folder / "undisturbed")
         records = self.server_folder.rounds()
         lost = {record["round"] - 1 for record in records if not record["clients"]}
-        whole = play(self.config, others, folder / "undisturbed-runs", _without_sums_of(lost))
+        whole = play(
+            self.config, others, folder / "undisturbed-runs", _without_sums_of(lost), stop=len(records)
+        )
         assert {r["round"] - 1 for r in whole.records if not r["clients"]} == lost, "other rounds were lost"
         far = farthest(server_of(settings, self.runs), whole.server)
         for client, (config, other) in enumerate(zip(self.nodes, others, strict=True)):
-            ours, theirs = (client_of(settings, c, client, self.rounds - 1) for c in (config, other))
+            ours, theirs = (client_of(settings, c, client, len(records) - 1) for c in (config, other))
             far = max(far, farthest(ours, theirs), 0 if tree.leaves(ours) else 1)
         left = [p for p in folder.rglob("*") if p.is_socket() or p.name.endswith((".part", ".tmp"))]
         return {
@@ -240,7 +244,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=0, help="default: twice the number of kills")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=600, help="no kill is later")
+    parser.add_argument("--minutes", type=float, default=600, help="no kill is later; the run ends then")
     parser.add_argument("--secure-aggregation", action="store_true")
     args = parser.parse_args()
     rounds = args.rounds or 2 * args.kills

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -140,9 +141,10 @@ def play(
     nodes: list[dict[str, Any]],
     runs: Path,
     fault: Fault | None = None,
+    stop: int | None = None,
     **options: Any,
 ) -> Played:
-    """The rounds of this run config."""
+    """The rounds of this run config, or the first `stop` of them."""
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
     folder = ServerFolder(
@@ -150,7 +152,7 @@ def play(
     )
     kind = server_class(settings.federation.secure.aggregation)
     server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
-    return Played(list(server.rounds()), server_of(settings, runs), log, transport)
+    return Played(list(itertools.islice(server.rounds(), stop)), server_of(settings, runs), log, transport)
 
 
 def server_of(settings: Settings, runs: Path) -> Any:

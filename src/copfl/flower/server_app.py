@@ -47,7 +47,7 @@ def _main(grid: Grid, context: Context) -> None:
     run_config, code = admitted(policy, plain)  # before anything that it names is loaded
     signed = server_proposal(policy, context.run_config)
     own_code.load(code)
-    settings = settings_of(run_config, policy.bounds.parameters)
+    settings = settings_of(run_config, policy.bounds)
     check_tables(policy, settings.federation.tables())
     session, runs = settings.federation.session, str(home / "runs")
     run = session.run or f"run-{context.run_id}"

@@ -75,7 +75,7 @@ class Bounds:
     runs_per_day: int = 100  # that begin on this machine
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
     seconds: float = 3600.0  # of one request: then the worker that answers it is ended
-    memory: float = 64.0  # GiB of the worker while it answers
+    memory: float = 64.0  # GiB of the worker while it answers, and of a batch as it is estimated before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 `flower_kills.py --kills 50`: three nodes with certificates and keys, digits, MLP, CO-PFL. Victims are workers,
 nodes, the ServerApp and the SuperLink, each killed by SIGKILL alone. What a supervisor would do is done: a node and
-the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: equal to
-the undisturbed federation, bit for bit, or which clients were left out of which round; what is left:
-processes, sockets, temporary files; and how often the SuperLink's database, which has the messages, had personal
-values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums. The nodes
-have the strict policy that `copfl federate policy` writes; without secure sums, but for `secure_aggregation.required`.
-Kills are at random moments of random rounds, over the whole run.
+the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: the largest
+difference to an undisturbed federation, which must be 0; what is left: processes, sockets, temporary files; and how
+often the SuperLink's database, which has the messages, had personal values at a kill. Exit code 1 if it is not as
+promised. `--secure-aggregation`: the same with secure sums. A server that is killed while it adds one up loses that
+round: nodes reveal their shares once. The undisturbed federation loses the same rounds, and the result names them.
+The nodes have the strict policy that `copfl federate policy` writes, and take part in runs that their coordinator
+signed; without secure sums, it has no `secure_aggregation.required`. Kills are at random moments of random rounds, over
+the whole run, at most one in a round.
 """
 
 from __future__ import annotations
@@ -31,20 +33,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a network is in the tests
 
-from tests.flower.network import CONFIG, client_of, digits, farthest, play, server_of, write_nodes
+from tests.flower.network import CONFIG, Fault, client_of, digits, farthest, play, server_of, write_nodes
 
 from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
 from copfl.flower.keys import fingerprint
 from copfl.flower.local import LocalFederation
-from copfl.flower.policy_file import strict
+from copfl.flower.policy.file import strict
+from copfl.flower.secure_server import REVEALED
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
 from copfl.settings.flat import nested
+from copfl.wire import Packet
 
 VICTIMS = ("worker", "node", "server", "superlink")
+PATIENCE = 900.0  # seconds of a round with a kill; several deadlines on a busy machine
 LEAK = 5  # personal values in one file: fewer may be equal to random bytes
 
 
@@ -72,7 +77,7 @@ class Killed:
         (folder / "tmp").mkdir()
         self.local.options["env"]["TMPDIR"] = str(folder / "tmp")
         self.server_folder = ServerFolder(str(self.runs), "test", resume=True)
-        self.rounds, self.kills = rounds, Counter[str]()
+        self.rounds, self.kills = rounds, list[tuple[int, str]]()  # round, victim
         self.searched, self.leaks = 0, 0  # databases
 
     def with_word(self, word: str) -> list[int]:
@@ -125,8 +130,11 @@ class Killed:
         self.search_messages()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.draw.choice(pids), signal.SIGKILL)
-            self.kills[victim] += 1
-            print(f"round {self.done() + 1}: killed {victim}", flush=True)
+            self.kills.append((self.done() + 1, victim))
+            print(
+                f"{time.strftime('%H:%M:%S')} kill {len(self.kills)}, round {self.done() + 1}: {victim}",
+                flush=True,
+            )
         if victim == "node":
             self.local.running[f"node-{client}"].wait(10)
             self.local.start_node(f"node-{client}", self.nodes[client])
@@ -150,43 +158,58 @@ class Killed:
                 raise SystemExit(f"stuck in round {self.done() + 1}: {self.local.tail('run')}")
             time.sleep(0.05)
 
-    def run(self, kills: int) -> None:
+    def run(self, kills: int, minutes: float) -> None:
+        """All rounds with so many kills; after these minutes it ends two rounds after the last kill."""
+        no_more_kills = time.monotonic() + 60 * minutes
         with self.local:
             self.local.start_superlink()
             for client, config in enumerate(self.nodes):
                 self.local.add_node(f"node-{client}", config)
             self.start_run()
-            self.wait(lambda: self.done() > 0, 300)
+            self.wait(lambda: self.done() > 0, PATIENCE)
             # A round each, of all but the last: the next message removes the socket of a worker that was killed.
             for due in sorted(self.draw.sample(range(1, self.rounds - 2), kills)):
-                self.wait(lambda due=due: self.done() >= due, 400)
+                self.wait(lambda due=due: self.done() >= due, PATIENCE)
                 time.sleep(self.draw.uniform(0, self.length))
                 before = self.done()
-                if before >= self.rounds - 1:  # faster than the kills; too few of them is an error below
+                # Too few kills are an error below.
+                if before >= self.rounds - 1 or time.monotonic() > no_more_kills:
                     break
                 while not self.kill(self.draw.choice(VICTIMS)):
                     time.sleep(0.2)
-                self.wait(lambda before=before: self.done() > before or self.done() >= self.rounds, 400)
-            self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.local.running["run"].wait(60)
+                self.wait(lambda before=before: self.done() > before or self.done() >= self.rounds, PATIENCE)
+            last = self.rounds if len(self.kills) == kills else min(self.rounds, self.done() + 2)
+            self.wait(lambda: self.done() >= last, PATIENCE + 10 * self.rounds)
+            if last == self.rounds:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.local.running["run"].wait(60)
 
     def result(self, folder: Path) -> dict[str, Any]:
         """The end compared with that of an undisturbed federation, and what is left."""
         torch.set_num_threads(1)
         settings, others = self.settings, write_nodes(digits(), folder / "undisturbed")
-        whole = play(self.config, others, folder / "undisturbed-runs")
+        records = self.server_folder.rounds()
+        lost = {record["round"] - 1 for record in records if not record["clients"]}
+        whole = play(
+            self.config, others, folder / "undisturbed-runs", _without_sums_of(lost), stop=len(records)
+        )
+        assert {r["round"] - 1 for r in whole.records if not r["clients"]} == lost, "other rounds were lost"
         far = farthest(server_of(settings, self.runs), whole.server)
         for client, (config, other) in enumerate(zip(self.nodes, others, strict=True)):
-            ours, theirs = (client_of(settings, c, client, self.rounds - 1) for c in (config, other))
+            ours, theirs = (client_of(settings, c, client, len(records) - 1) for c in (config, other))
             far = max(far, farthest(ours, theirs), 0 if tree.leaves(ours) else 1)
-        records = self.server_folder.rounds()
         left = [p for p in folder.rglob("*") if p.is_socket() or p.name.endswith((".part", ".tmp"))]
         return {
-            "kills": dict(self.kills),
+            "kills": dict(Counter(victim for _, victim in self.kills)),
             "rounds": [len(records), self.rounds],
+            "rounds of the kills": [round for round, _ in self.kills],
+            "rounds without a sum, here and undisturbed": {
+                n + 1: next(iter(records[n]["why"].values())) for n in sorted(lost)
+            },
             "largest difference": far,
-            "left out": {r["round"]: r["why"] for r in records if r["left_out"]},
+            "left out of other rounds": {
+                r["round"]: r["why"] for r in records if r["clients"] and r["left_out"]
+            },
             "started again": {r["round"]: r["notes"] for r in records if r["notes"]},
             "audit logs that are broken": [
                 found.problem
@@ -201,6 +224,16 @@ class Killed:
         }
 
 
+def _without_sums_of(rounds: set[int]) -> Fault:
+    """Loses the answers with the shares of these rounds: they have no sum, and clients keep their earlier states."""
+
+    def fault(_client: int, round: int, packet: Packet) -> Packet | str:
+        is_lost = round in rounds and json.loads(packet.head)["kind"] == REVEALED
+        return "the server ended while it added up" if is_lost else packet
+
+    return fault
+
+
 def _floats(content: bytes) -> list[Any]:
     """The content as numbers of four bytes, from each of the four first bytes."""
     return [np.frombuffer(content[n : len(content) - (len(content) - n) % 4], "<f4") for n in range(4)]
@@ -211,23 +244,26 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=0, help="default: twice the number of kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=600, help="no kill is later; the run ends then")
     parser.add_argument("--secure-aggregation", action="store_true")
     args = parser.parse_args()
     rounds = args.rounds or 2 * args.kills
     with tempfile.TemporaryDirectory() as name:
         federation = Killed(Path(name), rounds, args.seed, args.secure_aggregation)
-        federation.run(args.kills)
+        started = time.monotonic()
+        federation.run(args.kills, args.minutes)
+        minutes = (time.monotonic() - started) / 60
         result = federation.result(Path(name))
-    print(json.dumps(result, indent=1))
-    is_explained = result["largest difference"] == 0 or result["left out"]
+    print(json.dumps(result | {"minutes": round(minutes, 1)}, indent=1))
+    is_equal = result["largest difference"] == 0 and not result["left out of other rounds"]
     is_clean = not (
         result["audit logs that are broken"]
         or result["processes left"]
         or result["sockets and temporary files left"]
         or federation.leaks
     )
-    is_whole = result["rounds"] == [federation.rounds] * 2 and sum(federation.kills.values()) >= args.kills
-    return 0 if is_explained and is_clean and is_whole and not result["started again"] else 1
+    is_whole = result["rounds"] == [federation.rounds] * 2 and len(federation.kills) >= args.kills
+    return 0 if is_equal and is_clean and is_whole and not result["started again"] else 1
 
 
 if __name__ == "__main__":

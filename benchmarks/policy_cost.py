@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a n
 
 from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
 
-from copfl.flower.policy import FILE, Policy, Privacy, Proposals, read_policy
-from copfl.flower.policy_file import write_policy, write_strict
+from copfl.flower.policy.file import FILE, read_policy, write_policy, write_strict
+from copfl.flower.policy.record import Policy, Privacy, Proposals
 from copfl.flower.resident import Resident
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,8 +19,8 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node, secure_node
-from copfl.flower.policy import FILE, Policy, Proposals
-from copfl.flower.policy_file import write_policy
+from copfl.flower.policy.file import FILE, write_policy
+from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.registry import Log, known_client
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
@@ -140,9 +141,10 @@ def play(
     nodes: list[dict[str, Any]],
     runs: Path,
     fault: Fault | None = None,
+    stop: int | None = None,
     **options: Any,
 ) -> Played:
-    """The rounds of this run config."""
+    """The rounds of this run config, or the first `stop` of them."""
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
     folder = ServerFolder(
@@ -150,7 +152,7 @@ def play(
     )
     kind = server_class(settings.federation.secure.aggregation)
     server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
-    return Played(list(server.rounds()), server_of(settings, runs), log, transport)
+    return Played(list(itertools.islice(server.rounds(), stop)), server_of(settings, runs), log, transport)
 
 
 def server_of(settings: Settings, runs: Path) -> Any:

@@ -20,7 +20,9 @@ from copfl.core.algorithm import received
 from copfl.flower import ledger, node
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
-from copfl.flower.policy import Policy, PolicyError, Privacy, refusals
+from copfl.flower.policy.record import Policy, Privacy
+from copfl.flower.policy.refusal import PolicyError
+from copfl.flower.policy.request import refusals
 from copfl.flower.private_node import SecretNoise, upload_noise
 from copfl.flower.settings import Settings, settings_of
 from copfl.wire import Head

@@ -71,7 +71,13 @@ def test_the_image_contains_what_the_dockerfile_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["hadolint Dockerfile", "docker-compose -f compose.yaml config --quiet"], ids=lambda c: c[:8]
+    "command",
+    [
+        "hadolint Dockerfile",
+        "docker-compose -f compose.yaml config --quiet",
+        "check-jsonschema -q --builtin-schema vendor.compose-spec compose.yaml",
+    ],
+    ids=lambda command: command.split()[0],
 )
 def test_the_files_are_valid(command: str) -> None:
     program, *words = command.split()

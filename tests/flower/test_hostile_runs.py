@@ -16,7 +16,7 @@ import pytest
 from copfl.flower import init
 from copfl.flower.deployed import superlink_options, write_connection
 from copfl.flower.local import HOST, LocalFederation, up
-from copfl.flower.policy import Policy
+from copfl.flower.policy.record import Policy
 from copfl.flower.status import LOCAL_HOME, answers
 from copfl.flower.superlink import COMPONENTS
 from copfl.settings.flat import nested

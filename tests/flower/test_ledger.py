@@ -19,8 +19,11 @@ from copfl.flower import node
 from copfl.flower.known_data import FOLDER, KnownData
 from copfl.flower.ledger import FILE as LEDGER
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release, epsilon, spent
-from copfl.flower.policy import FILE, Policy, PolicyError, Privacy, SecureAggregation, refusals
-from copfl.flower.policy_file import explained, write_policy
+from copfl.flower.policy.explanation import explained
+from copfl.flower.policy.file import FILE, write_policy
+from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
+from copfl.flower.policy.refusal import PolicyError
+from copfl.flower.policy.request import refusals
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder

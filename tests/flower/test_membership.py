@@ -25,7 +25,8 @@ from copfl.flower.membership import (
     revoked_keys,
     server_proposal,
 )
-from copfl.flower.policy import OPEN, Policy, Proposals, read_policy
+from copfl.flower.policy.file import read_policy
+from copfl.flower.policy.record import OPEN, Policy, Proposals
 from copfl.flower.proposal import KEY, differences, read, settings_in
 from copfl.flower.status import as_text, read_app, status
 from copfl.settings.flat import nested

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,17 +21,11 @@ from copfl.core.metrics import METRICS
 from copfl.errors import UsageError, WireError
 from copfl.flower import node, worker
 from copfl.flower.app import init
-from copfl.flower.policy import (
-    FILE,
-    Bounds,
-    Policy,
-    Privacy,
-    SecureAggregation,
-    read_policy,
-    refusals,
-    require_cohort,
-)
-from copfl.flower.policy_file import explained, strict, write_policy, write_strict
+from copfl.flower.model_size import forward_bytes
+from copfl.flower.policy.explanation import explained
+from copfl.flower.policy.file import FILE, read_policy, strict, write_policy, write_strict
+from copfl.flower.policy.record import Bounds, Policy, Privacy, SecureAggregation
+from copfl.flower.policy.request import refusals, require_cohort
 from copfl.flower.resident import Resident
 from copfl.flower.server import Server, check_metrics, check_values
 from copfl.flower.settings import settings_of
@@ -38,6 +33,7 @@ from copfl.flower.state import ServerFolder
 from copfl.flower.status import read_app
 from copfl.flower.transport import Content, Field, refusal
 from copfl.flower.worker import Request
+from copfl.models import build
 from copfl.parts.averaging import Upload
 from copfl.settings.flat import nested
 from copfl.wire import Packet
@@ -414,9 +410,89 @@ def test_models_have_as_many_parameters_as_are_counted(name: str) -> None:
     keys |= {"samples.text": True} if name in ("embedding", "causal_cnn") else {}
     keys |= {"samples.kind": "next_token", "samples.classes": 257} if name == "causal_cnn" else {}
     count = len(settings_of(keys).task.initial)
-    settings_of(keys, count + 5000)  # statistics of batch norm are no parameters
+    settings_of(keys, Bounds(parameters=count + 5000))  # statistics of batch norm are no parameters
     with pytest.raises(UsageError, match=r"\[bounds.parameters\]"):
-        settings_of(keys, count // 2)
+        settings_of(keys, Bounds(parameters=count // 2))
+
+
+TOKENS = {"input_ids": (20,), "attention_mask": (20,)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mlp", (3, 32, 32)),
+        ("cnn", (3, 32, 32)),
+        ("resnet18", (3, 32, 32)),
+        ("cnn1d", (2, 640)),
+        ("embedding", TOKENS),
+        ("causal_cnn", TOKENS),
+    ],
+)
+def test_the_memory_of_a_batch_is_estimated_without_taking_it(name: str, shape: Any) -> None:
+    """At least what training really keeps for the gradients, and at most twice as much."""
+    batch, kept = 64, dict[int, int]()
+    plain = () if isinstance(shape, dict) else shape
+    with torch.device("meta"):
+        estimate = forward_bytes(build(name, plain, 10, 0), shape, batch)
+    model = build(name, plain, 10, 0)
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({storage._cdata: storage.nbytes()} if storage._cdata not in own else {})
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        if isinstance(shape, dict):
+            outputs = model(
+                **{key: torch.ones(batch, *part, dtype=torch.int64) for key, part in shape.items()}
+            )
+        else:
+            outputs = model(torch.zeros(batch, *shape))
+    assert outputs.requires_grad
+    assert sum(kept.values()) <= estimate <= 2 * sum(kept.values()) + 2**20
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        # Each layer of dilated convolutions doubles what it is padded by.
+        {"model.name": "causal_cnn", "model.layers": 30, "samples.kind": "next_token", "samples.text": True},
+        {"model.name": "causal_cnn", "model.layers": 100, "samples.kind": "next_token", "samples.text": True},
+        {"model.name": "cnn1d", "model.width": 1000, "samples.shape": [1, 10**7]},
+        {"model.name": "resnet18", "model.stem": "cifar", "samples.shape": [1, 3000, 3000]},
+    ],
+    ids=lambda keys: f"{keys['model.name']}-{len(keys)}",
+)
+def test_a_model_with_few_parameters_may_need_much_memory(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("copfl.flower.settings.build_model", lambda *_: pytest.fail("it was built"))
+    config = write_nodes(digits(), tmp_path)[0]
+    policy = Policy(bounds=Bounds(memory=16.0))
+    allow([config], policy)
+    run_config = {"session.run": "test", "run.clients": 3, "algorithm.name": "fedavg", **keys}
+    assert refusals(policy, run_config) == ()
+    head, _ = Resident().answer(Request(run_config, config, content=("", b"")))
+    assert "GiB for 2 samples, and 16 are the most [bounds.memory]" in head
+
+
+def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(tmp_path: Path) -> None:
+    """Of so many samples as it has: a run config may name more."""
+    config = write_nodes(digits(), tmp_path)[0]
+    run_config = CONFIG | {"algorithm.name": "fedavg", "run.batch": 100_000, "model.width": 64}
+    settings = settings_of(run_config)
+    folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
+    content = Server(settings, DirectTransport(settings, {}), folder).down(0)
+
+    def answer(memory: float) -> str:
+        allow([config], Policy(bounds=Bounds(memory=memory)))
+        return Resident().answer(Request(run_config, config, content=content))[0]
+
+    samples = len(np.load(config["data"])["y"])
+    assert f"GiB for {samples} samples, and 0.0002 are the most [bounds.memory]" in answer(0.0002)
+    assert '"kind":"upload"' in answer(1.0)
 
 
 def test_the_layers_of_a_model_are_bounded() -> None:

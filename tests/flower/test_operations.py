@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -88,6 +89,24 @@ def test_metrics_are_for_this_machine_by_default(text: str, expected: tuple[str,
 def test_an_invalid_address_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT or PORT"):
         endpoint(text)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_worker_writes_log_lines(form: str) -> None:
+    """It does not import Flower, which has the handler of the other processes."""
+    program = "import copfl.flower.worker; from copfl.flower.events import configure_logging, logger\n"
+    program += "configure_logging(); logger.info('copfl: trained'); logger.debug('copfl: detail')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, events.LOG_FORMAT: form},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    (line,) = done.stderr.splitlines()
+    assert (
+        line == "INFO :      copfl: trained" if form == "text" else json.loads(line)["message"] == "trained"
+    )
 
 
 def test_a_log_line_is_json_without_control_characters() -> None:

@@ -22,10 +22,15 @@ from copfl.core.criteria import LOSSES, REGRESSION_LOSSES
 from copfl.core.metrics import METRICS, usual_metrics
 from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
-from copfl.flower import audit_log, own_code, policy, worker
+from copfl.flower import audit_log, own_code, worker
 from copfl.flower.app import init
-from copfl.flower.policy import Base, Bounds, Code, File, Policy, Privacy, admitted, read_policy, refusals
-from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.policy import names, request
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.file import FILE, VARIABLE, policy_of, read_policy, write_policy
+from copfl.flower.policy.own_app import allowing
+from copfl.flower.policy.record import Base, Bounds, Code, File, Policy, Privacy
+from copfl.flower.policy.refusal import KEYS
+from copfl.flower.policy.request import DEFAULT_CLIP, refusals
 from copfl.flower.registry import greeting
 from copfl.flower.resident import Resident
 from copfl.flower.settings import settings_of
@@ -45,7 +50,7 @@ from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.flower.network import CONFIG, UNSIGNED, digits, write_nodes
 
-LINES = {policy.KEYS, *(field.name for field in dataclasses.fields(Policy))}
+LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
 LINES |= {"privacy.noise", "privacy.clip", "secure_aggregation.required", "secure_aggregation.cohort"}
 LINES |= {"secure_aggregation.neighbours"}
@@ -366,18 +371,18 @@ def test_no_random_run_config_imports_or_opens_anything(
 
 def test_the_names_are_those_of_the_registries() -> None:
     """The lists are written out, so that the check needs no torch."""
-    assert sorted(ALGORITHMS) == sorted(policy.ALGORITHMS)
-    assert sorted(MODELS) == sorted(policy.MODELS)
-    assert sorted(components.OPTIMIZERS) == sorted(policy.OPTIMIZERS)
-    assert sorted(ROBUST_RULES) == sorted(policy.ROBUST)
-    assert {*parameters_of(with_addons, ["algorithm"])} == {*policy.ADDONS}
-    assert sorted(SERVER_STEPS) == sorted(policy.SERVERS)
-    assert sorted(adapters.ADAPTERS) == sorted(policy.ADAPTERS)
-    assert sorted(KINDS) == sorted(policy.TASKS)
-    assert sorted(METRICS) == sorted(policy.METRICS)
-    assert {loss for losses in LOSSES.values() for loss in losses} == set(policy.LOSSES)
-    assert set(REGRESSION_LOSSES) <= set(policy.LOSSES)
-    assert tuple(SOURCES) == policy.SOURCES
+    assert sorted(ALGORITHMS) == sorted(names.ALGORITHMS)
+    assert sorted(MODELS) == sorted(names.MODELS)
+    assert sorted(components.OPTIMIZERS) == sorted(names.OPTIMIZERS)
+    assert sorted(ROBUST_RULES) == sorted(names.ROBUST)
+    assert {*parameters_of(with_addons, ["algorithm"])} == {*names.ADDONS}
+    assert sorted(SERVER_STEPS) == sorted(names.SERVERS)
+    assert sorted(adapters.ADAPTERS) == sorted(names.ADAPTERS)
+    assert sorted(KINDS) == sorted(names.TASKS)
+    assert sorted(METRICS) == sorted(names.METRICS)
+    assert {loss for losses in LOSSES.values() for loss in losses} == set(names.LOSSES)
+    assert set(REGRESSION_LOSSES) <= set(names.LOSSES)
+    assert tuple(SOURCES) == names.SOURCES
 
 
 def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
@@ -468,7 +473,7 @@ def test_the_default_of_an_algorithm_is_what_it_means(
 ) -> None:
     (node_config, *_) = write_nodes(digits(), tmp_path)
     Path(node_config["state-dir"]).mkdir(parents=True)
-    (Path(node_config["state-dir"]) / policy.FILE).write_text(f"{lines}\n[proposals]\nunsigned = true\n")
+    (Path(node_config["state-dir"]) / FILE).write_text(f"{lines}\n[proposals]\nunsigned = true\n")
     plain = {key: value for key, value in CONFIG.items() if not key.startswith(("model.width", "optimizer"))}
     head, _body = Resident().answer(Request(plain | config, node_config))
     assert f"[{line}]" in json.loads(head)["refused"]
@@ -496,14 +501,14 @@ def test_the_least_noise_is_that_of_what_the_server_receives(
 def test_the_defaults_are_those_of_the_settings() -> None:
     completed = settings_of({}).federation.tables()
     for title in ("network", "samples", "algorithm"):
-        assert policy.DEFAULTS[title].items() <= completed[title].items()
-    assert {key: policy.DEFAULTS["run"][key] for key in RUN_KEYS} == completed["run"]
+        assert request.DEFAULTS[title].items() <= completed[title].items()
+    assert {key: request.DEFAULTS["run"][key] for key in RUN_KEYS} == completed["run"]
     assert schema.Privacy().noise is None
-    assert complete({"privacy": {"noise": 1.0}}).privacy.options["clip"] == policy.DEFAULT_CLIP
+    assert complete({"privacy": {"noise": 1.0}}).privacy.options["clip"] == DEFAULT_CLIP
     for kind in KINDS:
-        assert [metric.name for metric in usual_metrics(kind)] == [policy.USUAL_METRIC[kind]]
-        assert policy.USUAL_LOSS[kind] in LOSSES[kind]
-    assert REGRESSION_LOSSES[0] == policy.USUAL_LOSS["regression"]
+        assert [metric.name for metric in usual_metrics(kind)] == [names.USUAL_METRIC[kind]]
+        assert names.USUAL_LOSS[kind] in LOSSES[kind]
+    assert REGRESSION_LOSSES[0] == names.USUAL_LOSS["regression"]
 
 
 # -- what an owner allows ------------------------------------------------------------------------------------
@@ -686,10 +691,10 @@ def test_a_policy_is_a_file(tmp_path: Path) -> None:
     path = write_policy(tmp_path / "p.toml", written)
     assert read_policy(path) == written
     assert path.stat().st_mode & 0o077 == 0
-    assert policy.policy_of({"policy": str(path)}, tmp_path) == written
-    assert policy.policy_of({}, tmp_path) == Policy()
-    write_policy(tmp_path / policy.FILE, written)
-    assert policy.policy_of({}, tmp_path) == written
+    assert policy_of({"policy": str(path)}, tmp_path) == written
+    assert policy_of({}, tmp_path) == Policy()
+    write_policy(tmp_path / FILE, written)
+    assert policy_of({}, tmp_path) == written
 
 
 @pytest.mark.parametrize(
@@ -726,7 +731,7 @@ def test_a_policy_that_everybody_can_write_is_an_error(tmp_path: Path) -> None:
 
 def test_a_policy_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        policy.policy_of({"policy": str(tmp_path / "none.toml")}, tmp_path)
+        policy_of({"policy": str(tmp_path / "none.toml")}, tmp_path)
 
 
 # -- the server ----------------------------------------------------------------------------------------------
@@ -738,7 +743,7 @@ def test_the_server_refuses_the_same(name: str, tmp_path: Path, monkeypatch: pyt
     from copfl.flower import server_app
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(policy.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     if name == "rollback":  # each node decides about it
         return
     context: Any = SimpleNamespace(run_config=HOSTILE[name], run_id=1)
@@ -758,7 +763,7 @@ def test_what_init_names_is_allowed_on_the_server_of_the_app(
     config = {"samples.public": "public.npz", "task.metrics": ["auc"]}
     config |= {"algorithm.name": "ktpfl", "model.name": "elsewhere_net:net"}
     app = init(tmp_path / "app", nested(config))
-    allowed, run_config = read_policy(app / policy.FILE), read_app(app)["config"]
+    allowed, run_config = read_policy(app / FILE), read_app(app)["config"]
     assert refusals(allowed, run_config) == ()
     assert refusals(Policy(), run_config)
     assert allowed.code == (own_code.entered("elsewhere_net:net", tmp_path),)
@@ -862,7 +867,7 @@ def test_a_refusal_does_not_name_what_else_is_in_an_owners_module(tmp_path: Path
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "ward_net.py").write_text(content)
     code = own_code.entered("ward_net:net", tmp_path / "own")
-    write_policy(Path(config["state-dir"]) / policy.FILE, Policy(code=(code,), proposals=UNSIGNED))
+    write_policy(Path(config["state-dir"]) / FILE, Policy(code=(code,), proposals=UNSIGNED))
     run_config = {key: value for key, value in CONFIG.items() if key != "model.width"}
     head, _ = Resident().answer(Request(run_config | {"model.name": "ward_net:net"}, config))
     assert "is not defined in its module" in head
@@ -878,7 +883,7 @@ def test_the_log_of_a_run_has_no_path_of_the_server(
     from copfl.flower import server_app
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(policy.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr("copfl.flower.server_app.end_with_parent", lambda _: None)
     monkeypatch.setattr("copfl.flower.server.Server.rounds", lambda _: iter(()))
     grid: Any = None

@@ -16,8 +16,8 @@ from copfl.errors import UsageError
 from copfl.flower import proposal
 from copfl.flower.acceptance import FOLDER, MOST_PENDING, approve, pending
 from copfl.flower.keys import SigningKey, fingerprint, new_key
-from copfl.flower.policy import FILE, Policy, Proposals
-from copfl.flower.policy_file import strict, write_policy
+from copfl.flower.policy.file import FILE, strict, write_policy
+from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.proposal import KEY, Member, Rotation, differences, from_text, read, rotation_statement
 from copfl.flower.registry import CHALLENGE
 from copfl.flower.secure_server import server_class
@@ -39,6 +39,7 @@ from tests.flower.network import (
     write_nodes,
 )
 from tests.flower.signing import (
+    COORDINATOR,
     MessageTransport,
     answer,
     key_of,
@@ -269,6 +270,22 @@ def test_a_proposal_from_before_a_revocation_is_refused(nodes: list[dict[str, An
     greeting = json.dumps({"run": "later", CHALLENGE: "00"}), b""
     assert "signature" in answer(nodes[0], later | {KEY: signed.text}, HELLO, greeting)[0]
     assert "has clinic-2 as a member, whose key was revoked" in refused(nodes[0], old)
+
+
+def test_a_coordinator_revokes_members_of_its_own_federation_alone(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """A node that takes part in two federations: the other coordinator evicts nobody from this one."""
+    first = CONFIG | {KEY: proposed(CONFIG, nodes).text}
+    other, members = SigningKey(new_key()), members_of(nodes)
+    trusting = nodes[0] | {"policy": str(tmp_path / "policy.toml")}
+    both = Proposals(coordinators=(fingerprint(COORDINATOR.public), fingerprint(other.public)))
+    write_policy(tmp_path / "policy.toml", Policy(proposals=both))
+    revoking = proposed(CONFIG, nodes, members=members[:2], revoked=(members[2].key,), key=other)
+    assert not refused(trusting, CONFIG | {KEY: revoking.text})
+    assert not refused(trusting, first)  # clinic-2 is still a member here
+    again = proposed(CONFIG, nodes, key=other)
+    assert "has clinic-2 as a member, whose key was revoked" in refused(trusting, CONFIG | {KEY: again.text})
 
 
 def test_a_node_is_the_client_whose_key_it_has(nodes: list[dict[str, Any]], tmp_path: Path) -> None:

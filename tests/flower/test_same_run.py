@@ -17,7 +17,10 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.flower.app import RUN_FILE, init, planned
 from copfl.flower.local import LocalFederation, follow, partition_nodes
-from copfl.flower.policy import FILE, Policy, admitted, read_policy, refusals
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.file import FILE, read_policy
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.request import refusals
 from copfl.flower.settings import prepared, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import read_app

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from copfl.flower.policy import Policy
+from copfl.flower.policy.record import Policy
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "who-can-do-what.md").read_text()

@@ -260,12 +260,12 @@ def policy(
     ] = None,
 ) -> None:
     """Write, check or explain the policy of a machine: what a run may ask of it."""
-    from copfl.flower import policy_file
-    from copfl.flower.policy import read_policy
+    from copfl.flower.policy.explanation import explained
+    from copfl.flower.policy.file import read_policy, write_strict
     from copfl.flower.status import read_app
 
     if not file.exists() and of_app is None:
-        policy_file.write_strict(file)
+        write_strict(file)
         print(f"{file} is a strict policy: read it, and change the lines that you need")
         return
     allowed = read_policy(file)
@@ -273,7 +273,7 @@ def policy(
         entries = {"code": allowed.code, "bases": allowed.bases, "files": allowed.files}
         print(f"{file} is valid; entered: {', '.join(f'{len(e)} of {name}' for name, e in entries.items())}")
         return
-    lines = policy_file.explained(allowed, read_app(of_app)["config"], file.parent)
+    lines = explained(allowed, read_app(of_app)["config"], file.parent)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise typer.Exit(1)

@@ -118,13 +118,14 @@ def approve(
 ) -> None:
     """Show a proposal and what the node's policy says of it, and accept it by hand."""
     require_flower()
-    from copfl.flower import acceptance, policy_file, proposal_text
-    from copfl.flower.policy import policy_of
+    from copfl.flower import acceptance, proposal_text
+    from copfl.flower.policy.explanation import explained
+    from copfl.flower.policy.file import policy_of
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
     print("\n".join(proposal_text.described(signed.proposal)))
     node_config = {"policy": str(policy)} if policy else {}
-    lines = policy_file.explained(policy_of(node_config, state), signed.proposal.settings)
+    lines = explained(policy_of(node_config, state), signed.proposal.settings)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")

@@ -1,7 +1,8 @@
 """Which proposals a node accepts: by its policy, which names coordinators, or one by one by hand. Without torch.
 
 What a node was asked for and has not accepted waits in `state-dir/.proposals`. There is also what the owner
-approved, and the keys that a coordinator revoked: a proposal from before the revocation is refused.
+approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused. What one
+coordinator revokes says nothing of another's members: a node may take part in two federations.
 """
 
 import json
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.files import write_bytes
 from copfl.flower.keys import FINGERPRINT, fingerprint, own_key
-from copfl.flower.policy import Code, Policy, PolicyError, Refusal, admitted
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.record import Code, Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.proposal import KEY, Proposal, Signed, differences, from_text, read
 from copfl.flower.registry import key_path, state_dir
 
@@ -60,11 +63,9 @@ def accepted(policy: Policy, node_config: Mapping[str, Any], run_config: Mapping
 def _require_consent(policy: Policy, node_config: Mapping[str, Any], signed: Signed) -> None:
     """PolicyError unless the owner's policy or the owner accepts the proposal."""
     folder, proposal = state_dir(node_config) / FOLDER, signed.proposal
-    if gone := sorted(_revoked(folder) & {member.key for member in proposal.members}):
-        named = proposal.by_key(gone[0])
-        raise UsageError(
-            f"the proposal has {named.name if named else '?'} as a member, whose key was revoked"
-        )
+    revoked = _revoked(folder).get(proposal.coordinator, [])
+    if gone := [member.name for member in proposal.members if member.key in revoked]:
+        raise UsageError(f"the proposal has {gone[0]} as a member, whose key was revoked")
     if (folder / APPROVED.format(proposal.digest)).exists():
         return
     name = fingerprint(proposal.coordinator)
@@ -128,15 +129,18 @@ def _keep_pending(folder: Path, signed: Signed) -> None:
         oldest.unlink(missing_ok=True)
 
 
-def _revoked(folder: Path) -> frozenset[str]:
+def _revoked(folder: Path) -> dict[str, list[str]]:
+    """The keys that are revoked, by the key of the coordinator who did it."""
     path = folder / REVOKED
     damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, TypeError):
-        return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
+    with raised_as(RunError, damaged, OSError, ValueError, TypeError, AttributeError):
+        by_coordinator = json.loads(path.read_text()).items() if path.exists() else ()
+        return {str(coordinator): [str(key) for key in keys] for coordinator, keys in by_coordinator}
 
 
 def _remember_revoked(state: Path, proposal: Proposal) -> None:
-    known = _revoked(state / FOLDER)
-    if not known.issuperset(proposal.revoked):
-        content = json.dumps(sorted(known.union(proposal.revoked))).encode()
-        write_bytes(state / FOLDER / REVOKED, content, private=True)
+    revoked = _revoked(state / FOLDER)
+    known = revoked.get(proposal.coordinator, [])
+    if not set(known).issuperset(proposal.revoked):
+        revoked[proposal.coordinator] = sorted({*known, *proposal.revoked})
+        write_bytes(state / FOLDER / REVOKED, json.dumps(revoked).encode(), private=True)

@@ -14,8 +14,11 @@ from copfl.experiment.models import tokenized
 from copfl.flower.certificates import LOOPBACK, make_certificates
 from copfl.flower.deployed import write_connection
 from copfl.flower.membership import AUTHORITY, make_coordinator, make_member_keys
-from copfl.flower.policy import FILE, Policy, PolicyError, Proposals, refusals
-from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.policy.file import FILE, write_policy
+from copfl.flower.policy.own_app import allowing
+from copfl.flower.policy.record import Policy, Proposals
+from copfl.flower.policy.refusal import PolicyError
+from copfl.flower.policy.request import refusals
 from copfl.flower.proposal import KEY
 from copfl.flower.settings import prepared, summable
 from copfl.settings.checking import SettingError

@@ -119,12 +119,14 @@ class JsonFormatter(logging.Formatter):
 
 def configure_logging(*formatters: type[logging.Formatter]) -> None:
     """Sets the format of this process' log lines, and of these formatters; Flower sets their level."""
+    if not logger.handlers:  # Flower is not imported here
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s :      %(message)s"))  # as Flower writes it
+        logger.addHandler(handler)
+        logger.setLevel(os.environ.get(LOG_LEVEL, "info").upper())
     if os.environ.get(LOG_FORMAT) != "json":
         return
     formatter = JsonFormatter()
-    if not logger.handlers:  # Flower is not imported here
-        logger.addHandler(logging.StreamHandler())
-        logger.setLevel(os.environ.get(LOG_LEVEL, "info").upper())
     for handler in logger.handlers:
         # Flower's handler ignores formatters.
         handler.format = formatter.format  # type: ignore[method-assign]

@@ -19,7 +19,8 @@ from copfl.errors import RunError, UsageError
 from copfl.files import locked
 from copfl.flower.events import AuditLog, verified
 from copfl.flower.known_data import FOLDER, KnownData
-from copfl.flower.policy import PolicyError, Privacy, Refusal
+from copfl.flower.policy.record import Privacy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.registry import Event
 
 FILE, LOCK = "ledger.jsonl", "ledger.lock"  # in the folder of known data

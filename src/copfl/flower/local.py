@@ -26,8 +26,9 @@ from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
 from copfl.flower.keys import fingerprint, make_key, read_key
 from copfl.flower.membership import COORDINATOR, make_coordinator, make_member_keys, propose, read_roster
-from copfl.flower.policy import FILE, VARIABLE, Policy
-from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.policy.file import FILE, VARIABLE, write_policy
+from copfl.flower.policy.own_app import allowing
+from copfl.flower.policy.record import Policy
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.proposal import KEY
 from copfl.flower.secure_memory import CHANGES

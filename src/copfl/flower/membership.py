@@ -16,7 +16,8 @@ from copfl.files import write_bytes
 from copfl.flower import keys, proposal
 from copfl.flower.certificates import AUTHORITY_KEY, expiries, issue_server
 from copfl.flower.keys import SigningKey, fingerprint, read_key, read_public
-from copfl.flower.policy import Policy, PolicyError, Refusal
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.proposal import (
     KEY,
     NAME,

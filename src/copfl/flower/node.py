@@ -33,7 +33,9 @@ from copfl.experiment.preparation import device_of
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, write_bundle
-from copfl.flower.policy import Policy, PolicyError, Refusal, policy_of
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_limit import admit_run
@@ -216,6 +218,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         client, down = moved((client, down), task.device)
         batches = moved(_plan(settings, head, data), task.device)
         output = algorithm.client_update(task, client, down, data.train, batches)
+        _log_gpu(task.device, head.round)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
@@ -228,6 +231,16 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         client, output, metrics = moved((client, output, metrics), torch.device("cpu"))
     _enter_release(settings, node_config, head, data.samples, noised)
     return Trained(head, about, records, client, output, metrics, note, noised, settings, data)
+
+
+def _log_gpu(device: torch.device, round: int) -> None:
+    """Tells the node's owner that a GPU trained, and the most memory that it has needed."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**20
+        name = torch.cuda.get_device_name(device)
+        logging.getLogger("flwr").info(
+            "copfl: round %d was trained on %s; at most %.1f MiB of its memory", round + 1, name, peak
+        )
 
 
 def _enter_release(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from copfl.errors import UsageError, raised_as
-from copfl.flower.policy import Code
+from copfl.flower.policy.record import Code
 from copfl.settings.user_code import calling
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages

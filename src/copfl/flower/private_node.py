@@ -24,7 +24,8 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError, raised_as
 from copfl.files import write_bytes
-from copfl.flower.policy import Policy, PolicyError, Refusal
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.state import write_json
 from copfl.wrappers.privacy import Down, Private, epsilon_of
 

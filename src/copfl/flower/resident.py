@@ -1,5 +1,6 @@
 """What a node keeps in memory between messages, and its answers: `node` with torch imported."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -11,11 +12,16 @@ from typing import Any
 
 import torch
 
+from copfl.core.task import Data
+from copfl.data.samples import shape_of
 from copfl.errors import CopflError, UsageError
 from copfl.flower import node, own_code, secure_node
 from copfl.flower.acceptance import accepted, as_member
+from copfl.flower.model_size import require_size
 from copfl.flower.node import NodeConfig, NodeData
-from copfl.flower.policy import Code, check_tables, policy_of
+from copfl.flower.policy.components import check_tables
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.record import Bounds, Code
 from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
 from copfl.flower.secure_node import MASKED
@@ -33,6 +39,7 @@ class Resident:
     def __init__(self) -> None:
         self._settings: tuple[str, Settings] | None = None
         self._data: tuple[object, NodeData] | None = None
+        self._bounds: Bounds | None = None  # those under which the settings were made
         self._random = torch.random.get_rng_state()
         self.epsilon: float | None = None  # of the last answer, if it was noised
 
@@ -48,7 +55,7 @@ class Resident:
             # Before anything that the run config names is loaded.
             run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
             own_code.load(code)
-            settings = self.settings(run_config, code, policy.bounds.parameters)
+            settings = self.settings(run_config, code, policy.bounds)
             check_tables(policy, settings.federation.tables())
             node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
             if request.kind == JOIN:
@@ -67,13 +74,13 @@ class Resident:
             return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
 
     def settings(
-        self, run_config: Mapping[str, Any], code: tuple[Code, ...] = (), most_parameters: int | None = None
+        self, run_config: Mapping[str, Any], code: tuple[Code, ...] = (), bounds: Bounds | None = None
     ) -> Settings:
-        key = json.dumps(
-            [dict(run_config), [entry.sha256 for entry in code], most_parameters], sort_keys=True
-        )
+        hashes = [entry.sha256 for entry in code]
+        limits = None if bounds is None else dataclasses.asdict(bounds)
+        key = json.dumps([dict(run_config), hashes, limits], sort_keys=True)
         if self._settings is None or self._settings[0] != key:
-            self._settings = key, settings_of(run_config, most_parameters)
+            self._settings, self._bounds = (key, settings_of(run_config, bounds)), bounds
         return self._settings[1]
 
     def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:
@@ -83,8 +90,21 @@ class Resident:
         key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory
-            self._data = key, node.node_data(settings, node_config)
+            found = node.node_data(settings, node_config)
+            if self._bounds is not None:
+                _require_batch(self._bounds, settings, found.train)
+            self._data = key, found
         return self._data[1]
+
+
+def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
+    """PolicyError if a batch of the node's own samples needs more memory than the owner allows."""
+    run, samples = settings.run, settings.federation.samples
+    shape = (
+        shape_of(train.x) if isinstance(train.x, dict) else settings.shape
+    )  # the length of texts is the node's
+    batch = min(run.run.batch, int(train.size))
+    require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
 
 def _version(path: Path) -> tuple[int, int, int]:

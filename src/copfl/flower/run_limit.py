@@ -6,7 +6,8 @@ from pathlib import Path
 
 from copfl.errors import RunError, raised_as
 from copfl.flower.known_data import FOLDER
-from copfl.flower.policy import Policy, PolicyError, Refusal
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.state import write_json
 
 FILE = "runs.json"  # in the folder of known data: when each run of the last day began, by name

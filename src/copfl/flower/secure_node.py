@@ -24,7 +24,7 @@ from copfl.flower.keys import SigningKey, is_signed, own_key
 from copfl.flower.known_data import FOLDER
 from copfl.flower.ledger import Ledger
 from copfl.flower.node import LoadData, NodeConfig, node_data
-from copfl.flower.policy import require_cohort
+from copfl.flower.policy.request import require_cohort
 from copfl.flower.private_node import require_noise, sum_noise
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir

@@ -13,7 +13,9 @@ from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
 from copfl.flower.membership import revoked_keys, server_proposal
-from copfl.flower.policy import admitted, check_tables, server_policy
+from copfl.flower.policy.admission import admitted
+from copfl.flower.policy.components import check_tables
+from copfl.flower.policy.file import server_policy
 from copfl.flower.processes import end_with_parent
 from copfl.flower.proposal import KEY
 from copfl.flower.secure_server import server_class
@@ -45,7 +47,7 @@ def _main(grid: Grid, context: Context) -> None:
     run_config, code = admitted(policy, plain)  # before anything that it names is loaded
     signed = server_proposal(policy, context.run_config)
     own_code.load(code)
-    settings = settings_of(run_config, policy.bounds.parameters)
+    settings = settings_of(run_config, policy.bounds)
     check_tables(policy, settings.federation.tables())
     session, runs = settings.federation.session, str(home / "runs")
     run = session.run or f"run-{context.run_id}"

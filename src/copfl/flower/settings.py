@@ -20,6 +20,7 @@ from copfl.experiment.models import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.flower import secure_total
 from copfl.flower.model_size import require_size
+from copfl.flower.policy.record import Bounds
 from copfl.flower.private_node import SecretNoise
 from copfl.flower.secure_sum import Rules
 from copfl.settings import schema
@@ -98,18 +99,18 @@ def summable(algorithm: str) -> Mapping[str, Any]:
     return secure_total.summable(known) if known else {}
 
 
-def settings_of(run_config: Mapping[str, Any], most_parameters: int | None = None) -> Settings:
+def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> Settings:
     """The settings that a run config describes; UsageError names the key that is invalid.
 
     Args:
         run_config: Settings of a federation, flat or as tables.
-        most_parameters: Of a model of copfl's, as the machine's owner allows; None: any number.
+        bounds: Those of the machine's owner on a model of copfl's; None: any model.
     """
-    return prepared(federation_of(run_config), most_parameters)
+    return prepared(federation_of(run_config), bounds)
 
 
-def prepared(federation: Federation, most_parameters: int | None = None) -> Settings:
-    """The values that a federation describes; `most_parameters` as of `settings_of`."""
+def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
+    """The values that a federation describes; `bounds` as of `settings_of`."""
     run, samples = federation.run, federation.samples
     algorithm = algorithm_of(run)
     for kind in ("server", "addons", "robust"):
@@ -117,8 +118,9 @@ def prepared(federation: Federation, most_parameters: int | None = None) -> Sett
             algorithm = wrapped(kind, component, algorithm)
     shape = () if samples.text else samples.shape
     public = _public(samples.public, shape) if samples.public else None
-    if most_parameters is not None:
-        require_size(most_parameters, run.model, run.adapter, shape, samples.outputs)
+    if bounds is not None:
+        arrays = TEXT if samples.text else shape
+        require_size(bounds, run.model, run.adapter, arrays, samples.outputs, batch=2)  # of `blank_samples`
     model = build_model(run.model, run.adapter, shape, samples.outputs, run.run.seed)
     task = learned_task(run, model, samples.kind, samples.outputs, samples.channels, samples.scale)
     task = dataclasses.replace(task, public=public)

@@ -20,7 +20,7 @@ from copfl.flower.acceptance import pending
 from copfl.flower.certificates import expiries, expiry_warnings
 from copfl.flower.events import AUDIT, Verified, verified
 from copfl.flower.ledger import Spent, spent
-from copfl.flower.policy import policy_of
+from copfl.flower.policy.file import policy_of
 from copfl.flower.registry import Event
 from copfl.flower.transport import parsed, printable, read_json
 from copfl.flower.worker import FOLDER as WORKER

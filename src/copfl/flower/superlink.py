@@ -15,7 +15,9 @@ from typing import Any
 from copfl.errors import CopflError, UsageError
 from copfl.flower.membership import server_proposal
 from copfl.flower.planes import Planes
-from copfl.flower.policy import PolicyError, refusals, server_policy
+from copfl.flower.policy.file import server_policy
+from copfl.flower.policy.refusal import PolicyError
+from copfl.flower.policy.request import refusals
 from copfl.flower.proposal import KEY
 from copfl.flower.transport import printable
 

@@ -47,7 +47,7 @@ from copfl.flower import worker
 from copfl.flower.acceptance import coordinators
 from copfl.flower.events import configure_logging
 from copfl.flower.keys import fingerprint, own_key, read_key
-from copfl.flower.policy import policy_of
+from copfl.flower.policy.file import policy_of
 from copfl.flower.registry import key_path, state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
 from copfl.flower.transport import Content, Field, as_record, parsed, printable, refusal

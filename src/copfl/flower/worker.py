@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 from copfl.errors import CopflError, RunError, UsageError, WireError, raised_as
 from copfl.flower import audit_log
 from copfl.flower.acceptance import accepted, as_member
-from copfl.flower.policy import PolicyError, Refusal, policy_of
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.proposal import KEY, from_text
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal

@@ -1,0 +1,78 @@
+"""Names that a policy can allow: those of copfl's registries, which need torch, as texts."""
+
+SOURCES = ("hf", "torchvision", "timm")  # prefixes of pretrained models
+ALGORITHMS = (
+    "apfl",
+    "copfl",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "fedavg_ft",
+    "fedbabu",
+    "fedbn",
+    "fedcalm",
+    "fedce",
+    "feddbe",
+    "feddpa",
+    "fedex_lora",
+    "fedpac",
+    "fedper",
+    "fedpoe",
+    "fedprox",
+    "fedrep",
+    "fedrod",
+    "fedsa_lora",
+    "fedselect",
+    "ffa_lora",
+    "ktpfl",
+    "lg_fedavg",
+    "local",
+    "mr_mtl",
+    "perfedavg",
+    "pfedme",
+    "reads",
+    "scaffold",
+    "splitnn",
+)
+MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
+OPTIMIZERS = ("adam", "mamo", "sgd")
+SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
+ADDONS = ("bn_stats", "ema", "lr_rounds", "lr_schedule")
+ROBUST = ("clip", "median", "trimmed_mean")
+ADAPTERS = ("lora",)
+TASKS = ("classification", "multilabel", "next_token", "regression")
+LOSSES = ("absolute", "binary_cross_entropy", "cross_entropy", "huber", "squared")
+METRICS = (
+    "accuracy",
+    "auc",
+    "balanced_accuracy",
+    "calibration_error",
+    "macro_f1",
+    "mae",
+    "perplexity",
+    "r2",
+    "rmse",
+)
+USUAL_LOSS = {
+    "classification": "cross_entropy",
+    "multilabel": "binary_cross_entropy",
+    "next_token": "cross_entropy",
+    "regression": "squared",
+}
+USUAL_METRIC = {
+    "classification": "accuracy",
+    "multilabel": "macro_f1",
+    "next_token": "perplexity",
+    "regression": "rmse",
+}
+FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
+REPORTS = ("all", "sums", "none")
+# Tables that choose a component by its name, and the policy's lines of the names; the model's has several.
+NAMES = {
+    "algorithm": "algorithms",
+    "optimizer": "optimizers",
+    "adapter": "adapters",
+    "server": "servers",
+    "robust": "robust",
+}
+COMPONENTS = ("algorithm", "optimizer", "model", "adapter", "server", "addons", "robust", "task")

@@ -1,0 +1,99 @@
+"""What is refused of the tables that name no component: counts, bounds, secure aggregation, noise."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from copfl.flower.policy.checks import (
+    Check,
+    classes,
+    flag,
+    number,
+    numbers,
+    one_of,
+    run_name,
+    shape,
+    text,
+    whole,
+)
+from copfl.flower.policy.names import COMPONENTS
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.refusal import KEYS, Refusal, plain_option, shown
+from copfl.settings.federation import TITLES
+from copfl.settings.toml import Tables
+
+
+def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
+    """What is refused of the tables that have no component."""
+    most, secure, privacy = policy.bounds, policy.secure_aggregation, policy.privacy
+    rules: dict[str, tuple[str, Check]] = {
+        "session.run": (KEYS, run_name),
+        "session.resume": (KEYS, flag),
+        "session.rollback": ("rollback", flag),
+        "session.join": ("bounds.updates", whole(0, most.updates)),
+        "run.rounds": ("bounds.rounds", whole(1, most.rounds)),
+        "run.clients": ("bounds.clients", whole(1, most.clients)),
+        "run.participation": (KEYS, number(0, 1)),
+        "run.seed": (KEYS, whole(0, 2**63 - 1)),
+        "run.batch": ("bounds.batch", whole(1, most.batch)),
+        "run.buffers": (KEYS, one_of("local", "average")),
+        "run.augment": (KEYS, flag),
+        "network.min_replies": ("bounds.clients", whole(0, most.clients)),
+        "network.deadline": ("bounds.deadline", number(0, most.deadline)),
+        "network.wire": (KEYS, one_of("fp32", "fp16", "bf16")),
+        "samples.shape": ("bounds.numbers", shape(most.numbers)),
+        "samples.text": (KEYS, flag),
+        "samples.classes": ("bounds.classes", classes(most.classes)),
+        "samples.mean": (KEYS, numbers),
+        "samples.std": (KEYS, numbers),
+        "samples.target_mean": (KEYS, numbers),
+        "samples.target_std": (KEYS, numbers),
+        "samples.kind": ("tasks", one_of(*policy.tasks)),
+        "samples.augment": (KEYS, flag),
+        "samples.encoders": (KEYS, text),
+        "samples.public": ("files", one_of("", *policy.file_names("public"))),
+        "privacy.noise": ("privacy.noise", number(0, most.option)),
+        "privacy.clip": ("privacy.clip", number(0, privacy.clip)),
+        "privacy.delta": (KEYS, number(0, 1)),
+        "secure.aggregation": ("secure_aggregation.required", flag),
+        "secure.threshold": ("bounds.clients", whole(0, most.clients)),
+        "secure.range": (KEYS, number(0, 1e15)),
+        "secure.bits": (KEYS, whole(2, 64)),
+        "secure.neighbours": ("bounds.clients", whole(0, most.clients)),
+    }
+    for title in (title for title in TITLES if title not in COMPONENTS):
+        for key, value in tables[title].items():
+            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
+            if wrong := check(value):
+                yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
+    if tables["session"].get("rollback") is True and not policy.rollback:
+        yield Refusal("rollback", "session.rollback=true is not allowed")
+    is_secure = tables["secure"].get("aggregation", False) is True
+    if secure.required and not is_secure:
+        yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
+    clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
+    is_counted = _are_numbers(clients, fraction) and 0 <= fraction <= 1
+    # As `core.batches.participants`, which needs torch: of a part of a client, a whole one takes part.
+    selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
+    if is_secure and selected < secure.cohort:
+        yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
+    # A table without the noise has that of the wrapper, which the node does not count on.
+    noise = tables["privacy"].get("noise", 0.0)
+    # The noise of a sum is divided among the clients of a round, however many there really are.
+    shared = 1.0 if is_secure else max(selected, 1) ** 0.5
+    if privacy.noise and not (_are_numbers(noise) and noise >= privacy.noise * shared):
+        least = f"privacy.noise must be at least {privacy.noise * shared:g}"
+        each = (
+            ""
+            if is_secure
+            else f": {privacy.noise:g} for each of {selected:g} uploads, which the server receives"
+        )
+        yield Refusal("privacy.noise", least + each)
+    if privacy.lifetime_epsilon and not (_are_numbers(noise) and noise > 0):
+        yield Refusal(
+            "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
+        )
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(type(value) in (int, float) for value in values)

@@ -25,14 +25,22 @@ CONFIG: dict[str, Any] = {
 
 
 class ServerState:
-    """An app with members and one run of the given names; events and rounds are added one by one."""
+    """An app with members of these names and one run; events and rounds are added one by one.
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("north", "south", "west")) -> None:
+    Args:
+        folder: A new one.
+        names: Of the members.
+        needed: Number of replies that a round needs; 0: half of them.
+    """
+
+    def __init__(
+        self, folder: Path, names: Sequence[str] = ("north", "south", "west"), needed: int = 0
+    ) -> None:
         self.app, self.path = folder, folder / "runs" / RUN
         (folder / "keys").mkdir(parents=True)
         self.path.mkdir(parents=True)
         app = {"host": "127.0.0.1", "port": 9, "secure": False}  # nothing answers at port 9
-        config = CONFIG | {"run": {"clients": len(names), "rounds": 4}}
+        config = CONFIG | {"run": {"clients": len(names), "rounds": 4}, "network": {"min_replies": needed}}
         tool = {"copfl": app, "flwr": {"app": {"config": {"proposal": "", **config}}}}
         (folder / "pyproject.toml").write_text(written({"tool": tool}))
         self.coordinator = SigningKey(new_key())
@@ -77,7 +85,13 @@ class ServerState:
             "bytes_up": [1000.0] * len(counted),
             "bytes_down": [2000.0] * len(counted),
         }
-        record = {"round": number, "clients": counted, "federation": {}, "mean": mean, "left_out": sorted(why)}
+        record = {
+            "round": number,
+            "clients": counted,
+            "federation": {},
+            "mean": mean,
+            "left_out": sorted(why),
+        }
         record |= {"why": why, "notes": {}, "per_client": per_client, **about, **more}
         with open(self.path / "rounds.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")

@@ -21,7 +21,7 @@ FIVE = ("north", "south", "west", "east", "centre")
 
 @pytest.fixture
 def server(tmp_path: Path) -> ServerState:
-    return ServerState(tmp_path / "clinic", FIVE)
+    return ServerState(tmp_path / "clinic", FIVE, needed=4)
 
 
 def states(folder: Path) -> dict[str, MemberState]:
@@ -29,6 +29,7 @@ def states(folder: Path) -> dict[str, MemberState]:
 
 
 def test_who_is_waited_for_and_who_waits(server: ServerState) -> None:
+    server.sign()
     server.start()
     server.begin_round(1, [0, 1, 2, 3])  # the last member is not selected
     server.log("left", client=1, node="101")
@@ -52,7 +53,22 @@ def test_who_is_waited_for_and_who_waits(server: ServerState) -> None:
     assert members["east"].fingerprint == fingerprint(server.members[3].key)
 
 
-def test_a_member_that_is_waited_for_becomes_late(server: ServerState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_with_enough_replies_waits_for_the_connected_alone(tmp_path: Path) -> None:
+    """As the server does: it asks again, and waits for who is absent, only if it lacks uploads."""
+    server = ServerState(tmp_path / "clinic", FIVE, needed=3)
+    server.sign()
+    server.start()
+    server.begin_round(1)
+    server.log("left", client=1, node="101")
+    server.log("rejected", round=1, client=2, reason="its training diverged")
+    with server.running():
+        members = states(server.app)
+    assert [name for name, member in members.items() if member.is_waited_for] == ["north", "east", "centre"]
+
+
+def test_a_member_that_is_waited_for_becomes_late(
+    server: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.start()
     server.begin_round(1)
     with server.running():

@@ -305,7 +305,9 @@ def test_names_and_reasons_of_members_stay_text(opened: Open) -> None:
 
 
 @pytest.fixture
-def coordinator(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any, PageServer]]:
+def coordinator(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Any, PageServer]]:
     """A page with a clock that the test moves, the state of the server's folder, and the server of the page."""
     pytest.importorskip("cryptography", reason='the coordinator\'s page needs `pip install "copfl[flower]"`')
     from copfl.flower.federation_page import FederationPage

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,8 +21,6 @@ from copfl.report.serving import PageServer
 from copfl.report.watch import RunsPage
 from tests.commands import called, command, environment
 from tests.report.test_page import data_of
-
-Answer = tuple[int, str, bytes]
 
 
 @pytest.fixture
@@ -73,20 +72,25 @@ def serve() -> Iterator[Serve]:
         server.server_close()
 
 
-def answered(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+class Answer(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    content: bytes
+
+
+def answered(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> Answer:
     """The answer to a request; by default of the page's own address."""
-    port = int(server.server_address[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.server_address[1]), timeout=20)
     connection.request(method, f"/{server.token}/" if path is None else path, headers=headers)
     answer = connection.getresponse()
-    answer.content = answer.read()  # type: ignore[attr-defined]
+    result = Answer(answer.status, answer.headers, answer.read())
     connection.close()
-    return answer
+    return result
 
 
-def asked(server: PageServer, query: str = "") -> Answer:
+def asked(server: PageServer, query: str = "") -> tuple[int, str, bytes]:
     answer = answered(server, f"/{server.token}/{query}")
-    return answer.status, answer.headers.get("Content-Type", ""), answer.content  # type: ignore[attr-defined]
+    return answer.status, answer.headers.get("Content-Type", ""), answer.content
 
 
 def test_the_page_and_its_news(serve: Serve, run: Path, runs: dict[str, Path]) -> None:
@@ -117,12 +121,23 @@ def test_the_address_has_a_token_that_nobody_guesses(serve: Serve) -> None:
     assert serve(Words()).token != server.token
     for path in ("/", "", "//", f"/{server.token[:-1]}/", f"/{server.token}x/", "/%00/", "/?have=one"):
         answer = answered(server, path)
-        assert (answer.status, answer.content) == (403, b"the address that the command printed has a token\n"), path  # type: ignore[attr-defined]
+        assert (answer.status, answer.content) == (
+            403,
+            b"the address that the command printed has a token\n",
+        ), path
 
 
 def test_no_file_is_served_by_name(serve: Serve, run: Path) -> None:
     server = serve(RunsPage([run]))
-    for path in ("rounds.jsonl", "run.toml", "../run.toml", "%2e%2e/run.toml", "..%2frun.toml", "//etc/passwd", "."):
+    for path in (
+        "rounds.jsonl",
+        "run.toml",
+        "../run.toml",
+        "%2e%2e/run.toml",
+        "..%2frun.toml",
+        "//etc/passwd",
+        ".",
+    ):
         assert answered(server, f"/{server.token}/{path}").status in (403, 404), path
     assert answered(server, f"/{server.token}").status == 404
 
@@ -130,11 +145,21 @@ def test_no_file_is_served_by_name(serve: Serve, run: Path) -> None:
 def test_another_sites_name_that_leads_here_is_refused(serve: Serve) -> None:
     server = serve(Words())
     port = server.server_address[1]
-    for host in (f"evil.example:{port}", "evil.example", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{port}", ""):
+    for host in (
+        f"evil.example:{port}",
+        "evil.example",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        f"127.0.0.1.evil.example:{port}",
+        "",
+    ):
         assert answered(server, Host=host).status == 403, host
     assert answered(server, Host=f"localhost:{port}").status == 200
     path = f"/{server.token}/"
-    for lines in (f"GET {path} HTTP/1.0", f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example"):
+    for lines in (
+        f"GET {path} HTTP/1.0",
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nHost: evil.example",
+    ):
         assert b" 403 " in raw(server, f"{lines}\r\n\r\n".encode())[:40]  # no host, and two
 
 
@@ -180,7 +205,10 @@ def test_a_request_that_is_too_long_or_none_is_refused(serve: Serve) -> None:
 def test_idle_connections_are_few_and_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving._Handler, "timeout", 0.5)
     server, threads = serve(Words()), threading.active_count()
-    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(2 * serving.MOST_CONNECTIONS)]
+    idle = [
+        socket.create_connection(("127.0.0.1", server.server_address[1]))
+        for _ in range(2 * serving.MOST_CONNECTIONS)
+    ]
     try:
         time.sleep(0.2)
         assert threading.active_count() <= threads + serving.MOST_CONNECTIONS

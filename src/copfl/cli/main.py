@@ -15,13 +15,17 @@ from copfl.cli import (
     data,
     doctor,
     federate,
-    federate_watch as federate_watch,
-    membership as membership,
     models,
     options,
     report,
     reproduce,
     run,
+)
+from copfl.cli import (
+    federate_watch as federate_watch,
+)
+from copfl.cli import (
+    membership as membership,
 )
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process

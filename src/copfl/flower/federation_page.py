@@ -31,6 +31,7 @@ from copfl.tables import Table, capital, listed, number, size
 NAMED = 5  # members that a sentence names
 CURVES = 8  # members that have a curve each; more are shown as a table in colours
 TABLE_ROUNDS = 60  # rounds of which a table has a row
+HEAT_ROUNDS = 100  # rounds of which a table in colours has a column: the last ones
 LOG_LINES = 300  # of the audit log that the page has
 TABLES = ("algorithm", "optimizer", "model", "robust", "privacy", "network", "secure")
 HIDDEN = (
@@ -39,7 +40,8 @@ HIDDEN = (
 )
 NO_INTERVAL = (
     "Scores of the algorithm in each round, without an interval: how far they would change with other batches or "
-    "another seed is not known. They are no measured contribution; `copfl audit` measures contributions in a simulation."
+    "another seed is not known. They are no measured contribution; the command copfl audit measures contributions in "
+    "a simulation."
 )
 
 
@@ -68,16 +70,28 @@ def document_of(found: Watched) -> Document:
     state = _sentences(found)
     return Document(
         title=f"Federation {found.folder.resolve().name}" + (f", run {found.run}" if found.run else ""),
-        subtitle=f"Read {_clock(found.at)} from {found.folder.resolve().name}",
-        conclusion=[*(f"Problem: {problem}." for problem in found.problems), *state],
+        subtitle=f"{_who(found)}; as of {found.at:%Y-%m-%d %H:%M:%S}, all times are UTC",
+        conclusion=state,
         tiles=_tiles(found),
         tables=[_members(found)],
         notes=[f"{capital(remark)}." for remark in found.remarks],
         facts=_facts(found),
         sections=list(_sections(found)) if found.run else [],
         heading="State",
+        problems=[f"{capital(problem)}." for problem in found.problems],
         news=" ".join(state[:2]),
     )
+
+
+def _who(found: Watched) -> str:
+    """The algorithm, the members, and who signed the run."""
+    tables = nested(found.settings)
+    parts = [str(tables.get("algorithm", {}).get("name", "")), f"{len(found.members)} members"]
+    if found.proposal is not None:
+        parts.append(f"signed by coordinator {fingerprint(found.proposal.coordinator)}")
+    elif found.run:
+        parts.append("signed by nobody")
+    return ", ".join(filter(None, parts))
 
 
 # -- the state -----------------------------------------------------------------------------------------------
@@ -100,7 +114,9 @@ def _sentences(found: Watched) -> list[str]:
         why = f": {found.reason}" if found.reason else ""
         lines.append(f"The run {found.state} after {done} of {of} rounds{why}.")
     if mean := _mean(found, found.rounds[-1:]):
-        lines.append(f"Mean {_metric(found).title} of the clients in round {found.rounds[-1].number}: {mean}.")
+        lines.append(
+            f"Mean {_metric(found).title} of the clients in round {found.rounds[-1].number}: {mean}."
+        )
     return lines
 
 
@@ -112,7 +128,9 @@ def _waiting(found: Watched) -> str:
     names = listed([f"{member.name} ({_how(member, found.at)})" for member in waited], NAMED)
     answered = [member.name for member in found.members if member.state == ANSWERED]
     has = "has" if len(answered) == 1 else "have"
-    others = f" {listed(answered, NAMED)} {has} answered and wait{'s' * (len(answered) == 1)}." if answered else ""
+    others = (
+        f" {listed(answered, NAMED)} {has} answered and wait{'s' * (len(answered) == 1)}." if answered else ""
+    )
     return f"It waits for {names}.{others}"
 
 
@@ -124,7 +142,7 @@ def _how(member: MemberState, now: datetime.datetime) -> str:
 def _tiles(found: Watched) -> list[tuple[str, str, str]]:
     tiles = []
     if found.run:
-        since = _moment(found.history.last_at)
+        since = _moment(found.history.last_at, found)
         note = found.reason or (f"last event {since}" if since else "")
         tiles.append(("run", found.state.removeprefix("is ").removeprefix("was "), note))
         tiles.append(("rounds", f"{len(found.rounds)} of {found.planned or '?'}", _pace(found.rounds)))
@@ -152,10 +170,12 @@ def _members(found: Watched) -> Table:
     rows = []
     for member in found.members:
         state = member.state + (f": {member.reason}" if member.reason else "") + " (late)" * member.is_late
-        since = f"{_clock(member.since)}, {_age(member.since, found.at)} ago" if member.since else "-"
+        since = f"{_clock(member.since, found)}, {_age(member.since, found.at)} ago" if member.since else "-"
         now = [since, "yes" if member.is_waited_for else "no"] if found.is_running else []
-        answered, counted = _clock(member.last_answer), str(member.last_round or "-")
-        rows.append([f"{member.number} {member.name}", state, *now, answered, counted, member.fingerprint or "-"])
+        answered, counted = _clock(member.last_answer, found), str(member.last_round or "-")
+        rows.append(
+            [f"{member.number} {member.name}", state, *now, answered, counted, member.fingerprint or "-"]
+        )
     present = ["since", "waited for"] if found.is_running else []
     head = ["member", "state", *present, "last answer", "last counted in round", "fingerprint of its key"]
     notes = [f"{len(found.roster.revoked)} keys are revoked"] if found.roster.revoked else []
@@ -173,14 +193,20 @@ def _facts(found: Watched) -> Table | None:
         rows.append(["signed by", "nobody: the folder has no proposal of this run"])
     else:
         rows += [
-            ["signed by", f"coordinator {fingerprint(signed.coordinator)}, {signed.issued}"],
+            [
+                "signed by",
+                f"coordinator {fingerprint(signed.coordinator)}, at {_moment(signed.issued, found)}",
+            ],
             ["proposal", f"SHA-256 {signed.digest}"],
-            ["members", f"{len(signed.members)}, fingerprint of the list {members_fingerprint(signed.members)}"],
+            [
+                "members",
+                f"{len(signed.members)}, fingerprint of the list {members_fingerprint(signed.members)}",
+            ],
         ]
     rows += [[kind, _described(tables[kind])] for kind in TABLES if _described(tables.get(kind, {}))]
     run = tables.get("run", {})
     rows.append(["clients", f"{run.get('clients')}, participation {run.get('participation', 1)}"])
-    rows.append(["seed", str(run.get("seed", "-"))])
+    rows += [["seed", str(run["seed"])]] if "seed" in run else []
     if len(found.runs) > 1:
         rows.append(["runs in the folder", listed(list(reversed(found.runs)), NAMED)])
     return Table("The run", ["what", "value"], rows, numeric=False)
@@ -190,7 +216,9 @@ def _described(table: Any) -> str:
     """Such as "adam (lr 0.001)"."""
     if not isinstance(table, Mapping):
         return str(table or "")
-    options = {key: value for key, value in table.items() if key not in ("dir", "code") and value not in ("", None)}
+    options = {
+        key: value for key, value in table.items() if key not in ("dir", "code") and value not in ("", None)
+    }
     name = str(options.pop("name", ""))
     rest = ", ".join(f"{key} {value}" for key, value in options.items())
     return f"{name} ({rest})" if name and rest else name or rest
@@ -213,7 +241,11 @@ def _sections(found: Watched) -> Iterator[Section]:
             notes=hidden,
         )
         yield Section(
-            "rounds", "Rounds", "How long do rounds take, and who is missing?", [_seconds(rounds)], [_rounds(found)]
+            "rounds",
+            "Rounds",
+            "How long do rounds take, and who is missing?",
+            [_seconds(rounds)],
+            [_rounds(found)],
         )
         yield Section(
             "bytes",
@@ -264,7 +296,9 @@ def _curves(found: Watched, metric: MetricInfo) -> Iterator[Chart]:
 def _seconds(rounds: Sequence[RoundRecord]) -> Chart:
     about = "The wall-clock time of each round, with the time in which it waited for members."
     lines = [Line("seconds", [r.seconds for r in rounds])]
-    return Lines("seconds", "Seconds by round", about, [float(r.number) for r in rounds], "seconds", lines, " s", 2)
+    return Lines(
+        "seconds", "Seconds by round", about, [float(r.number) for r in rounds], "seconds", lines, " s", 2
+    )
 
 
 def _rounds(found: Watched) -> Table:
@@ -283,7 +317,15 @@ def _rounds(found: Watched) -> Table:
                 listed(missing, NAMED) or "nobody",
             ]
         )
-    head = ["round", "time", "counted", f"mean {_metric(found).title}", "bytes up", "bytes down", "missing, and why"]
+    head = [
+        "round",
+        "time",
+        "counted",
+        f"mean {_metric(found).title}",
+        "bytes up",
+        "bytes down",
+        "missing, and why",
+    ]
     left_out = len(found.rounds) - len(rows)
     notes = [f"The last {len(rows)} of {len(found.rounds)} rounds; rounds.jsonl has all"] if left_out else []
     return Table("Rounds, the last one first", head, rows, notes, numeric=False)
@@ -300,14 +342,17 @@ def _traffic(found: Watched) -> Iterator[Chart]:
     for way, where in (("bytes_up", "to the server"), ("bytes_down", "to the node")):
         values = _by_member(found, way, 1 / 1000)
         about = "Of the members whose upload counted in the round; a stroke where one did not take part."
-        yield _heat(found, way, f"Bytes of each member {where}", about, values, "bytes", " kB")._replace(zero=True)
+        yield _heat(found, way, f"Bytes of each member {where}", about, values, "bytes", " kB")._replace(
+            zero=True
+        )
 
 
 def _totals(found: Watched) -> Table:
     rows = []
     for client, name in sorted(_everyone(found).items()):
         up, down = (
-            sum(r.per_client.get(way, {}).get(client) or 0.0 for r in found.rounds) for way in ("bytes_up", "bytes_down")
+            sum(r.per_client.get(way, {}).get(client) or 0.0 for r in found.rounds)
+            for way in ("bytes_up", "bytes_down")
         )
         rows.append([name, str(sum(client in r.clients for r in found.rounds)), size(up), size(down)])
     return Table("Bytes of each member, all rounds", ["member", "rounds that counted it", "up", "down"], rows)
@@ -334,9 +379,11 @@ def _privacy(found: Watched) -> Section:
     head = ["member", "uploads in this run", *(f"epsilon {text}, at most" for text in names.values())]
     note = (
         "Of this run alone, as the server counts. What a member's data have spent over all runs is in its own ledger, "
-        "which does not leave its node: `copfl federate status STATE_DIR` shows it there."
+        "which does not leave its node: the command copfl federate status shows it there."
     )
-    return Section("privacy", "Epsilon", title, [chart], [Table("Epsilon of each member", head, rows)], [note])
+    return Section(
+        "privacy", "Epsilon", title, [chart], [Table("Epsilon of each member", head, rows)], [note]
+    )
 
 
 def _scores(found: Watched) -> Iterator[Chart]:
@@ -357,12 +404,21 @@ def _scores(found: Watched) -> Iterator[Chart]:
 
 def _log(found: Watched) -> Table:
     events = found.log.events
-    rows = [[_moment(event["at"]), str(event["event"]).replace("_", " "), _told(event, found)] for event in reversed(events)]
+    rows = [
+        [_moment(event["at"], found), str(event["event"]).replace("_", " "), _told(event, found)]
+        for event in reversed(events)
+    ]
     chain = found.log.problem or "no line was changed or removed"
     notes = [f"{len(events)} lines; {chain}; last hash {found.log.last_hash[:16]}"]
     if len(rows) > LOG_LINES:
         notes.append(f"The last {LOG_LINES} lines; runs/{found.run}/audit.jsonl has all")
-    return Table("The server's audit log, the last line first", ["at", "event", "what"], rows[:LOG_LINES], notes, numeric=False)
+    return Table(
+        "The server's audit log, the last line first",
+        ["at", "event", "what"],
+        rows[:LOG_LINES],
+        notes,
+        numeric=False,
+    )
 
 
 def _told(event: Mapping[str, Any], found: Watched) -> str:
@@ -410,9 +466,7 @@ def _everyone(found: Watched) -> dict[int, str]:
     return {client: found.name(client) for client in seen | found.names.keys()}
 
 
-def _by_member(
-    found: Watched, name: str, factor: float, as_share: bool = False
-) -> dict[str, list[Value]]:
+def _by_member(found: Watched, name: str, factor: float, as_share: bool = False) -> dict[str, list[Value]]:
     """A metric of each member in every round; none of a metric that no node sends."""
     if not any(name in r.per_client for r in found.rounds):
         return {}
@@ -428,23 +482,33 @@ def _by_member(
 
 
 def _heat(
-    found: Watched, name: str, title: str, about: str, values: Mapping[str, Sequence[Value]], what: str, unit: str = ""
+    found: Watched,
+    name: str,
+    title: str,
+    about: str,
+    values: Mapping[str, Sequence[Value]],
+    what: str,
+    unit: str = "",
 ) -> Heat:
-    columns = [str(r.number) for r in found.rounds]
-    rows = list(values)
-    return Heat(name, title, about, rows, columns, list(values.values()), what, "round", unit, row_title="member")
+    columns = [str(r.number) for r in found.rounds[-HEAT_ROUNDS:]]
+    cells = [row[-HEAT_ROUNDS:] for row in values.values()]
+    about += f" The last {HEAT_ROUNDS} rounds." if len(found.rounds) > HEAT_ROUNDS else ""
+    return Heat(name, title, about, list(values), columns, cells, what, "round", unit, row_title="member")
 
 
 def _times(value: float | None, factor: float) -> Value:
     return None if value is None else factor * value
 
 
-def _clock(at: datetime.datetime | None) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else "-"
+def _clock(at: datetime.datetime | None, found: Watched) -> str:
+    """The time, with the date if it is another day than that of the page."""
+    if at is None:
+        return "-"
+    return f"{at:%H:%M:%S}" if at.date() == found.at.date() else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
-def _moment(text: str) -> str:
-    return _clock(datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)) if text else ""
+def _moment(text: str, found: Watched) -> str:
+    return _clock(datetime.datetime.fromisoformat(text).astimezone(datetime.UTC), found) if text else ""
 
 
 def _age(since: datetime.datetime | None, now: datetime.datetime) -> str:

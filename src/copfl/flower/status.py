@@ -156,7 +156,9 @@ def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
     history = history_of(found.events)
     unlogged = [
-        n for n in done if history.first_round is not None and history.first_round <= n and n not in history.rounds
+        n
+        for n in done
+        if history.first_round is not None and history.first_round <= n and n not in history.rounds
     ]
     removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
     seconds = [event["seconds"] for event in history.rounds.values()]

@@ -125,9 +125,19 @@ def read(folder: Path, run: str | None = None) -> Watched:
     rounds = read_rounds(path / ROUNDS) if name and (path / ROUNDS).exists() else []
     signed, problem = _signed(folder, path, name) if name else (None, "")
     problems = [*filter(None, (log.problem, problem)), *expiry_warnings(expiries(folder / "keys"), now)]
-    unlogged = [r.number for r in rounds if (history.first_round or r.number + 1) <= r.number not in history.rounds]
+    unlogged = [
+        r.number for r in rounds if (history.first_round or r.number + 1) <= r.number not in history.rounds
+    ]
     problems += [f"round {unlogged[0]} is not in {AUDIT}: lines were removed"] if unlogged else []
     remarks = _remarks(folder, app)
+    settings = (
+        signed.settings
+        if signed
+        else read_json(path / CONFIG)
+        if name
+        else proposal.settings_in(app["config"])
+    )
+    needed = _needed_replies(settings, len(history.current.selected)) if history.current else 0
     failed = history.last_error if history.state(is_running=is_running) == "failed" else None
     return Watched(
         folder=folder,
@@ -139,9 +149,9 @@ def read(folder: Path, run: str | None = None) -> Watched:
         history=history,
         reason=str(failed.get("reason", "")) if failed else "",
         proposal=signed,
-        settings=signed.settings if signed else read_json(path / CONFIG) if name else app["config"],
+        settings=settings,
         roster=roster,
-        members=_members(signed, roster, history, is_running, now),
+        members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
         log=log,
         problems=problems + (remarks if is_running else []),
@@ -231,9 +241,23 @@ def _remarks(folder: Path, app: Mapping[str, Any]) -> list[str]:
 
 
 def _members(
-    signed: Proposal | None, roster: Roster, history: History, is_running: bool, now: datetime.datetime
+    signed: Proposal | None,
+    roster: Roster,
+    history: History,
+    is_running: bool,
+    needed: int,
+    now: datetime.datetime,
 ) -> list[MemberState]:
-    """The members of the signed proposal, then those who were admitted since; without both, the clients of the log."""
+    """The members of the signed proposal, then those who were admitted since; without both, the clients of the log.
+
+    Args:
+        signed: the proposal.
+        roster: who is admitted, and whose key is revoked.
+        history: the events of the run.
+        is_running: whether a server has the run's folder.
+        needed: number of replies that a round needs.
+        now: when all this was read.
+    """
     begun = bool(history.last_event)
     listed = {member.number: member for member in (signed.members if signed else ())}
     for member in roster.members:
@@ -260,7 +284,23 @@ def _members(
                 is_late=about.is_waited_for and waited > limit,
             )
         )
+    if sum(member.state in (ANSWERED, TRAINING) for member in states) >= needed:
+        # The round ends without the others.
+        states = [
+            member._replace(is_waited_for=False, is_late=False)
+            if member.state in (ABSENT, LEFT_OUT)
+            else member
+            for member in states
+        ]
     return states
+
+
+def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
+    """The replies that a round of so many selected clients needs, as `copfl.settings.federation` defines it."""
+    is_secure = bool(settings.get("secure.aggregation"))
+    usual = selected if is_secure else (selected + 1) // 2
+    needed = int(settings.get("network.min_replies") or usual)
+    return max(needed, int(settings.get("secure.threshold") or 0)) if is_secure else needed
 
 
 def _about(number: int, member: Member | None) -> MemberState:

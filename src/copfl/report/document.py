@@ -56,6 +56,7 @@ class Document(NamedTuple):
     sources: Sequence[Source] = ()
     ended: bool = True  # whether a served page asks for no more updates
     heading: str = "Conclusion"
+    problems: Sequence[str] = ()  # above the conclusion
     news: str = ""  # a sentence that a served page announces when it has changed
 
 
@@ -70,15 +71,19 @@ def render(document: Document, fingerprint: str = "") -> str:
         "ended": document.ended,
         "news": document.news,
     }
-    return _templates().get_template("page.html").render(
-        document._asdict(),
-        version=__version__,
-        live=bool(fingerprint),
-        policy=content_security_policy(live=bool(fingerprint)),
-        style=Markup(_asset(STYLE)),
-        scripts=[Markup(_asset(name)) for name in SCRIPTS],
-        chart_tables={chart.name: table_of(chart) for chart in charts},
-        data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            document._asdict(),
+            version=__version__,
+            live=bool(fingerprint),
+            policy=content_security_policy(live=bool(fingerprint)),
+            style=Markup(_asset(STYLE)),
+            scripts=[Markup(_asset(name)) for name in SCRIPTS],
+            chart_tables={chart.name: table_of(chart) for chart in charts},
+            data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        )
     )
 
 

@@ -119,7 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, code: HTTPStatus, text: str) -> None:
         self._answer(code, "text/plain; charset=utf-8", f"{text}\n".encode(errors="replace"))
 
-    def _answer(self, code: HTTPStatus, kind: str, content: bytes, policy: str = "default-src 'none'") -> None:
+    def _answer(
+        self, code: HTTPStatus, kind: str, content: bytes, policy: str = "default-src 'none'"
+    ) -> None:
         self.close_connection = True
         self.send_response(code)
         headers = {

@@ -216,7 +216,7 @@
       if (answer.status === 200) show_update(new DOMParser().parseFromString(await answer.text(), "text/html"));
       else if (answer.status !== 304) throw new Error(answer.status);
       tell(news, ended);
-      connection.textContent = ended ? "" : `as of ${new Date().toLocaleTimeString("en-GB")}`;
+      connection.textContent = ended ? "" : "live";
       if (ended) return pause_button.remove();
     } catch {
       wait = 10000; // the server has stopped, or is busy

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from html import unescape
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.watched import read
 from copfl.report.document import Document, Section
+from copfl.report.serving import PageServer
 from copfl.settings.flat import nested
 from copfl.wire import Packet
 from tests.commands import called
@@ -150,7 +153,7 @@ def test_the_command_writes_one_file_that_needs_nothing(
     assert answer == (0, f"{tmp_path / 'page.html'}\n", "")
     html = (tmp_path / "page.html").read_text()
     assert not re.search(r"""(src|href)=["'](?!#|data:,)""", html)
-    assert "connect-src 'none'" in unescape(html)
+    assert "connect-src 'none'" in html
     assert 'id="pause"' not in html
     assert data_of(html)["ended"]
     assert list(data_of(html)["figures"])[:3] == ["mean", "members", "seconds"]
@@ -201,6 +204,28 @@ def test_all_that_members_send_is_escaped(tmp_path: Path) -> None:
     assert "<script>alert" not in html
     assert html.count("</script>") == 3  # the data and the two scripts of the page
     assert script in json.dumps(data_of(html))  # the name is in a chart
+
+
+def test_the_page_is_for_who_has_its_address(tmp_path: Path) -> None:
+    with PageServer(FederationPage(ServerState(tmp_path / "clinic").app), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+
+        def status(address: str, name: str = f"127.0.0.1:{port}") -> int:
+            try:
+                request = urllib.request.Request(address, headers={"Host": name})
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                error.close()
+                return error.code
+
+        assert status(server.address) == 200
+        assert status(f"http://127.0.0.1:{port}/") == 403
+        assert status(server.address, f"rebound.example:{port}") == 403
+        assert status(f"{server.address}members.json") == 404
+        server.shutdown()
 
 
 def test_many_members_and_many_events_have_a_page_of_bounded_length(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import threading
 import time
 import urllib.request
+import webbrowser
 from collections.abc import Callable, Iterator
-from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from copfl.cli import report
 from copfl.errors import RunError
 from copfl.report import serving
 from copfl.report.serving import PageServer
@@ -98,7 +99,7 @@ def test_the_page_and_its_news(serve: Serve, run: Path, runs: dict[str, Path]) -
     code, kind, html = asked(server)
     assert (code, kind) == (200, "text/html; charset=utf-8")
     assert b"2 of 5 rounds" in html
-    assert "connect-src 'self'" in unescape(html.decode())
+    assert b"connect-src 'self'" in html
     first = data_of(html.decode())
     assert not first["ended"]
     assert len(first["figures"]["accuracy"]["lines"][0]["y"]) == 2
@@ -264,6 +265,26 @@ def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_p
             assert process.wait(timeout=60) == 0
         finally:
             process.kill()  # `with` waits for its end, however the test goes
+
+
+def test_the_browsers_command_line_has_no_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All users of a machine can read it."""
+    opened = []
+
+    def open_(address: str) -> None:
+        link = Path(address.removeprefix("file://"))
+        opened.append((address, link.read_text(), link.parent.stat().st_mode & 0o777))
+
+    monkeypatch.setattr(webbrowser, "open", open_)
+    monkeypatch.setattr(PageServer, "serve_forever", lambda server: None)
+    report.serve(Words(), 0, browse=True)
+    ((address, content, mode),) = opened
+    token = capsys.readouterr().out.split("/")[3]
+    assert token not in address
+    assert f"/{token}/" in content
+    assert mode == 0o700
 
 
 def test_what_is_wrong_is_said_before_it_listens(

@@ -1,6 +1,7 @@
 """`copfl report` and `watch`."""
 
 import sys
+import tempfile
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,9 +77,12 @@ def serve(page: "Page", port: int, browse: bool) -> None:
     with raised_as(UsageError, taken, OSError, OverflowError):
         server = PageServer(page, port)
     print(f"{server.address}  (Ctrl-C stops the server)", flush=True)
-    if browse:
-        webbrowser.open(server.address)
-    with server:
+    with server, tempfile.TemporaryDirectory(prefix="copfl-") as private:
+        if browse:
+            # All users of a machine see the browser's command line, and this user alone reads the file.
+            link = Path(private) / "open.html"
+            link.write_text(f'<meta http-equiv="refresh" content="0;url={server.address}">')
+            webbrowser.open(link.as_uri())
         try:
             server.serve_forever()
         except KeyboardInterrupt:

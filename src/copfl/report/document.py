@@ -62,8 +62,6 @@ class Document(NamedTuple):
 
 def render(document: Document, fingerprint: str = "") -> str:
     """The whole page. With a fingerprint, it asks its server for updates."""
-    from markupsafe import Markup
-
     charts = [chart for section in document.sections for chart in section.charts]
     data = {
         "figures": {chart.name: figure(chart) for chart in charts},
@@ -79,8 +77,8 @@ def render(document: Document, fingerprint: str = "") -> str:
             version=__version__,
             live=bool(fingerprint),
             policy=content_security_policy(live=bool(fingerprint)),
-            style=Markup(_asset(STYLE)),
-            scripts=[Markup(_asset(name)) for name in SCRIPTS],
+            style=_asset(STYLE),
+            scripts=[_asset(name) for name in SCRIPTS],
             chart_tables={chart.name: table_of(chart) for chart in charts},
             data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         )

@@ -21,8 +21,8 @@ LEVELS: list[set[str]] = [
     {"algorithms", "wrappers", "engine"},
     {"settings"},
     {"experiment", "testing"},
-    {"comparison", "flower", "report"},
-    {"audit"},
+    {"comparison", "report"},
+    {"audit", "flower"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from copfl.report import document, page, run_data, watch
+from copfl.report import document, page, run_data, serving
+from copfl.report.serving import PageServer
+from copfl.report.watch import RunsPage
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need `pip install playwright`"
@@ -31,6 +33,8 @@ ARGUMENTS = [
 ]  # fmt: skip
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 Open = Callable[..., Any]
+# The names and reasons of members come from other machines.
+HOSTILE = "<script>window.taken=1</script><img src=x onerror='window.taken=1'>"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,25 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     paths = {"one": home / "one.html", "three": home / "three.html"}
     for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
         path.write_text(document.render(page.document_of(run_data.read_all(shown))), encoding="utf-8")
-    return paths
+    return paths | {"federation": _federation(home)}
+
+
+def _federation(home: Path) -> Path:
+    """The coordinator's page of a run that has ended, with a hostile member."""
+    pytest.importorskip("cryptography", reason='the coordinator\'s page needs `pip install "copfl[flower]"`')
+    from copfl.flower.federation_page import FederationPage
+    from tests.flower.folders import ServerState
+
+    state = ServerState(home / "clinic", ["north", HOSTILE, "west"])
+    state.start()
+    for number in (1, 2, 3):
+        state.begin_round(number)
+        private = {"epsilon": number / 2, "epsilon_server": float(number)}
+        state.end_round(number, {1: f"{HOSTILE} declined"} if number == 2 else {}, federation=private)
+    state.log("failed", reason=f"no space left {HOSTILE}")
+    path = home / "federation.html"
+    path.write_text(FederationPage(state.app).html(), encoding="utf-8")
+    return path
 
 
 @pytest.fixture
@@ -192,12 +214,17 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "size", "scheme"),
-    [("one", DESKTOP, "light"), ("three", DESKTOP, "light"), ("three", PHONE, "dark")],
-    ids=["one-desktop light", "three-desktop light", "three-phone dark"],
+    ("which", "size", "scheme", "figures"),
+    [
+        ("one", DESKTOP, "light", 12),
+        ("three", DESKTOP, "light", 12),
+        ("three", PHONE, "dark", 12),
+        ("federation", PHONE, "dark", 7),
+    ],
+    ids=["one-desktop light", "three-desktop light", "three-phone dark", "federation-phone dark"],
 )
 def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
-    opened: Open, which: str, size: dict[str, int], scheme: str
+    opened: Open, which: str, size: dict[str, int], scheme: str, figures: int
 ) -> None:
     """Two laws, as a page takes seconds to open."""
     tab = opened(which, size, scheme)
@@ -205,7 +232,7 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
         """() => [...document.querySelectorAll(".plot")].map((plot) => [
             plot.id, plot.querySelectorAll(".curve, .point, .cell").length, plot.getBoundingClientRect().width])"""
     )
-    assert len(drawn) >= 12
+    assert len(drawn) >= figures
     for name, marks, width in drawn:
         assert marks, name
         assert 250 < width <= size["width"], name
@@ -234,14 +261,14 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
     whole = {name: (run / name).read_bytes() for name in ("rounds.jsonl", "timing.jsonl")}
     for name, content in whole.items():
         (run / name).write_bytes(b"".join(content.splitlines(keepends=True)[:3]))
-    server = watch.server([run], 0)
+    server = PageServer(RunsPage([run]), 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     messages: list[str] = []
     try:
         tab = browser.new_page()
         tab.on("console", lambda message: messages.append(message.text))
-        tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        tab.goto(server.address)
         tab.wait_for_selector("html[data-drawn]", state="attached")
         tab.locator("#plot-accuracy [data-series='1']").click()
         tab.locator("#figure-weight summary").click()
@@ -263,3 +290,119 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
         thread.join()
         server.server_close()
     assert messages == []
+
+
+def test_names_and_reasons_of_members_stay_text(opened: Open) -> None:
+    tab = opened("federation")
+    assert HOSTILE in tab.locator("#part-tables").text_content()
+    assert "no space left <script>" in tab.locator("#part-conclusion").text_content()
+    assert tab.locator("main script, main img, [onerror]").count() == 0
+    tab.locator("#plot-members").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowDown")
+    assert HOSTILE in tab.locator("#plot-members .tip").text_content()
+    assert tab.evaluate("window.taken") is None
+
+
+@pytest.fixture
+def coordinator(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Any, PageServer]]:
+    """A page with a clock that the test moves, the state of the server's folder, and the server of the page."""
+    pytest.importorskip("cryptography", reason='the coordinator\'s page needs `pip install "copfl[flower]"`')
+    from copfl.flower.federation_page import FederationPage
+    from tests.flower.folders import ServerState
+
+    monkeypatch.setattr(serving, "BUSY", 1.0)  # every request looks at the folder
+    state = ServerState(tmp_path / "clinic")
+    state.start()
+    state.begin_round(1)
+    server = PageServer(FederationPage(state.app), 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    context = browser.new_context(viewport=DESKTOP)
+    messages: list[str] = []
+    try:
+        tab = context.new_page()
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.clock.install()
+        with state.running():
+            tab.goto(server.address)
+            tab.wait_for_selector("html[data-drawn]", state="attached")
+            yield tab, state, server
+    finally:
+        context.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [text for text in messages if "ERR_CONNECTION_REFUSED" not in text] == []
+
+
+def later(tab: Any, seconds: float, part: str, text: str) -> None:
+    """Moves the page's clock, and waits for the text."""
+    tab.clock.fast_forward(int(1000 * seconds))
+    playwright.expect(tab.locator(part)).to_contain_text(text)
+
+
+def test_the_coordinators_page_follows_a_run_and_keeps_the_focus(coordinator: Any) -> None:
+    tab, state, _ = coordinator
+    playwright.expect(tab.locator("#part-conclusion")).to_contain_text("It waits for north (training")
+    tab.evaluate("window.same_page = true")
+    table = tab.locator("#part-tables .scroll")
+    table.focus()
+    state.end_round(1)
+    state.begin_round(2)
+    later(tab, 3, "#part-conclusion", "Round 2 of 4 is running.")
+    assert table.evaluate("(element) => element === document.activeElement")  # though charts have come
+    tab.locator("#plot-members").focus()
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#message").text_content() == "round 1, north: 10.0 %"
+    tab.locator("#figure-mean summary").click()
+    tab.locator("#plot-members").focus()
+    state.end_round(2, {1: "no reply within 60 s"})
+    later(tab, 3, "#part-tables-rounds", "south: no reply within 60 s")
+    assert tab.evaluate("document.activeElement.id") == "plot-members"
+    playwright.expect(tab.locator("#plot-members .tip")).to_contain_text("round 1")
+    assert tab.locator("#part-table-mean table").is_visible()
+    assert tab.evaluate("window.same_page")  # it was not loaded again
+    assert tab.locator("nav a").all_text_contents()[:3] == ["State", "Accuracy", "Rounds"]
+
+
+def test_a_screen_reader_hears_what_is_new_and_not_every_time(coordinator: Any) -> None:
+    tab, state, server = coordinator
+    news = tab.locator("#news")
+    assert news.get_attribute("role") == "status"  # polite
+    assert news.text_content() == ""  # what is on the page when it opens is read there
+    state.end_round(1)
+    state.begin_round(2)
+    later(tab, 3, "#news", "Round 2 of 4 is running. It waits for")
+    state.end_round(2)
+    state.begin_round(3)
+    later(tab, 3, "#part-conclusion", "Round 3 of 4 is running.")
+    assert "Round 2 of 4" in news.text_content()  # half a minute of silence
+    later(tab, 31, "#news", "Round 3 of 4 is running.")
+    server.shutdown()
+    server.server_close()
+    tab.clock.fast_forward(40_000)
+    playwright.expect(tab.locator("#connection")).to_contain_text("No connection to copfl")
+    playwright.expect(news).to_contain_text("No connection to copfl")
+
+
+def test_updates_can_be_paused_with_the_keyboard(coordinator: Any) -> None:
+    tab, state, _ = coordinator
+    pause = tab.get_by_role("button", name="Pause updates")
+    pause.focus()
+    tab.keyboard.press("Enter")
+    assert pause.get_attribute("aria-pressed") == "true"
+    playwright.expect(tab.locator("#connection")).to_have_text("paused")
+    state.end_round(1)
+    state.begin_round(2)
+    tab.clock.fast_forward(60_000)
+    tab.wait_for_timeout(300)
+    assert "Round 1 of 4" in tab.locator("#part-conclusion").text_content()
+    tab.keyboard.press("Enter")
+    playwright.expect(tab.locator("#part-conclusion")).to_contain_text("Round 2 of 4 is running.")
+    assert pause.evaluate("(element) => element === document.activeElement")
+    found = axe.Axe().run(tab).response["violations"]  # while it is served
+    assert [f"{v['impact']} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found] == []

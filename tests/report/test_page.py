@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -153,6 +155,11 @@ def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
     html = document.render(page.document_of(run_data.read_all([runs["copfl"]])))
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html
+    assert "unsafe" not in html
+    inline = re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", html, re.DOTALL)
+    assert len(inline) == 3
+    for text in inline:  # and no other text is executed
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in html
     assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?!data:)', html)
 
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from copfl.cli.federate import AppFolder, Rounds, Settings, app_config, command, require_flower
-from copfl.cli.federate import app as app
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError
 

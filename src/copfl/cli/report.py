@@ -1,14 +1,21 @@
 """`copfl report` and `watch`."""
 
 import sys
+import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError, raised_as
 from copfl.files import write_bytes
+
+if TYPE_CHECKING:
+    from copfl.report.serving import Page
+
+Port = Annotated[int, option("Output", "The port to listen on, 0 for any free one; default: 8383.")]
+Browse = Annotated[bool, option("Output", "Open the page in the browser; default: off.", "--open")]
 
 
 def report(
@@ -51,25 +58,31 @@ def report(
 def watch(
     *,
     runs: Annotated[list[Path], argument("Run folders; the others are compared with the first.")],
-    port: Annotated[
-        int, option("Output", "The port to listen on, 0 for any free one; default: 8383.")
-    ] = 8383,
-    browse: Annotated[
-        bool, option("Output", "Open the page in the browser; default: off.", "--open")
-    ] = False,
+    port: Port = 8383,
+    browse: Browse = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
-    from copfl.report import watch as watching
+    from copfl.report.watch import RunsPage
 
-    watching.html(runs)  # an unreadable folder is reported here, not in the browser
+    page = RunsPage(runs)
+    page.html()  # an unreadable folder is reported here, not in the browser
+    serve(page, port, browse)
+
+
+def serve(page: "Page", port: int, browse: bool) -> None:
+    """Serves a page to this machine until Ctrl-C, and prints its address."""
+    from copfl.report.serving import PageServer
+
     taken = f"cannot listen on port {port} ({{}}); name another with --port, 0 for any"
     with raised_as(UsageError, taken, OSError, OverflowError):
-        server = watching.server(runs, port)
-    address = f"http://{watching.HOST}:{server.server_address[1]}/"
-    print(f"{address}  (Ctrl-C stops the server)", flush=True)
-    if browse:
-        webbrowser.open(address)
-    with server:
+        server = PageServer(page, port)
+    print(f"{server.address}  (Ctrl-C stops the server)", flush=True)
+    with server, tempfile.TemporaryDirectory(prefix="copfl-") as private:
+        if browse:
+            # All users of a machine see the browser's command line, and this user alone reads the file.
+            link = Path(private) / "open.html"
+            link.write_text(f'<meta http-equiv="refresh" content="0;url={server.address}">')
+            webbrowser.open(link.as_uri())
         try:
             server.serve_forever()
         except KeyboardInterrupt:

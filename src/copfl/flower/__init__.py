@@ -12,7 +12,8 @@ what a node was added up with. `keys` are those of members and of the coordinato
 coordinator's list of members, `proposal` the document that it signs, `acceptance` what a node accepts, and
 `audit_log` what left it. `private_node` is the noise of a node, `ledger` the epsilon that its data have spent, and
 `known_data` which data are the same. For operators: `events` has the audit log, log
-lines and metrics, `status` reads them, `deployed` runs the server, `backup` has archives. Only `transport`,
+lines and metrics, `history` folds a run's events, `status` and `watched` read them, `federation_page` is the
+coordinator's page, `deployed` runs the server, `backup` has archives. Only `transport`,
 `client_app`, `server_app`, `supernode` and `deployed` import Flower; `secure_sum` has its cryptography.
 """
 

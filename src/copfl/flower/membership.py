@@ -31,6 +31,7 @@ from copfl.flower.proposal import (
 from copfl.flower.status import read_app
 
 FILE, PROPOSALS = "members.json", "proposals"  # in the app's folder
+SIGNED = "proposal.json"  # in the folder of a run: what its coordinator signed
 COORDINATOR = "coordinator"  # the name of the coordinator's key, in keys/ or in the authority's folder
 AUTHORITY = (
     "authority"  # in [tool.copfl] of pyproject.toml: the folder of the authority's and the coordinator's keys

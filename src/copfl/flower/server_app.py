@@ -12,7 +12,7 @@ from copfl.errors import CopflError, RunError
 from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
-from copfl.flower.membership import revoked_keys, server_proposal
+from copfl.flower.membership import SIGNED, revoked_keys, server_proposal
 from copfl.flower.policy.admission import admitted
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import server_policy
@@ -22,8 +22,6 @@ from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
 from copfl.flower.transport import FlowerTransport, without_paths
-
-PROPOSAL = "proposal.json"  # in the folder of the run: what its coordinator signed
 
 app = ServerApp()
 
@@ -67,7 +65,7 @@ def _main(grid: Grid, context: Context) -> None:
         if session.join:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         if signed is not None:
-            write_bytes(folder.path / PROPOSAL, signed.document)
+            write_bytes(folder.path / SIGNED, signed.document)
         about = {**plain, "session.run": run, "flower-run": context.run_id}
         write_json(folder.path / "config.json", about)
         for _ in server.rounds():

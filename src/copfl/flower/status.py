@@ -10,6 +10,7 @@ import sqlite3
 import statistics
 import time
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +20,9 @@ from copfl.flower import audit_log
 from copfl.flower.acceptance import pending
 from copfl.flower.certificates import expiries, expiry_warnings
 from copfl.flower.events import AUDIT, Verified, verified
+from copfl.flower.history import history_of
 from copfl.flower.ledger import Spent, spent
 from copfl.flower.policy.file import policy_of
-from copfl.flower.registry import Event
 from copfl.flower.transport import parsed, printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
 
@@ -31,7 +32,6 @@ FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the
 LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
 CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
 LATE_AFTER = 10.0  # seconds that a client may need in any case
-ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
 
 
 def read_app(folder: Path) -> dict[str, Any]:
@@ -75,16 +75,16 @@ def is_locked(path: Path) -> bool:
 
 def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
     app = read_app(folder)
-    address = _address(folder, app)
+    address = superlink_address(folder, app)
     result: dict[str, Any] = {
         "kind": "server",
         "superlink": {"address": "{}:{}".format(*address), "answers": answers(*address)},
-        "runs": _runs(folder / "runs"),
+        "runs": run_names(folder / "runs"),
     }
     problems = []
     if not result["superlink"]["answers"]:
         problems.append(f"no SuperLink answers at {result['superlink']['address']}")
-    result["other_runs"] = _other_runs(folder)
+    result["other_runs"] = other_runs(folder)
     name = run or (result["runs"][-1] if result["runs"] else None)
     if run and run not in result["runs"]:
         known = ", ".join(result["runs"]) or "none"
@@ -100,7 +100,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
     return result | {"problems": problems + expiry_warnings(ends, datetime.datetime.now(datetime.UTC))}
 
 
-def _runs(path: Path) -> list[str]:
+def run_names(path: Path) -> list[str]:
     """The names of the runs; the last one was written to last."""
     written = {}
     for run in path.glob("*"):
@@ -110,7 +110,7 @@ def _runs(path: Path) -> list[str]:
     return sorted(written, key=lambda name: written[name])
 
 
-def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
+def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
     """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server."""
     home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
     with contextlib.suppress(OSError, KeyError, ValueError):
@@ -120,7 +120,7 @@ def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
     return str(app["host"]), int(app["port"])
 
 
-def _other_runs(folder: Path) -> list[dict[str, Any]]:
+def other_runs(folder: Path) -> list[dict[str, Any]]:
     """The runs that the SuperLink has and that have no folder: somebody submitted them, and they have not begun."""
     database = folder / DATABASE
     if not database.exists():
@@ -154,49 +154,40 @@ def answers(host: str, port: int) -> bool:
 def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     """The state of one run, from its audit log; of an older run without one, from its rounds."""
     is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
-    planned = read_json(path / "config.json").get("run.rounds")
-    first, error, last = None, None, ""
-    rounds: dict[int, dict[str, Any]] = {}
-    clients: dict[str, dict[str, Any]] = {}  # since when, and the last round that counted their upload
-    refused: dict[str, str] = {}
-    waiting: dict[str, float] = {}  # the clients without an answer in the present round, and since when
-    for event in found.events:
-        last = event["event"]
-        if last == Event.STARTED:
-            first, planned = event["round"] if first is None else first, int(event["rounds"])
-            clients = {client: about | {"connected": False} for client, about in clients.items()}
-        elif last in (Event.JOINED, Event.LEFT):
-            about = {"connected": last == Event.JOINED, "node": event["node"], "since": event["at"]}
-            clients.setdefault(str(event["client"]), {"last_round": None}).update(about)
-        elif last == Event.ROUND_STARTED:
-            age = time.time() - datetime.datetime.fromisoformat(event["at"]).timestamp()
-            waiting = dict.fromkeys(map(str, event["clients"]), round(age, 1))
-        elif last == Event.ACCEPTED:
-            waiting.pop(str(event["client"]), None)
-        elif last == Event.ROUND_ENDED:
-            rounds[event["round"]], waiting = event, {}
-            for client in set(map(str, event["accepted"])) & clients.keys():
-                clients[client]["last_round"] = event["round"]
-        if last == Event.REFUSED:
-            refused[event["node"]] = event["reason"]
-        error = event if last in ERRORS else error
-    unlogged = [n for n in done if first is not None and first <= n and n not in rounds]
+    history = history_of(found.events)
+    unlogged = [
+        n
+        for n in done
+        if history.first_round is not None and history.first_round <= n and n not in history.rounds
+    ]
     removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
-    ended = {Event.ENDED: "ended", Event.FAILED: "failed"}.get(last, "was interrupted" if last else "ended")
-    seconds = [event["seconds"] for event in rounds.values()]
-    waiting = waiting if is_running else {}
-    if not is_running:
-        clients = {client: about | {"connected": False} for client, about in clients.items()}
+    seconds = [event["seconds"] for event in history.rounds.values()]
+    waiting: dict[str, float] = {}  # the clients without an answer in the present round, and since when
+    if is_running and history.current is not None:
+        started = datetime.datetime.fromisoformat(history.current.started).timestamp()
+        waiting = dict.fromkeys(map(str, history.current.missing), round(time.time() - started, 1))
+    clients = {
+        str(number): {
+            "last_round": client.last_round,
+            "connected": is_running and client.is_connected,
+            "node": client.node,
+            "since": client.since,
+        }
+        for number, client in sorted(history.clients.items())
+    }
     return {
-        "state": "is running" if is_running else ended,
-        "rounds": {"done": max(done, default=0), "of": planned},
+        "state": history.state(is_running=is_running),
+        "rounds": {
+            "done": max(done, default=0),
+            "of": history.planned or read_json(path / "config.json").get("run.rounds"),
+        },
         "seconds_per_round": statistics.median(seconds) if seconds else None,
-        "clients": dict(sorted(clients.items(), key=lambda item: int(item[0]))),
-        "refused_nodes": refused,
+        "clients": clients,
+        "refused_nodes": history.refused,
         "waiting_for": waiting,
-        "late": _late(waiting, rounds, seconds),
-        "last_round": _line(rounds[max(rounds)]) if rounds else None,
-        "last_error": _line(error) if error else None,
+        "late": _late(waiting, history.rounds, seconds),
+        "last_round": _line(history.rounds[max(history.rounds)]) if history.rounds else None,
+        "last_error": _line(history.last_error) if history.last_error else None,
         "audit": {
             "lines": len(found.events),
             "problem": found.problem or removed,
@@ -213,7 +204,7 @@ def _finished_rounds(path: Path) -> list[int]:
 
 
 def _late(
-    waiting: dict[str, float], rounds: dict[int, dict[str, Any]], seconds: list[float]
+    waiting: dict[str, float], rounds: Mapping[int, Mapping[str, Any]], seconds: list[float]
 ) -> dict[str, str]:
     """The clients that did not answer in the last round, or take twice as long as a round does."""
     if not rounds:
@@ -225,7 +216,7 @@ def _late(
     return late | {client: f"round {number + 1}: no answer for {age:.0f} s" for client, age in slow.items()}
 
 
-def _line(event: dict[str, Any]) -> dict[str, Any]:
+def _line(event: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in event.items() if key != "previous"}
 
 

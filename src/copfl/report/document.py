@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -14,9 +16,10 @@ from copfl.charts import Chart, Dots, Heat, Value, figure
 from copfl.tables import Table, number
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 TABLE_ROWS = 60  # a table of more rounds contains some of them
+SCRIPTS, STYLE = ("draw.js", "page.js"), "page.css"  # all that a page executes and is styled by
 
 
 class Section(NamedTuple):
@@ -27,6 +30,7 @@ class Section(NamedTuple):
     title: str
     charts: Sequence[Chart]
     tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()  # above the charts
 
 
 class Source(NamedTuple):
@@ -50,7 +54,10 @@ class Document(NamedTuple):
     facts: Table | None  # the settings
     sections: Sequence[Section]
     sources: Sequence[Source] = ()
-    ended: bool = True
+    ended: bool = True  # whether a served page asks for no more updates
+    heading: str = "Conclusion"
+    problems: Sequence[str] = ()  # above the conclusion
+    news: str = ""  # a sentence that a served page announces when it has changed
 
 
 def render(document: Document, fingerprint: str = "") -> str:
@@ -60,13 +67,21 @@ def render(document: Document, fingerprint: str = "") -> str:
         "figures": {chart.name: figure(chart) for chart in charts},
         "fingerprint": fingerprint,
         "ended": document.ended,
+        "news": document.news,
     }
-    return _template().render(
-        document._asdict(),
-        version=__version__,
-        live=bool(fingerprint),
-        chart_tables={chart.name: table_of(chart) for chart in charts},
-        data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            document._asdict(),
+            version=__version__,
+            live=bool(fingerprint),
+            policy=content_security_policy(live=bool(fingerprint)),
+            style=_asset(STYLE),
+            scripts=[_asset(name) for name in SCRIPTS],
+            chart_tables={chart.name: table_of(chart) for chart in charts},
+            data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        )
     )
 
 
@@ -80,11 +95,39 @@ def _rounded(value: Any) -> Any:
 
 
 @cache
-def _template() -> Template:
+def content_security_policy(*, live: bool) -> str:
+    """What a browser lets a page do: execute these scripts alone, by their hashes, and ask its own server if `live`.
+
+    So text from elsewhere that became markup by mistake would still not execute.
+    """
+
+    def hashes(*names: str) -> str:
+        digests = (hashlib.sha256(_asset(name).encode()).digest() for name in names)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    allowed = {
+        "default-src": "'none'",
+        "script-src": hashes(*SCRIPTS),
+        "style-src": hashes(STYLE),
+        "img-src": "data: blob:",
+        "connect-src": "'self'" if live else "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{what} {where}" for what, where in allowed.items())
+
+
+@cache
+def _asset(name: str) -> str:
+    """A script or the style, as the page contains it."""
+    return _templates().get_template(name).render()
+
+
+@cache
+def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("copfl.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+    return Environment(loader=PackageLoader("copfl.report"), autoescape=True, undefined=StrictUndefined)
 
 
 def table_of(chart: Chart) -> Table:

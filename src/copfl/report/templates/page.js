@@ -2,9 +2,9 @@
 // Draws the figures in the colours of the page, and moves over their points with the keyboard.
 (() => {
   const data_of = (page) => JSON.parse(page.getElementById("report-data").textContent);
-  let { figures, fingerprint, ended } = data_of(document);
+  let { figures, fingerprint, ended, news } = data_of(document);
   const root = document.documentElement;
-  const plots = [...document.querySelectorAll(".plot")];
+  const plots = () => [...document.querySelectorAll(".plot")];
   const message = document.getElementById("message");
   const probe = document.body.appendChild(document.createElement("span"));
   probe.hidden = true;
@@ -24,8 +24,8 @@
     plot.replaceChildren(plot.drawing.svg);
     plot.drawn_width = width;
   };
-  const draw_all = (width = 0) => plots.forEach((plot) => draw(plot, width));
-  const widened = () => plots.length && Math.abs(plots[0].clientWidth - plots[0].drawn_width) > 1;
+  const draw_all = (width = 0) => plots().forEach((plot) => draw(plot, width));
+  const widened = () => plots().slice(0, 1).some((plot) => Math.abs(plot.clientWidth - plot.drawn_width) > 1);
   new ResizeObserver(() => { if (!printing && widened()) draw_all(); }).observe(document.body);
 
   // On paper: light colours, and letters that are legible at the width of a page.
@@ -116,7 +116,7 @@
     message.textContent = `${point.head}, ${point.name}: ${point.value}${point.remark ? `, ${point.remark}` : ""}`;
   };
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  for (const plot of plots) {
+  const connect = (plot) => {
     plot.addEventListener("keydown", (event) => {
       if (event.key in moves && !event.altKey && !event.ctrlKey && !event.metaKey) {
         event.preventDefault();
@@ -133,58 +133,111 @@
       if (!hidden.delete(place)) hidden.add(place);
       draw(plot);
     });
-  }
+  };
 
   const download = (address, name) => Object.assign(document.createElement("a"), { href: address, download: name }).click();
-  for (const save of document.querySelectorAll("[data-save]")) {
-    save.addEventListener("click", () => {
-      const { svg } = document.getElementById(`plot-${save.dataset.of}`).drawing;
-      const copy = svg.cloneNode(true);
-      copy.setAttribute("style", `background: ${colour("--paper")}`);
-      const text = new XMLSerializer().serializeToString(copy);
-      const address = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-      if (save.dataset.save === "svg") return download(address, `${save.dataset.of}.svg`);
-      const picture = new Image();
-      picture.addEventListener("load", () => {
-        const canvas = document.createElement("canvas");
-        [canvas.width, canvas.height] = [2 * picture.width, 2 * picture.height];
-        const context = canvas.getContext("2d");
-        context.fillStyle = colour("--paper");
-        context.fillRect(0, 0, canvas.width, canvas.height);
-        context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-        download(canvas.toDataURL("image/png"), `${save.dataset.of}.png`);
-      });
-      picture.src = address;
+  document.addEventListener("click", (event) => {
+    const save = event.target.closest?.("[data-save]");
+    if (!save) return;
+    const { svg } = document.getElementById(`plot-${save.dataset.of}`).drawing;
+    const copy = svg.cloneNode(true);
+    copy.style.background = colour("--paper");
+    const text = new XMLSerializer().serializeToString(copy);
+    const address = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+    if (save.dataset.save === "svg") return download(address, `${save.dataset.of}.svg`);
+    const picture = new Image();
+    picture.addEventListener("load", () => {
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [2 * picture.width, 2 * picture.height];
+      const context = canvas.getContext("2d");
+      context.fillStyle = colour("--paper");
+      context.fillRect(0, 0, canvas.width, canvas.height);
+      context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+      download(canvas.toDataURL("image/png"), `${save.dataset.of}.png`);
     });
-  }
+    picture.src = address;
+  });
 
-  // While a run continues: request the updates, and replace only what changed.
+  // While a run continues: request the updates, and change only what differs. An element that stays keeps its focus,
+  // its scroll position, and whether it is open. Elements with an id are recognised by it; their order never changes.
+  const is_alike = (one, other) => one && one.nodeName === other.nodeName && (one.id || "") === (other.id || "");
+  const removed = (node) => {
+    const next = node.nextSibling;
+    node.remove();
+    return next;
+  };
+  const update = (old, wanted) => {
+    if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.nodeValue !== wanted.nodeValue) old.nodeValue = wanted.nodeValue;
+      return;
+    }
+    for (const { name } of [...old.attributes]) if (name !== "open" && !wanted.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of wanted.attributes) if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (old.matches(".plot")) return; // drawn from the data
+    let place = old.firstChild;
+    for (const child of [...wanted.childNodes]) {
+      const same = child.id ? [...old.children].find((other) => is_alike(other, child)) : place;
+      while (child.id && same && place && place !== same) place = removed(place);
+      if (is_alike(same, child)) {
+        update(same, child);
+        place = same.nextSibling;
+      } else old.insertBefore(child, place);
+    }
+    while (place) place = removed(place);
+  };
+  const LIVE = ["part-title", "part-sections", "content"];
+  const show_update = (page) => {
+    ({ figures, fingerprint, ended, news } = data_of(page));
+    const focused = document.activeElement, before = new Set(plots());
+    document.title = page.title;
+    for (const id of LIVE) update(document.getElementById(id), page.getElementById(id));
+    plots().filter((plot) => !before.has(plot)).forEach(connect);
+    draw_all();
+    if (!focused.isConnected) document.getElementById("content").focus({ preventScroll: true });
+    const at = focused.isConnected && focused.drawing && focused.place;
+    if (at) show(focused, focused.drawing.points.find(({ row, column }) => row === at.row && column === at.column));
+  };
+
+  // A screen reader hears what is new, at most every half minute, and at once if no more will follow.
+  const QUIET = 30000;
+  let told = news, told_at = -Infinity;
+  const tell = (text, at_once = false) => {
+    if (!text || text === told || (!at_once && performance.now() < told_at + QUIET)) return;
+    [told, told_at] = [text, performance.now()];
+    document.getElementById("news").textContent = text;
+  };
+  const LOST = "No connection to copfl: the page shows the last numbers it received";
   const refresh = async () => {
+    const connection = document.getElementById("connection");
     let wait = 2000;
     try {
       const answer = await fetch(`?have=${encodeURIComponent(fingerprint)}`, { cache: "no-store" });
-      if (answer.status === 200) {
-        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        const update = data_of(page);
-        if (Object.keys(update.figures).join() !== Object.keys(figures).join()) return location.reload();
-        ({ figures, fingerprint, ended } = update);
-        for (const part of document.querySelectorAll("[id^=part-]")) {
-          const html = page.getElementById(part.id)?.innerHTML;
-          if (html === undefined || part.innerHTML === html) continue;
-          const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") || {};
-          part.innerHTML = html;
-          if (part.querySelector(".scroll")) Object.assign(part.querySelector(".scroll"), { scrollTop, scrollLeft });
-        }
-        draw_all();
-        if (ended) return;
-      }
+      if (paused()) return;
+      if (answer.status === 200) show_update(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      else if (answer.status !== 304) throw new Error(answer.status);
+      tell(news, ended);
+      connection.textContent = ended ? "" : "live";
+      if (ended) return pause_button.remove();
     } catch {
       wait = 10000; // the server has stopped, or is busy
+      connection.textContent = LOST;
+      tell(LOST);
     }
-    setTimeout(refresh, wait);
+    timer = setTimeout(refresh, wait);
   };
+  let timer;
+  const pause_button = document.getElementById("pause");
+  const paused = () => pause_button.getAttribute("aria-pressed") === "true";
+  pause_button?.addEventListener("click", () => {
+    pause_button.setAttribute("aria-pressed", String(!paused()));
+    clearTimeout(timer);
+    if (paused()) document.getElementById("connection").textContent = "paused";
+    else refresh();
+  });
 
+  plots().forEach(connect);
   apply_theme(stored() || undefined);
   root.dataset.drawn = "yes";
   if (fingerprint && !ended) refresh();
+  else pause_button?.remove();
 })();

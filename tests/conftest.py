@@ -11,6 +11,7 @@ from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing asks the hub; read when it is imported
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: there is one test per processor
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes would compile copfl again
 
 import pytest
 import torch

@@ -23,6 +23,7 @@ from tests.slow import SLOW
 
 ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("zensical", reason='the site needs `pip install "copfl[docs]"`')
+pytestmark = pytest.mark.long
 
 
 class Links(html.parser.HTMLParser):

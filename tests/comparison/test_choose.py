@@ -129,12 +129,12 @@ def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A race of all rounds would take a minute; what is left out is said before it begins."""
-    slow_rounds(monkeypatch, 0.2)
+    """A race of all rounds would take two minutes; what is left out is said before it begins."""
+    slow_rounds(monkeypatch, 0.4)
     said, begin = list[str](), time.monotonic()
     base = {**BASE, "run": {**BASE["run"], "rounds": 60}}
     found = copfl.choose(
-        ["fedavg", "fedper"], "4s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
+        ["fedavg", "fedper"], "8s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
     )
     assert time.monotonic() - begin < 30  # imports and pictures included, on a busy machine
     assert found.ranking[0].rounds < 60

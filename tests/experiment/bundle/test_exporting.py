@@ -30,6 +30,7 @@ from tests.experiment.test_client_models import trained
 from tests.models import tiny
 from tests.slow import slow
 
+pytestmark = pytest.mark.long  # its fixtures
 MLP: dict[str, Any] = {
     "clients": 2,
     "rounds": 1,

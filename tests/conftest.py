@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from unittest import mock
@@ -20,6 +21,7 @@ from hypothesis import settings
 from copfl.engine import autotune
 from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
 
+sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
 torch.set_num_threads(1)
 settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("copfl")

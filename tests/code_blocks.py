@@ -8,9 +8,9 @@ block gives the reason for not running it:
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have one round, large batches and no local baseline; comparisons have one seed, a small model, one process and no
-charts, and tune only what the command names, with two values; new clients have one local update. The test checks that
-the commands work, not their results.
+Runs have one round, large batches and no local baseline; comparisons have five clients, one seed, a small model, one
+process and no charts, and tune only what the command names, with two values; new clients have one local update. The
+test checks that the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FENCE = re.compile(
 RUN = ("python", "bash", "console", "sh")
 LANGUAGES = (*RUN, "text", "toml", "json", "")
 SHORT = ("--rounds", str(ROUNDS), "--batch-size", "64")
-ONE = (*SHORT, "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
+ONE = (*SHORT, "--clients", "5", "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
 OVERRIDES = {
     "run": (*SHORT, "--no-local-baseline"),
     "compare": ONE,

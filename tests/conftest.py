@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing asks the hub; read when it is imported
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: there is one test per processor
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes would compile copfl again
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from hypothesis import settings
 from copfl.engine import autotune
 from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
 
+sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
 torch.set_num_threads(1)
 settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("copfl")
@@ -30,6 +33,16 @@ if (
     and threading.current_thread() is threading.main_thread()
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for thousands of tests stays, so nothing is gained by looking for garbage meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,18 +51,22 @@ def test_blocks_that_are_not_run_give_a_reason() -> None:
             assert has_reason or not block.skipped, f"{name_of(page)}:{block.line} gives no reason"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_has_a_known_language(page: Path) -> None:
-    text = page.read_text("utf-8")
-    for block in code_blocks.blocks(text):
-        where = f"{name_of(page)}:{block.line}"
-        assert block.language in code_blocks.LANGUAGES, f"{where} has the unknown language {block.language!r}"
-        known = not block.mark or block.skipped or block.mark == "fails" or block.mark.startswith("file: ")
-        assert known or block.language not in code_blocks.RUN, f"{where}: unknown mark {block.mark!r}"
-        if block.language not in code_blocks.RUN:
-            assert not COMMAND.match(block.code), f"{where} is a command: use ```bash"
-    for code in code_blocks.indented(text):
-        assert not COMMAND.match(code), f"{name_of(page)}: {code!r} is a command: put it into a ```bash block"
+def test_every_block_has_a_known_language() -> None:
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for block in code_blocks.blocks(text):
+            where = f"{name_of(page)}:{block.line}"
+            assert block.language in code_blocks.LANGUAGES, f"{where}: unknown language {block.language!r}"
+            known = (
+                not block.mark or block.skipped or block.mark == "fails" or block.mark.startswith("file: ")
+            )
+            assert known or block.language not in code_blocks.RUN, f"{where}: unknown mark {block.mark!r}"
+            if block.language not in code_blocks.RUN:
+                assert not COMMAND.match(block.code), f"{where} is a command: use ```bash"
+        for code in code_blocks.indented(text):
+            assert not COMMAND.match(code), (
+                f"{name_of(page)}: {code!r} is a command: put it into a ```bash block"
+            )
 
 
 # -- the session itself ------------------------------------------------------------------------------------------------

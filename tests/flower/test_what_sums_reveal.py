@@ -111,13 +111,13 @@ def random_federation(clients: int) -> tuple[Task, Federation]:
 
 @cache
 def allowed_rounds(name: str, clients: int) -> tuple[Task, list[Round]]:
-    """Three rounds of all clients, as a server with secure aggregation sees them."""
+    """Two rounds of all clients, as a server with secure aggregation sees them."""
     algorithm = as_allowed(name)
     task, federation = small_federation(
         "none", tuple(3 + n % 5 for n in range(clients)), needs=getattr(algorithm, "needs", ())
     )
     everybody = tuple(range(clients))
-    return task, rounds_of(algorithm, task, federation, [everybody] * (2 if clients > 10 else 3))
+    return task, rounds_of(algorithm, task, federation, [everybody] * 2)
 
 
 # -- an attack on counts and subset sums ---------------------------------------------------------------------

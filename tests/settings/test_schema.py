@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import re
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 
 import copfl
@@ -21,63 +20,31 @@ from copfl.settings.complete import complete
 from copfl.settings.json_schema import json_schema, options_of, reference
 from copfl.settings.schema import KINDS, Run, RunSettings, declared, paths
 
-SCHEMA = json_schema()
-TYPES: dict[str, Any] = {
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "string": str,
-    "array": list,
-}
-
-
-def accepts(schema: dict[str, Any], value: Any) -> bool:
-    """Whether a value fits a JSON Schema of the keywords that ours uses (draft 7); no validator is installed."""
-    kind = schema.get("type")
-    if kind == "object" and not isinstance(value, dict):
-        return False
-    if kind in TYPES and (
-        not isinstance(value, TYPES[kind]) or (kind != "boolean" and isinstance(value, bool))
-    ):
-        return False
-    checks: dict[str, Callable[[Any], bool]] = {
-        "enum": lambda known: value in known,
-        "const": lambda known: value == known,
-        "pattern": lambda text: re.search(text, value) is not None,
-        "minimum": lambda low: value >= low,
-        "maximum": lambda high: value <= high,
-        "exclusiveMinimum": lambda low: value > low,
-        "exclusiveMaximum": lambda high: value < high,
-        "items": lambda inner: all(accepts(inner, part) for part in value),
-        "anyOf": lambda parts: any(accepts(part, value) for part in parts),
-        "allOf": lambda parts: all(accepts(part, value) for part in parts),
-        "not": lambda inner: not accepts(inner, value),
-        "required": lambda keys: all(key in value for key in keys),
-        "properties": lambda inner: all(accepts(inner[key], v) for key, v in value.items() if key in inner),
-        "propertyNames": lambda inner: all(accepts(inner, key) for key in value),
-        "additionalProperties": lambda more: value.keys() <= schema["properties"].keys(),
-        "then": lambda inner: not accepts(schema["if"], value) or accepts(inner, value),
-    }
-    ignored = {"$schema", "title", "type", "description", "if"}
-    return all(checks[word](argument) for word, argument in schema.items() if word not in ignored)
+SCHEMA = json.loads(json.dumps(json_schema()))  # as `copfl schema` prints it
+VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 
 
 def plain(tables: Any) -> Any:
     return json.loads(json.dumps(tables))
 
 
+def test_it_is_a_schema_of_its_draft() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    assert jsonschema.validators.validator_for(SCHEMA) is jsonschema.Draft7Validator
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_a_complete_run_fits_the_json_schema(name: str) -> None:
     tables = plain(complete({"algorithm": {"name": name}}).tables())
-    assert accepts(SCHEMA, tables)
+    assert VALIDATOR.is_valid(tables)
     for kind, table in tables.items():
-        assert not accepts(SCHEMA, {**tables, kind: {**table, "nmae": 1}})
+        assert not VALIDATOR.is_valid({**tables, kind: {**table, "nmae": 1}})
 
 
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_with_its_percentages_resolved_fits_it(name: str) -> None:
-    assert accepts(SCHEMA, plain(presets.preset(name, 40)))
-    assert accepts(SCHEMA, plain(complete(preset=name).tables()))
+    assert VALIDATOR.is_valid(plain(presets.preset(name, 40)))
+    assert VALIDATOR.is_valid(plain(complete(preset=name).tables()))
 
 
 @pytest.mark.parametrize(
@@ -89,19 +56,38 @@ def test_a_preset_with_its_percentages_resolved_fits_it(name: str) -> None:
         {"run": {"participation": 0}},
         {"run": {"engine": "warp"}},
         {"algorithm": {"name": "fedavg", "rate": 0.1}},
+        {"algorithm": {"name": "fedavgg"}},
+        {"model": {"name": "mpl"}},
         {"optimizer": {"name": "sgd", "beta1": 0.9}},
         {"task": {"metric": "auc"}},
     ],
 )
 def test_what_the_json_schema_refuses_is_refused(tables: dict[str, Any]) -> None:
-    assert not accepts(SCHEMA, tables)
+    assert not VALIDATOR.is_valid(tables)
     with pytest.raises(SettingError):
         complete(tables)
 
 
 def test_code_of_ones_own_may_have_any_options() -> None:
-    assert accepts(SCHEMA, {"algorithm": {"name": "mymodule:FedMine", "strength": 2}})
-    assert accepts(SCHEMA, {"data": {"name": "shop.csv", "target": "y", "missing": "fill"}})
+    assert VALIDATOR.is_valid({"algorithm": {"name": "mymodule:FedMine", "strength": 2}})
+    assert VALIDATOR.is_valid({"data": {"name": "shop.csv", "target": "y", "missing": "fill"}})
+
+
+def test_an_editor_completes_keys_and_names() -> None:
+    """It proposes what `properties` names, and the words of an `enum`."""
+    for path in paths():
+        kind, key = path.split(".")
+        assert SCHEMA["properties"][kind]["properties"][key]["description"]
+    for kind in ("algorithm", "data", "model", "partition", "server"):
+        words, _ = SCHEMA["properties"][kind]["properties"]["name"]["anyOf"]
+        assert words["enum"] == list(options_of(kind))
+    rules = SCHEMA["properties"]["algorithm"]["allOf"]
+    (copfl_options,) = (
+        rule["then"]["properties"]
+        for rule in rules
+        if rule["if"].get("properties") == {"name": {"const": "copfl"}}
+    )
+    assert {"rate", "budget", "merge"} <= copfl_options.keys()
 
 
 def test_every_setting_is_described() -> None:

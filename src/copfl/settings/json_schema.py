@@ -15,6 +15,7 @@ from copfl.settings.data import READS
 from copfl.settings.schema import KINDS, Component, declared
 
 TYPES: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+ELSEWHERE = "[:/.]"  # in a name: of a module or a file, with options of its own
 
 
 def json_schema() -> dict[str, Any]:
@@ -48,9 +49,13 @@ def _table(kind: str) -> dict[str, Any]:
         if not name:  # there is nothing to choose
             return {**table, "properties": {**own, **typed}, "propertyNames": {"enum": sorted(every)}}
         rules.append({"if": _named({"const": name}), "then": rule})
-    # A name with a colon or of a file has options of its own.
-    known = {"if": {"not": _named({"pattern": "[:/.]"})}, "then": {"propertyNames": {"enum": sorted(every)}}}
-    return {**table, "allOf": [*rules, known]}
+    known = {
+        "if": {"not": _named({"pattern": ELSEWHERE})},
+        "then": {"propertyNames": {"enum": sorted(every)}},
+    }
+    any_file = kind in ("data", "partition")  # a folder may have any name
+    named = {"anyOf": [{"enum": list(options_of(kind))}, {} if any_file else {"pattern": ELSEWHERE}]}
+    return {**table, "properties": {**own, "name": {**own["name"], **named}}, "allOf": [*rules, known]}
 
 
 def _named(name: Mapping[str, Any]) -> dict[str, Any]:

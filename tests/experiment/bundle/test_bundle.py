@@ -58,7 +58,7 @@ WITHOUT_WEIGHTS = ("ktpfl", "local", "reads")  # at the server, so it has no mom
 @pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"select": "best", "rounds": 3}
+    settings: dict[str, Any] = {"select": "best", "rounds": 2}
     if ADDONS[addons]:
         settings["addons"] = ADDONS[addons]
         if name not in WITHOUT_WEIGHTS:

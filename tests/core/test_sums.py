@@ -56,6 +56,7 @@ def is_one_sum(algorithm: AnyAlgorithm, *, private: bool) -> bool:
         (ALGORITHMS["ffa_lora"](), True, True),
         (ServerOptimizer(FedAvg()), False, True),  # FedExP: the sum of squared norms is no sum of uploads
         (ALGORITHMS["feddbe"](), True, True),
+        (ALGORITHMS["ifca"](), False, False),  # a sum for each cluster
         (ALGORITHMS["scaffold"](), False, False),
         (with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.5, bn_stats="local"), True, True),
     ],

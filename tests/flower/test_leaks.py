@@ -184,6 +184,7 @@ WORDS = {
     "spread": "variance",
     "mean": "mean of the features",
     "control": "control variate",
+    "cluster": "which cluster",
     "counts": "per class",
     "answers": "answers to the public samples",
 }

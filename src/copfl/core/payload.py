@@ -53,9 +53,10 @@ def update_of(down: Any, upload: Any) -> Update:
     down = innermost(down)
     if not hasattr(down, "w") or not any(hasattr(upload, name) for name in VECTOR_FIELDS):
         raise UsageError(
-            "attacks, robust aggregation and privacy work on the weights that a client sends back; "
-            f"this algorithm's messages have {', '.join(upload._fields)}; choose another algorithm, "
-            "or leave them out"
+            "attacks, robust aggregation and privacy work on the weights that a client sends back for the one "
+            "model that it received; "
+            f"this algorithm's messages have {', '.join(innermost(down)._fields)} and back "
+            f"{', '.join(upload._fields)}; choose another algorithm, or leave them out"
         )
     reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):

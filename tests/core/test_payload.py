@@ -86,7 +86,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     row = type(down)(*(None if field is None else field[0] for field in down))
     if name == "ifca":
         with pytest.raises(
-            UsageError, match="for the one model that it received.*have models, common, members"
+            UsageError, match=r"for the one model that it received.*have models, common, members"
         ):
             update_of(row, upload)
         return

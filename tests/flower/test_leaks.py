@@ -185,6 +185,7 @@ WORDS = {
     "mean": "mean of the features",
     "control": "control variate",
     "cluster": "which cluster",
+    "sensitivity": "the sensitivity of each layer",
     "counts": "per class",
     "answers": "answers to the public samples",
 }

@@ -315,6 +315,7 @@ def test_the_documented_tables() -> None:
         }
         total, uploads = rounds[-1].total, rounds[-1].uploads.values()
         fields["feddbe"] = ("w", "size", "mean")
+        fields["player_fl"] = ("w", "size", "sensitivity")
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)

@@ -29,6 +29,7 @@ from copfl.algorithms.local import Local as Local
 from copfl.algorithms.mr_mtl import MRMTL as MRMTL
 from copfl.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from copfl.algorithms.pfedme import PFedMe as PFedMe
+from copfl.algorithms.player_fl import PLayerFL as PLayerFL
 from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.scaffold import Scaffold as Scaffold
 from copfl.algorithms.splitnn import SplitNN as SplitNN

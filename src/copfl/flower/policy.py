@@ -61,6 +61,7 @@ ALGORITHMS = (
     "mr_mtl",
     "perfedavg",
     "pfedme",
+    "player_fl",
     "reads",
     "scaffold",
     "splitnn",

@@ -40,7 +40,7 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     assert {row.name for row in rows} == ALGORITHMS.keys()
     experiment = prepare(complete(*layers(rows[0], tables), suitability.CHECK))
     found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
-    classes = {"fedpac", "fedrod", "ktpfl"} if tables else set()
+    classes = {"fedpac", "fedrod", "gpfl", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
 
 

@@ -22,6 +22,7 @@ from copfl.algorithms.fedrod import FedRoD as FedRoD
 from copfl.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
 from copfl.algorithms.fedselect import FedSelect as FedSelect
 from copfl.algorithms.ffa_lora import FFALoRA as FFALoRA
+from copfl.algorithms.gpfl import GPFL as GPFL
 from copfl.algorithms.ifca import IFCA as IFCA
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg

@@ -54,6 +54,7 @@ ALGORITHMS = (
     "fedsa_lora",
     "fedselect",
     "ffa_lora",
+    "gpfl",
     "ifca",
     "ktpfl",
     "lg_fedavg",

@@ -131,7 +131,7 @@ def test_starts_differ_and_keep_the_values_of_every_parameter() -> None:
     task, _ = small_federation("batch", SIZES)
     models = IFCA(clusters=3).server_init(task, 4).models
     assert not torch.equal(models[1], models[2])
-    pieces = [model.split(list(task.layout.sizes[: task.layout.trained])) for model in models]
+    pieces = [torch.split(model, list(task.layout.sizes[: task.layout.trained])) for model in models]
     for first, second, third in zip(*pieces, strict=True):
         assert first.sort().values.tolist() == second.sort().values.tolist() == third.sort().values.tolist()
     heads = IFCA(clusters=2, starts=("head",)).server_init(task, 4).models

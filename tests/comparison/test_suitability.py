@@ -18,7 +18,7 @@ from copfl.settings.toml import Tables
 from tests.comparison.small import base, clouds
 
 DIABETES: Tables = {"data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 2, "engine": "vmap"}}
-ADAPTERS = {"fedex_lora", "fedsa_lora", "ffa_lora"}
+ADAPTERS = {"flex_lora", "fedex_lora", "fedsa_lora", "ffa_lora"}
 
 
 def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path) -> None:

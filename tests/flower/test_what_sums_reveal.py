@@ -282,6 +282,7 @@ def weight_of(upload: Any) -> Tensor | None:
         (FedSelect(), "choose another algorithm"),
         (FedCE(combine="plus"), "set algorithm.combine=times"),
         (ALGORITHMS["fedex_lora"](), "choose another algorithm"),
+        (ALGORITHMS["flex_lora"](), "set algorithm.send=products"),
         (ALGORITHMS["ifca"](), "choose another algorithm"),
         (ALGORITHMS["scaffold"](), "choose another algorithm"),
     ],

@@ -23,7 +23,7 @@ class GPFL(Averaging):
     """Body, class embeddings E and valve are averaged. The valve opens for g, the mean of E, in the loss of the
     embeddings, and for q_n, the mean of E by the client's classes, in the loss of its head and in predictions.
 
-    E, g and q_n are those that the client received, Eqs. (3) to (8).
+    E, g and q_n are those that the client received.
     """
 
     # Paper: the authors' program forms g and q_n from the client's embeddings of the round before; FL4Health from
@@ -51,7 +51,7 @@ class GPFL(Averaging):
     def _received(self, task: Task, client: Client, down: Down) -> tuple[Tensor, Tensor]:
         """w with the client's head, and the vector of the embeddings and the valve."""
         parts = size_of(task)
-        shared, own = down.w.split([len(down.w) - parts, parts])
+        shared, own = torch.split(down.w, [len(down.w) - parts, parts])
         return combined(task, self.personal, client.personal, shared), own
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
@@ -61,7 +61,7 @@ class GPFL(Averaging):
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         (w, own), d = self._received(task, client, down), task.d
         embeddings, shares = parts_of(task, own).embeddings, class_shares(task, data)
-        of_all, of_client = embeddings.mean(0), shares @ embeddings  # g and q_n, Eqs. (3) and (4)
+        of_all, of_client = embeddings.mean(0), shares @ embeddings  # g and q_n
         valved = Valved(task, of_all, of_client, embeddings, self.strength, self.decay)
         both = torch.cat([w[:d], own, w[d:]])
         state = begin(self.optimizer, client.moments, both[: valved.d])

@@ -98,11 +98,11 @@ class IFCA(Averaging):
         numbers = torch.arange(self.clusters, device=task.device)
         models = [self._model(task, client, down, number) for number in numbers]
         losses = torch.stack([training_loss(task, w, data) for w in models])
-        cluster = losses.argmin()  # line 8
+        cluster = losses.argmin()  # the cluster identity estimate
         w = self._model(task, client, down, cluster)
-        trained = self.fit(task, w, client.moments, data, plan)  # line 17
+        trained = self.fit(task, w, client.moments, data, plan)
         (personal, moments), (shared, size), model, metrics = self.output(task, trained, data)
-        is_member = (numbers == cluster).to(w.dtype)  # line 9
+        is_member = (numbers == cluster).to(w.dtype)
         after = Client(personal, moments, cluster)
         metrics = {**metrics, "cluster": cluster.to(w.dtype), "cluster_loss": losses.min()}
         return ClientOutput(after, Upload(shared, size, is_member), model, metrics)
@@ -118,7 +118,7 @@ class IFCA(Averaging):
         return torch.cat([shared, local])
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        """Line 13: the mean of each cluster; one that no client chose stays as it is."""
+        """The mean of each cluster; one that no client chose stays as it is."""
         models = weighted_mean(total.models, total.members[:, None], server.models)
         size = total.members.sum()
         members = torch.where(size > 0, total.members, server.members)

@@ -1,4 +1,4 @@
-"""PLayer-FL (MLSys 2026): layers up to a measured transition are shared, the layers after it are personal."""
+"""PLayer-FL (Elhussein and Gürsoy, MLSys 2026): layers up to a measured transition are shared."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

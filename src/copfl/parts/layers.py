@@ -48,7 +48,7 @@ def layer_of_entries(layout: Layout, device: torch.device) -> Tensor:
 def means_of_layers(layout: Layout, values: Tensor) -> Tensor:
     """[L], the mean over the trained entries of each layer, of values [d]."""
     sizes = layout.sizes[: layout.trained]
-    sums = [piece.sum() for piece in values.split(list(sizes))]
+    sums = [piece.sum() for piece in torch.split(values, list(sizes))]
     members: list[list[int]] = [[] for _ in range(layer_count(layout))]
     for place, number in enumerate(layer_of_each(layout)[: layout.trained]):
         members[number].append(place)

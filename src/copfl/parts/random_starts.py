@@ -21,9 +21,9 @@ def permuted(task: Task, parts: tuple[str, ...], number: int) -> Tensor:
 
     So each parameter is distributed as its own initialisation distributes it, which the task does not know.
     """
-    layout, pieces = task.layout, []
-    chosen = layout.where(*parts).split(list(layout.sizes))
-    for place, (piece, inside) in enumerate(zip(task.initial.split(list(layout.sizes)), chosen, strict=True)):
+    sizes, pieces = list(task.layout.sizes), []
+    both = (torch.split(vector, sizes) for vector in (task.initial, task.layout.where(*parts)))
+    for place, (piece, inside) in enumerate(zip(*both, strict=True)):
         keys = mixed(key_of(task), number, place, torch.arange(len(piece), device=task.device))
         pieces.append(piece[keys.argsort()] if bool(inside.all()) else piece)
     return torch.cat(pieces)

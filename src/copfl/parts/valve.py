@@ -42,7 +42,7 @@ def initial(task: Task) -> Tensor:
     """[e]: normal embeddings; the Linear layers as torch distributes them, in the variance; norms of 1 and 0."""
     classes, f = head_shape(task)
     drawn = normals(task, classes * f + 2 * (f * f + f), 0)
-    embeddings, *linear = drawn.split([classes * f, f * f + f, f * f + f])
+    embeddings, *linear = torch.split(drawn, [classes * f, f * f + f, f * f + f])
     layers = [torch.cat([part * (3 * f) ** -0.5, part.new_ones(f), part.new_zeros(f)]) for part in linear]
     return torch.cat([embeddings, *layers])
 
@@ -56,10 +56,10 @@ def size_of(task: Task) -> int:
 def parts_of(task: Task, vector: Tensor) -> Parts:
     """The tensors of this vector [e]."""
     classes, f = head_shape(task)
-    embeddings, *layers = vector.split([classes * f, f * f + 3 * f, f * f + 3 * f])
+    embeddings, *layers = torch.split(vector, [classes * f, f * f + 3 * f, f * f + 3 * f])
 
     def layer(part: Tensor) -> Layer:
-        weight, *vectors = part.split([f * f, f, f, f])
+        weight, *vectors = torch.split(part, [f * f, f, f, f])
         return Layer(weight.view(f, f), *vectors)
 
     return Parts(embeddings.view(classes, f), *map(layer, layers))
@@ -96,7 +96,7 @@ class Valved:
         return self.task.batch(data, batch)
 
     def loss(self, features: Tensor, head: Tensor, parts: Tensor, y: Tensor, valid: Tensor | None) -> Tensor:
-        """Eq. (8): the client's cross-entropy, that of the cosines with E, and lambda times the distance to E."""
+        """The client's cross-entropy, that of the cosines with E, and lambda times the distance to E."""
         tensors = parts_of(self.task, parts)
         own, common = (opened(features, tensors.valve(u)) for u in (self.of_client, self.of_all))
         of_client = self.task.objective(self.task.head_outputs(head, own), own, y, valid)
@@ -130,6 +130,7 @@ class Valved:
         def of_rest(rest: Tensor) -> Tensor:
             return self.loss(features, rest[: len(head)], rest[len(head) :], y, valid)
 
-        of_head, of_parts = torch.func.grad(of_rest)(torch.cat([head, parts])).split([len(head), len(parts)])
+        of_both = torch.func.grad(of_rest)(torch.cat([head, parts]))
+        of_head, of_parts = of_both[: len(head)], of_both[len(head) :]
         grad = task.layout.with_entries(torch.cat([grad, torch.zeros_like(buffers)]), "head", of_head)[:d]
         return torch.cat([grad, of_parts + self.decay * parts]), value, after

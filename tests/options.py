@@ -14,6 +14,7 @@ from copfl.settings.checking import built, parameters_of
 # Options whose values no list has: parts of the model, and numbers that switch something on or off.
 OTHERS: dict[str, tuple[Any, ...]] = {
     "alpha_rate": (0.0,),
+    "clustered": (("head",),),
     "cut": ("body.0",),
     "distil_epochs": (0, 2),
     "epochs": (),  # to do it twice is to repeat it
@@ -21,7 +22,9 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "max_weight": (0.4,),
     "mix_epochs": (0,),
     "personal": (("norms",), ("head",)),
+    "ranks": ((2, 1),),
     "state_per_phase": (),  # needs an optimizer that restarts in every round
+    "starts": (("head",),),
     "tune": ("head", "body"),
     "tune_epochs": (0, 1),
     "until": (1,),
@@ -34,7 +37,12 @@ BESIDE: dict[tuple[str, str, Any], dict[str, Any]] = {
     ("fedavg_ft", "tune", "body"): {"tune_epochs": 1},
     ("fedpoe", "holdout", 0): {"period": 1},
 }
-MORE: dict[str, list[dict[str, Any]]] = {"ktpfl": [{"epochs": 0}], "fedselect": [{"interval": 1}]}
+MORE: dict[str, list[dict[str, Any]]] = {
+    "ktpfl": [{"epochs": 0}],
+    "fedselect": [{"interval": 1}],
+    "ifca": [{"clusters": 3}],
+    "player_fl": [{"jump": 1.5}],
+}
 
 
 def variants(name: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from copfl.settings.toml import Tables
 from tests.comparison.small import base, clouds
 
 DIABETES: Tables = {"data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 2, "engine": "vmap"}}
-ADAPTERS = {"fedex_lora", "fedsa_lora", "ffa_lora"}
+ADAPTERS = {"flex_lora", "fedex_lora", "fedsa_lora", "ffa_lora"}
 
 
 def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     assert {row.name for row in rows} == ALGORITHMS.keys()
     experiment = prepare(complete(*layers(rows[0], tables), suitability.CHECK))
     found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
-    classes = {"fedpac", "fedrod", "ktpfl"} if tables else set()
+    classes = {"fedpac", "fedrod", "gpfl", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
 
 

@@ -54,8 +54,11 @@ def is_one_sum(algorithm: AnyAlgorithm, *, private: bool) -> bool:
         (COPFL(merge="common"), True, True),
         (ALGORITHMS["fedex_lora"](), False, False),
         (ALGORITHMS["ffa_lora"](), True, True),
+        (ALGORITHMS["flex_lora"](), False, False),
+        (ALGORITHMS["flex_lora"](send="products"), True, True),
         (ServerOptimizer(FedAvg()), False, True),  # FedExP: the sum of squared norms is no sum of uploads
         (ALGORITHMS["feddbe"](), True, True),
+        (ALGORITHMS["ifca"](), False, False),  # a sum for each cluster
         (ALGORITHMS["scaffold"](), False, False),
         (with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.5, bn_stats="local"), True, True),
     ],

@@ -28,6 +28,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import run
 from copfl.flower.settings import settings_of
+from copfl.parts.valve import size_of
 from copfl.testing import small_federation
 from tests.commands import called
 from tests.flower.network import CONFIG, DirectTransport, client_of, play, unsigned, write_nodes
@@ -184,6 +185,8 @@ WORDS = {
     "spread": "variance",
     "mean": "mean of the features",
     "control": "control variate",
+    "cluster": "which cluster",
+    "sensitivity": "the sensitivity of each layer",
     "counts": "per class",
     "answers": "answers to the public samples",
 }
@@ -222,6 +225,7 @@ def test_the_table_matches_the_uploads(name: str) -> None:
         sizes |= {
             task.d - head: "the weights without the head",
             task.d - norms: "the weights without the norm layers",
+            task.d - head + size_of(task): "the weights without the head, with the embeddings",
         }
         if needs:
             a, b, both = (

@@ -396,7 +396,7 @@ def test_the_server_receives_noise(nodes: list[dict[str, Any]], tmp_path: Path) 
 
 NOT_SUMS = {"reads": "every upload", "ktpfl": "part for every client", "fedcalm": "part for every client"}
 NOT_SUMS |= {"fedpac": "part for every client"}
-NOT_SUMS |= dict.fromkeys(("fedselect", "scaffold"), "more than the weighted sum")
+NOT_SUMS |= dict.fromkeys(("fedselect", "ifca", "scaffold"), "more than the weighted sum")
 
 
 @pytest.mark.parametrize("name", sorted(n for n, a in ALGORITHMS.items() if not getattr(a, "needs", ())))

@@ -41,7 +41,7 @@ from tests.toys import divided
 NUMBERS = (3, 5, 10, 30)  # of clients
 BITS = 48  # the most that a federation can set: the attacks see the finest sums
 NEVER = {"fedcalm", "fedpac", "ktpfl", "reads"}  # refused: their server needs more than sums
-SUMMED = NEVER | {"fedselect", "fedex_lora", "scaffold"}  # refused: their sums reveal single uploads
+SUMMED = NEVER | {"fedselect", "fedex_lora", "ifca", "scaffold"}  # refused: their sums reveal single uploads
 ALLOWED = sorted(ALGORITHMS.keys() - SUMMED)
 CASES = [*((name, 5) for name in ALLOWED), *(("fedavg", n) for n in NUMBERS if n != 5), ("copfl", 30)]
 
@@ -282,6 +282,8 @@ def weight_of(upload: Any) -> Tensor | None:
         (FedSelect(), "choose another algorithm"),
         (FedCE(combine="plus"), "set algorithm.combine=times"),
         (ALGORITHMS["fedex_lora"](), "choose another algorithm"),
+        (ALGORITHMS["flex_lora"](), "set algorithm.send=products"),
+        (ALGORITHMS["ifca"](), "choose another algorithm"),
         (ALGORITHMS["scaffold"](), "choose another algorithm"),
     ],
 )
@@ -314,6 +316,7 @@ def test_the_documented_tables() -> None:
         }
         total, uploads = rounds[-1].total, rounds[-1].uploads.values()
         fields["feddbe"] = ("w", "size", "mean")
+        fields["player_fl"] = ("w", "size", "sensitivity")
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)

@@ -147,7 +147,7 @@ def test_an_epsilon_is_given_only_where_the_server_needs_one_sum(name: str) -> N
     task, federation = small_federation("none", (5, 9), needs=getattr(algorithm, "needs", ()))
     upload = example_output(algorithm, task, tree.row(federation.train.rows([0]), 0), clients=2).upload
     reasons = dict.fromkeys(("fedcalm", "fedpac", "ktpfl", "reads"), "needs single uploads")
-    reasons["fedex_lora"] = "another function of each upload"
+    reasons |= dict.fromkeys(("fedex_lora", "flex_lora"), "another function of each upload")
     if name in reasons:
         with pytest.raises(UsageError, match=reasons[name]):
             check_sums(algorithm, task, upload)

@@ -164,5 +164,5 @@ def test_sums_suffice_for_secure_aggregation(name: str) -> None:
 
 def test_a_server_without_weights_is_refused() -> None:
     task, _ = small_federation("none", (4,))
-    with pytest.raises(UsageError, match="local has no weights"):
+    with pytest.raises(UsageError, match="local has no one vector of weights"):
         ServerOptimizer(Local()).server_init(task, 1)

@@ -22,12 +22,17 @@ from copfl.algorithms.fedrod import FedRoD as FedRoD
 from copfl.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
 from copfl.algorithms.fedselect import FedSelect as FedSelect
 from copfl.algorithms.ffa_lora import FFALoRA as FFALoRA
+from copfl.algorithms.flex_lora import FlexLoRA as FlexLoRA
+from copfl.algorithms.gpfl import GPFL as GPFL
+from copfl.algorithms.ifca import IFCA as IFCA
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
 from copfl.algorithms.local import Local as Local
 from copfl.algorithms.mr_mtl import MRMTL as MRMTL
 from copfl.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from copfl.algorithms.pfedme import PFedMe as PFedMe
+from copfl.algorithms.player_fl import PLayerFL as PLayerFL
+from copfl.algorithms.potara import Potara as Potara
 from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.scaffold import Scaffold as Scaffold
 from copfl.algorithms.splitnn import SplitNN as SplitNN

@@ -51,11 +51,14 @@ def innermost(down: Any) -> Any:
 def update_of(down: Any, upload: Any) -> Update:
     """The model update in an upload that answers this message."""
     down = innermost(down)
-    if not hasattr(down, "w") or not any(hasattr(upload, name) for name in VECTOR_FIELDS):
+    sent = next((getattr(upload, name) for name in VECTOR_FIELDS if hasattr(upload, name)), None)
+    sent = sent.values if isinstance(sent, Masked) else sent
+    if sent is None or getattr(getattr(down, "w", None), "shape", None) != sent.shape:
         raise UsageError(
-            "attacks, robust aggregation and privacy work on the weights that a client sends back; "
-            f"this algorithm's messages have {', '.join(upload._fields)}; choose another algorithm, "
-            "or leave them out"
+            "attacks, robust aggregation and privacy work on the weights that a client sends back for the one "
+            "model that it received; "
+            f"this algorithm's messages have {', '.join(innermost(down)._fields)} and back "
+            f"{', '.join(upload._fields)}; choose another algorithm, or leave them out"
         )
     reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):

@@ -77,6 +77,8 @@ class Experts(NamedTuple):
     # [f]: the weights are those of samples with such features in the first model. The inner product with a
     # sample's features, at length 1, scales the weights of all models but the last, which takes the rest.
     near: Tensor | None = None
+    # [2, f]: the head of each model sees relu(valve[0] * feature + valve[1]) in place of a feature.
+    valve: Tensor | None = None
 
 
 Personal = Tensor | Experts  # a client's model: one vector, or a mixture of several
@@ -362,11 +364,20 @@ class Task:
         if isinstance(personal, Tensor):
             return criterion.predictions(self.forward(personal, x)[0])
         outputs, share = [self.forward(w, x) for w in personal.w], personal.share
+        if personal.valve is not None:
+            seen = [opened(features, personal.valve) for _, features in outputs]
+            heads = [self.layout.entries(w, "head") for w in personal.w]
+            outputs = [(self.head_outputs(head, v), v) for head, v in zip(heads, seen, strict=True)]
         if personal.near is not None:
             similarity = (nn.functional.normalize(outputs[0][1]) @ personal.near).clamp(0, 1)  # [b]
             first = share[:-1, None] * similarity
             share = torch.cat([first, 1 - first.sum(0, keepdim=True)])  # [k, b]
         return criterion.mixed(torch.stack([criterion.predictions(logits) for logits, _ in outputs]), share)
+
+    def head_outputs(self, head: Tensor, features: Tensor) -> Tensor:
+        """The outputs [b, C] of a Linear head [h] for features [b, f] that are not those of the body."""
+        name, tensors = self.layout.head, self.layout.split_head(head)
+        return nn.functional.linear(features, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
         """The loss and the score over all valid samples."""
@@ -391,6 +402,11 @@ class Task:
         loss = loss / size
         score = -loss if self.criterion.correct is None else right / size
         return Scores(loss, score, predictions, count)
+
+
+def opened(features: Tensor, valve: Tensor) -> Tensor:
+    """Features [b, f] after a valve [2, f], see `Experts`."""
+    return nn.functional.relu(features * valve[0] + valve[1])
 
 
 class Scores(NamedTuple):

@@ -16,7 +16,7 @@ from copfl import files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.layout import Layout
-from copfl.core.task import Experts, Personal, Task
+from copfl.core.task import Experts, Personal, Task, opened
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as
 
@@ -165,11 +165,16 @@ def named_tensors(layout: Layout, model: Personal) -> dict[str, Tensor]:
     """A model's tensors by name; a mixture's with the expert's number in front, and the shares."""
     if isinstance(model, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in named_tensors(layout, w).items()}
-        own = {"share": model.share, "near": model.near}
-        return parts | {name: t.cpu().clone() for name, t in own.items() if t is not None}
+        return parts | mixture_tensors(model)
     d = layout.parameters
     tensors = layout.split(model[:d]) | layout.split(model[d:], buffers=True)
     return {name: t.cpu().clone() for name, t in tensors.items()}
+
+
+def mixture_tensors(model: Experts) -> dict[str, Tensor]:
+    """What a mixture has beside its models, by name."""
+    own = {"share": model.share, "near": model.near, "valve": model.valve}
+    return {name: t.cpu().clone() for name, t in own.items() if t is not None}
 
 
 def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
@@ -183,7 +188,7 @@ def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
         )
         for n in range(len(share))
     ]
-    return Experts(torch.stack(experts), share, tensors.get("near"))
+    return Experts(torch.stack(experts), share, tensors.get("near"), tensors.get("valve"))
 
 
 def _vector(layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
@@ -199,6 +204,30 @@ def with_entries(task: Task, w: Tensor) -> nn.Module:
     # Frozen tensors and integers keep their values.
     net.load_state_dict(named_tensors(task.layout, w), strict=False)
     return net
+
+
+class Valve:
+    """A hook before a module: it sees relu(scale * features + shift)."""
+
+    def __init__(self, valve: Tensor) -> None:
+        self.valve = valve
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        features, *rest = inputs
+        return opened(features, self.valve), *rest
+
+
+def with_valve(net: nn.Module, head: str, valve: Tensor) -> nn.Module:
+    """The network, whose head now sees its features through this valve."""
+    net.get_submodule(head).register_forward_pre_hook(Valve(valve.cpu().clone()))
+    return net
+
+
+def network_of(task: Task, model: Personal) -> nn.Module:
+    """A copy of the task's module with this model; of a mixture, with the expert of the largest share."""
+    net = with_entries(task, vector_of(model))
+    valve = model.valve if isinstance(model, Experts) else None
+    return net if valve is None else with_valve(net, task.layout.head, valve)
 
 
 def vector_of(model: Personal) -> Tensor:

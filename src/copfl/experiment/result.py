@@ -30,9 +30,8 @@ from copfl.experiment.client_models import (
     TRAINED,
     ClientModels,
     InFolder,
+    network_of,
     received_model,
-    vector_of,
-    with_entries,
 )
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
@@ -249,7 +248,7 @@ class Result:
         return tree.each(torch.Tensor.cpu, model)
 
     def _network(self, personal: Personal) -> nn.Module:
-        return with_entries(self.experiment.task, vector_of(personal)).eval()
+        return network_of(self.experiment.task, personal).eval()
 
     def metric(self, name: str) -> Numbers:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""

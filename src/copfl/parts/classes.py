@@ -32,6 +32,13 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     return tree.total(tree.stack(parts))
 
 
+def class_shares(task: Task, data: Data) -> Tensor:
+    """[C], the share of each class in a client's samples."""
+    is_valid = torch.arange(len(data.y), device=data.y.device) < data.size
+    is_member = (data.y[:, None] == torch.arange(task.classes, device=data.y.device)) & is_valid[:, None]
+    return is_member.sum(0).to(task.initial.dtype) / data.size.clamp(min=1)
+
+
 def table_shape(task: Task) -> tuple[int, ...]:
     """[C, f], the classes and the features, the shape of the head's matrix."""
     if task.criterion.kind != "classification":

@@ -44,7 +44,8 @@ class ServerOptimizer(Wrapper):
         server = self.algorithm.server_init(task, clients)
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
-                f"the server of {type(self.algorithm).__name__.lower()} has no weights, so it has no step; "
+                f"the server of {type(self.algorithm).__name__.lower()} has no one vector of weights, so it has "
+                "no step; "
                 'leave the server optimizer out, which is server.name="mean", or name an algorithm that shares '
                 "all of the model, such as fedavg_ft"
             )

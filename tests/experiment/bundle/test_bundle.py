@@ -52,7 +52,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "all add-ons": {"ema": 0.5, "bn_stats": "local", "lr_schedule": "cosine"},
 }
-WITHOUT_WEIGHTS = ("ktpfl", "local", "reads")  # at the server, so it has no momentum
+WITHOUT_WEIGHTS = ("ifca", "ktpfl", "local", "reads")  # one vector at the server, so it has no momentum
 
 
 @pytest.mark.parametrize("addons", ADDONS)

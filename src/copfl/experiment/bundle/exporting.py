@@ -20,7 +20,7 @@ from copfl.errors import CopflError, UsageError, one_of
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import TABLE, Description
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.client_models import named_tensors, with_entries
+from copfl.experiment.client_models import mixture_tensors, named_tensors, with_entries
 from copfl.files import write_bytes
 from copfl.models import adapters
 
@@ -81,7 +81,7 @@ def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
         return named_tensors(task.layout, model)
     if isinstance(model, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
-        return {**parts, "share": model.share.cpu()}
+        return parts | mixture_tensors(model)
     tensors = adapters.merged(with_entries(task, model)).state_dict()
     return {name.removeprefix("net."): t.cpu().clone().contiguous() for name, t in tensors.items()}
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.samples import Inputs
-from copfl.experiment.client_models import with_entries
+from copfl.experiment.client_models import with_entries, with_valve
 from copfl.kernels.modules import arguments_of, logits_of
 from copfl.models import adapters
 
@@ -23,6 +23,9 @@ class Predictor(nn.Module):
         self.register_buffer("shares", experts.share.clone())
         self.register_buffer("near", None if experts.near is None else experts.near.clone())
         self.networks = nn.ModuleList([adapters.merged(with_entries(task, w)) for w in experts.w])
+        if experts.valve is not None:
+            for network in self.networks:
+                with_valve(network, self.head, experts.valve)
         self.eval()
 
     def forward(self, x: Inputs) -> Tensor:

@@ -12,7 +12,7 @@ from copfl.algorithms import FedAvg, FedPer, PLayerFL
 from copfl.algorithms.player_fl import transition_of
 from copfl.core import Sgd, UsageError, task_of, tree
 from copfl.engine.mapping import sequential
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.parts.layers import layer_count, layer_of_each, means_of_layers
 from copfl.testing import SIZES, LoRALinear, small_federation
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, steps, vector
@@ -127,7 +127,9 @@ def test_from_the_second_round_on_it_is_fedper_of_the_layers_after_the_transitio
 def one_round(algorithm: Any) -> tuple[Any, Any]:
     task, federation = small_federation("batch", SIZES)
     state = begin(algorithm, task, federation.clients)
-    return state, list(simulate(algorithm, task, federation, sequential(), state, rounds=1, batch=4))
+    return state, list(
+        simulate(Simulation(algorithm, task, federation, sequential(), batch=4), state, rounds=1)
+    )
 
 
 def layers_after(task: Any, transition: int) -> torch.Tensor:

@@ -50,7 +50,7 @@ def _completed(tables: Tables) -> Tables:
         completed["privacy"].setdefault("clip", DEFAULT_CLIP)
     kind, task = str(completed["samples"]["kind"]), completed["task"]
     metrics = parts_of(task.get("metrics", ()))
-    if not any(str(text).replace(",", "").strip() for text in metrics):  # as in `complete.task`
+    if not any(str(text).replace(",", "").strip() for text in metrics):  # as in `settings.task.task_record`
         task["metrics"] = USUAL_METRIC.get(kind, "")
     task.setdefault("loss", USUAL_LOSS.get(kind, ""))
     return completed

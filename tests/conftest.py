@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -16,6 +17,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes wo
 
 import pytest
 import torch
+import typer
 from hypothesis import settings
 
 from copfl.engine import autotune
@@ -67,6 +69,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def usual_engine() -> Iterator[None]:
     """No run measures which engine is the fastest, but those of engine/test_autotune.py and those of subprocesses."""
     with mock.patch.object(autotune, "seconds", return_value=0.0):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_command_line() -> Iterator[None]:
+    """The commands and their options are put together once, and not for each of the hundreds that tests call."""
+    with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
         yield
 
 

@@ -52,7 +52,7 @@ STEPS = (
     ("fedavg_ft", "momentum", 0.0),
     ("local", "mean", 0.0),
 )
-ADAPTERS = ("feddpa", "fedex_lora", "fedsa_lora", "ffa_lora")  # no setting has adapters
+ADAPTERS = ("feddpa", "fedex_lora", "fedsa_lora", "ffa_lora", "flex_lora")  # no setting has adapters
 
 
 class Job(NamedTuple):

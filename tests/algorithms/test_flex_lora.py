@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from copfl.algorithms import FedAvg, FlexLoRA
-from copfl.algorithms.flex_lora import Sums, Upload
+from copfl.algorithms.flex_lora import Upload
 from copfl.core import Sgd, Task, UsageError, task_of, tree
 from copfl.models.adapters import lora
 from copfl.parts.adapters import A, B, components, dense, factored
+from copfl.parts.averaging import Upload as Sums
 from copfl.testing import SIZES, LoRALinear, small_federation
 from tests.algorithms.adapter import SCALING, Numbers, adapted
 from tests.algorithms.chain import LR, PLAIN, numbers

@@ -134,7 +134,8 @@ def one_round(algorithm: Any) -> tuple[Any, Any]:
 
 def layers_after(task: Any, transition: int) -> torch.Tensor:
     numbers = torch.tensor(layer_of_each(task.layout)).repeat_interleave(torch.tensor(task.layout.sizes))
-    return (numbers >= transition) & (torch.arange(len(numbers)) < task.d)
+    found: torch.Tensor = (numbers >= transition) & (torch.arange(len(numbers)) < task.d)
+    return found
 
 
 def test_a_new_client_starts_from_the_first_rounds_mean_and_then_has_its_own_layers() -> None:

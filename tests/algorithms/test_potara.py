@@ -68,7 +68,7 @@ def test_the_weight_minimises_the_variance_of_the_mixture() -> None:
     found = float(merging_weight(first, second, damping))
 
     def variance(share: float) -> float:
-        return share**2 * a + (1 - share) ** 2 * b + 2 * share * (1 - share) * c
+        return float(share**2 * a + (1 - share) ** 2 * b + 2 * share * (1 - share) * c)
 
     assert 0 < found < 1
     assert all(variance(found) <= variance(found + step) for step in (-1e-3, 1e-3))
@@ -90,8 +90,8 @@ def test_the_weight_minimises_the_variance_of_the_mixture() -> None:
     ],
 )
 def test_limits_of_the_weight(first: Any, second: Any, share: float) -> None:
-    pair = (Curvature(vector(*one[0]), vector(*one[1])) for one in (first, second))
-    assert float(merging_weight(*pair, damping=0.1)) == pytest.approx(share, abs=1e-12)
+    one, other = (Curvature(vector(*pair[0]), vector(*pair[1])) for pair in (first, second))
+    assert float(merging_weight(one, other, 0.1)) == pytest.approx(share, abs=1e-12)
 
 
 def test_the_information_of_groups() -> None:

@@ -50,9 +50,9 @@ class GPFL(Averaging):
 
     def _received(self, task: Task, client: Client, down: Down) -> tuple[Tensor, Tensor]:
         """w with the client's head, and the vector of the embeddings and the valve."""
-        parts = size_of(task)
-        shared, own = torch.split(down.w, [len(down.w) - parts, parts])
-        return combined(task, self.personal, client.personal, shared), own
+        shared = len(down.w) - size_of(task)
+        w = combined(task, self.personal, client.personal, down.w[:shared])
+        return w, down.w[shared:]
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
         w, own = self._received(task, client, down)

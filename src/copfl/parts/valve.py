@@ -105,7 +105,8 @@ class Valved:
         difference = common - self.frozen[y]
         if valid is not None:
             difference = torch.where(valid[:, None], difference, 0)
-        return of_client + of_classes + self.strength * torch.linalg.vector_norm(difference)
+        distance: Tensor = torch.linalg.vector_norm(difference)
+        return of_client + of_classes + self.strength * distance
 
     def gradient(
         self,

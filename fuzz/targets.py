@@ -39,10 +39,11 @@ from copfl.errors import CopflError
 from copfl.experiment import records
 from copfl.experiment.bundle.bundle import load
 from copfl.flower import audit_log, node, proposal
+from copfl.flower.exchange import Round
 from copfl.flower.keys import SigningKey, new_key
 from copfl.flower.proposal import Member, Signed
 from copfl.flower.registry import Registry, silent
-from copfl.flower.server import Round, Server, _record
+from copfl.flower.server import Server, _record
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import Content, Field, Reply

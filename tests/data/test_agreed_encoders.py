@@ -1,8 +1,7 @@
-"""Encoders that sites agree on: as text and back, and the same numbers from another order of columns."""
+"""Encoders that sites agree on: the same numbers from another order of columns."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,6 @@ def table(tmp_path: Path) -> Path:
     rows = [f"{n / 7},{'xyz'[n % 3]},{n % 2},{n}" for n in range(20)]
     path.write_text("\n".join(["size,kind,y,id", *rows]) + "\n")
     return path
-
-
-def test_encoders_are_plain_data(table: Path) -> None:
-    dataset = load(table, target="y", drop="id")
-    encoders = Encoders.of(dataset.table)
-    assert Encoders.read(encoders.as_json()) == encoders
-    assert [column.name for column in encoders.columns] == ["size", "kind"]
-    assert encoders.columns[1].categories == ("x", "y", "z")
 
 
 def test_a_site_with_few_categories_has_the_same_columns(table: Path, tmp_path: Path) -> None:
@@ -56,27 +47,3 @@ def test_a_table_that_does_not_fit_is_one_error(
     site.write_text(content)
     with pytest.raises(DataError, match=error):
         encoders.dataset(site, test=site, kind="classification")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"targets": "y"},
-        {"targets": [1]},
-        {"columns": {}},
-        {"columns": [{"name": "a"}]},
-        {"columns": [{"name": "a", "mean": 0, "std": 0, "categories": []}]},
-        {"columns": [{"name": 1, "mean": 0, "std": 1, "categories": []}]},
-        {"columns": [{"name": "a", "mean": float("inf"), "std": 1, "categories": []}]},
-        {"missing": "guess"},
-        {"text": 3},
-        {"more": 1},
-    ],
-)
-def test_what_are_no_encoders_is_refused(change: dict[str, object], table: Path) -> None:
-    content = json.loads(Encoders.of(load(table, target="y").table).as_json())
-    with pytest.raises(DataError, match="these are no encoders of a table"):
-        Encoders.read(json.dumps(content | change))
-    for text in ("", "[]", "{}", "null", "x"):
-        with pytest.raises(DataError, match="these are no encoders of a table"):
-            Encoders.read(text)

@@ -37,8 +37,8 @@ def test_every_row_names_a_test_or_says_that_it_is_possible() -> None:
 def test_the_settings_are_lines_of_a_policy() -> None:
     policy = Policy()
     lines = {field.name for field in dataclasses.fields(policy)}
-    for table in ("bounds", "privacy", "secure_aggregation"):
+    for table in ("bounds", "privacy", "secure_aggregation", "statistics"):
         lines |= {f"{table}.{name}" for name in vars(getattr(policy, table))}
-    given = set(re.findall(r"`((?:bounds|privacy|secure_aggregation)\.\w+)`", PAGE))
+    given = set(re.findall(r"`((?:bounds|privacy|secure_aggregation|statistics)\.\w+)`", PAGE))
     assert given
     assert given <= lines

@@ -65,6 +65,10 @@ Scheme = Annotated[
         "--partition",
     ),
 ]
+Sites = Annotated[
+    list[Path] | None,
+    option("Data", "The data of a node, in order; repeatable. Default: a data set is partitioned.", "--site"),
+]
 Metrics = Annotated[
     str | None,
     option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
@@ -87,6 +91,10 @@ def init(
     preset: Annotated[
         str | None, option("Training", "A preset: paper, plus, adapters or demo; default: none.")
     ] = None,
+    contract: Annotated[
+        Path | None,
+        option("Data", "The members' data contract, instead of a data set like theirs; default: none."),
+    ] = None,
     host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
@@ -100,11 +108,25 @@ def init(
     ] = None,
 ) -> None:
     """Write a Flower app that trains what `copfl run` with the same options would."""
+    from copfl.data.contract_file import read_contract
     from copfl.flower import app as flower_app
 
     layers = [line] if config is None else [toml.read_file(config), line]
-    flower_app.init(folder, *layers, preset=preset or "", host=host, port=port, secure=secure, trial=trial)
-    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
+    agreed = None if contract is None else read_contract(contract)
+    flower_app.init(
+        folder,
+        *layers,
+        preset=preset or "",
+        host=host,
+        port=port,
+        secure=secure,
+        trial=trial,
+        contract=agreed,
+    )
+    sites = "" if agreed is None else " --site FILE --site FILE ..."
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
+    if agreed is not None and not agreed.is_frozen:
+        print(f"Its contract is open: the members agree on the rest with copfl federate agree {folder}")
     print(f"For several machines see {folder / 'README.md'}")
     if (authority := flower_app.authority_of(folder)).exists():
         print(f"The keys of the coordinator and of the authority are in {authority}: move it off the server")
@@ -114,6 +136,7 @@ def init(
 def up(
     *,
     folder: AppFolder,
+    sites: Sites = None,
     nodes: Nodes = None,
     data: Data = None,
     scheme: Scheme = None,
@@ -130,7 +153,11 @@ def up(
     config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
     _show(
         folder,
-        _local().up(folder, config=config, **_given(nodes=nodes, data=data, scheme=scheme, secure=secure)),
+        _local().up(
+            folder,
+            config=config,
+            **_given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure),
+        ),
     )
 
 
@@ -139,6 +166,7 @@ def resume(
     *,
     folder: AppFolder,
     run: RunName = None,
+    sites: Sites = None,
     nodes: Nodes = None,
     data: Data = None,
     scheme: Scheme = None,
@@ -161,7 +189,8 @@ def resume(
         print(f"the run {run} is finished: it has {done} rounds; --rounds N continues it to N rounds in all")
         return
     config = _given(**{"run.rounds": rounds}) | ({"session.rollback": True} if rollback else {})
-    _show(folder, local.resume(folder, run, config=config, **_given(nodes=nodes, data=data, scheme=scheme)))
+    where = _given(sites=sites, nodes=nodes, data=data, scheme=scheme)
+    _show(folder, local.resume(folder, run, config=config, **where))
 
 
 @command

@@ -22,6 +22,9 @@ from copfl.cli import (
     run,
 )
 from copfl.cli import (
+    federate_data as federate_data,
+)
+from copfl.cli import (
     federate_watch as federate_watch,
 )
 from copfl.cli import (
@@ -39,7 +42,9 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 app.add_typer(data.app, name="data")
-app.add_typer(federate.app, name="federate")  # with the commands of membership and federate_watch
+app.add_typer(
+    federate.app, name="federate"
+)  # with the commands of membership, federate_data and federate_watch
 add = app.command(cls=options.Command)
 add(run.run)
 add(run.resume)

@@ -99,7 +99,8 @@ def propose(
     signed = membership.propose(folder, config, signer, roster)
     write_bytes(file, signed.document)
     print("\n".join(proposal_text.described(signed.proposal)))
-    print(f"{file} is signed. Start it with: copfl federate run {folder} --proposal {file}")
+    starts = "agree" if signed.proposal.settings.get("session.agree") else "run"
+    print(f"{file} is signed. Start it with: copfl federate {starts} {folder} --proposal {file}")
 
 
 @command

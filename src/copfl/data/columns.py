@@ -197,3 +197,15 @@ def words(column: Column) -> NDArray[np.object_]:
     """The values as texts; None where one is missing."""
     values, codes = coded(column)
     return np.array([*map(text_of, values), None], dtype=object)[codes]
+
+
+def row_texts(table: Table) -> dict[str, NDArray[np.object_]]:
+    """All cells of a table as texts, by column; None where one is missing. They say which rows are the same."""
+    import pyarrow as pa
+
+    return {
+        name: np.array([None if v is None else str(v) for v in column.to_pylist()], object)
+        if pa.types.is_nested(column.type)
+        else words(column)
+        for name, column in table.columns.items()
+    }

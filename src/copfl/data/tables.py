@@ -23,6 +23,7 @@ from copfl.data.columns import (
     as_numbers,
     check_plain,
     coded,
+    column_of,
     floats,
     not_numbers,
     present,
@@ -150,22 +151,7 @@ def from_tables(
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
-    labels = [
-        _target([table.columns[column] for column in targets], targets, kind)
-        if targets
-        else np.zeros((len(table), 1), np.int64)  # the tokens follow from the model's tokenizer
-        for table in tables
-    ]
-    kinds = {array.dtype.kind for array in labels}
-    if len(kinds) > 1:  # numbers in one table, texts in the other
-        labels = [array.astype(np.str_) for array in labels]
-    rows = [np.arange(len(array))[:, None] for array in labels]
-    splits: list[Sequence[Any]] = [rows, labels]
-    if clients:
-        splits.append(_origins([table.columns[clients[0]] for table in tables]))
-    names = classes or (targets if labels[0].dtype.kind == "f" else None)
-    called = f'the target column "{",".join(targets)}"'
-    data = from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
+    data = _row_numbers(tables, targets, clients, kind, classes, name)
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     sources = [tables[0], tables[-1]]
     x: list[NDArray[Any]]
@@ -180,7 +166,7 @@ def from_tables(
         of_numbers = {encoder.name for encoder in encoders if not encoder.categories}
         as_categories = [*as_categories, *(encoder.name for encoder in encoders if encoder.categories)]
         for column in [column for column in features if column not in as_categories]:
-            numbers = [_numbers(column, table.columns[column]) for table in tables]
+            numbers = [numbers_of(column, table.columns[column]) for table in tables]
             if all(cells is not None for cells in numbers):
                 for table, cells in zip(tables, numbers, strict=True):
                     table.columns[column] = cells  # in place of their texts, which take more memory
@@ -201,10 +187,63 @@ def from_tables(
     return replace(data, train=train, test=test, table=info, note=note)
 
 
+def _row_numbers(
+    tables: Sequence[Table],
+    targets: Sequence[str],
+    clients: Sequence[str],
+    kind: str | None,
+    classes: Sequence[str] | None,
+    name: str,
+) -> Dataset:
+    """A data set whose samples are the numbers of rows [n, 1]: it says which rows are train and test."""
+    labels = [
+        _target([table.columns[column] for column in targets], targets, kind)
+        if targets
+        else np.zeros((len(table), 1), np.int64)  # the tokens follow from the model's tokenizer
+        for table in tables
+    ]
+    kinds = {array.dtype.kind for array in labels}
+    if len(kinds) > 1:  # numbers in one table, texts in the other
+        labels = [array.astype(np.str_) for array in labels]
+    rows = [np.arange(len(array))[:, None] for array in labels]
+    splits: list[Sequence[Any]] = [rows, labels]
+    if clients:
+        splits.append(_origins([table.columns[clients[0]] for table in tables]))
+    names = classes or (targets if labels[0].dtype.kind == "f" else None)
+    called = f'the target column "{",".join(targets)}"'
+    return from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
+
+
+def train_rows(
+    tables: Sequence[Table], targets: Sequence[str], features: Sequence[str], missing: str, kind: str
+) -> Table:
+    """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+        One, of which some rows are for testing, or train and test.
+    targets, features : sequence of str
+        The columns that a federation uses; the result has all columns of the first table.
+    missing, kind
+        As of `table_file`.
+    """
+    used = [*targets, *features]
+    numbered = [
+        Table({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
+        for table in tables
+    ]
+    complete, _ = _without_missing(numbered, targets, features, missing)
+    parts = [Table({name: table.columns[name] for name in used}) for table in complete]
+    chosen = _row_numbers(parts, targets, (), kind, None, "").train.x[:, 0]
+    rows = complete[0].columns[""].to_numpy()[chosen]
+    return Table({name: column.take(rows) for name, column in tables[0].columns.items()})
+
+
 # Features
 
 
-def _numbers(name: str, column: Column) -> Column | None:
+def numbers_of(name: str, column: Column) -> Column | None:
     """The column as numbers, None if it has texts; a DataError if most are numbers and some are not finite ones."""
     numbers = as_numbers(column)
     if numbers is None:
@@ -273,12 +312,12 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
     if len(columns) > 1:
         parts = []
         for name, column in zip(names, columns, strict=True):
-            if (numbers := _numbers(name, column)) is None:
+            if (numbers := numbers_of(name, column)) is None:
                 raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
             parts.append(floats(numbers))
         return np.stack(parts, axis=1)
     (column,), (name,) = columns, names
-    numbers = None if kind == CLASSIFICATION else _numbers(name, column)
+    numbers = None if kind == CLASSIFICATION else numbers_of(name, column)
     if numbers is None:
         if kind not in (None, CLASSIFICATION):
             shown = str(column[int(not_numbers(column)[0])])

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.data.agreed_encoders import Encoders
+from copfl.data.contract import Contract
+from copfl.data.contract_file import write_contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
 from copfl.experiment.models import tokenized
+from copfl.flower.agreement import FILE as CONTRACT
+from copfl.flower.agreement import samples_of
 from copfl.flower.certificates import LOOPBACK, make_certificates
 from copfl.flower.deployed import write_connection
 from copfl.flower.membership import AUTHORITY, make_coordinator, make_member_keys
@@ -21,6 +24,7 @@ from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals
 from copfl.flower.proposal import KEY
 from copfl.flower.settings import prepared, summable
+from copfl.flower.statistics_terms import terms_of
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
@@ -43,6 +47,7 @@ def init(
     port: int = 8800,
     secure: bool | None = None,
     trial: bool | None = None,
+    contract: Contract | None = None,
 ) -> Path:
     """The folder, with a Flower app that trains what `copfl run` with the same settings would.
 
@@ -56,6 +61,7 @@ def init(
         trial: Whether a key is made for every member, and all private keys stay in the folder: for a federation whose
             machines have one owner, as on this machine, where it is the default. Else members make their own keys,
             and those of the coordinator and of the authority are in `authority_of(folder)`, outside of the server's.
+        contract: What the members' data are; None: they are like the data set of the settings.
     """
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():
@@ -64,9 +70,11 @@ def init(
     secure = is_open if secure is None else secure
     if is_open and not secure:
         raise UsageError(f"{host} can be reached from outside: it needs certificates and node keys")
-    federation = planned(*layers, preset=preset)
+    federation = planned(*layers, preset=preset, contract=contract)
     prepared(federation)  # what cannot run is an error before anything is written
     run_config = _run_config(federation)
+    if contract is not None and not contract.is_frozen:
+        terms_of(run_config)  # so is a contract on whose rest the members cannot agree
     # Whoever makes the app owns the server: what it names here is allowed there.
     policy = allowing(Policy(rollback=True), run_config, federation)
     if refused := refusals(policy, run_config):
@@ -77,7 +85,12 @@ def init(
     shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
-    (folder / RUN_FILE).write_text(written(federation.run.tables()))
+    tables = federation.run.tables()
+    if contract is not None:  # no data set of this machine
+        tables = {title: table for title, table in tables.items() if title not in ("data", "partition")}
+    (folder / RUN_FILE).write_text(written(tables))
+    if federation.samples.contract:
+        write_contract(folder / CONTRACT, Contract.read(federation.samples.contract))
     trial = not is_open if trial is None else trial
     authority = folder / "keys" if trial else authority_of(folder)
     about = {"host": host, "port": port, "secure": secure}
@@ -102,19 +115,27 @@ def authority_of(folder: Path) -> Path:
     return folder.resolve().with_name(f"{folder.resolve().name}-authority")
 
 
-def planned(*layers: Layer, preset: str = "") -> Federation:
-    """The federation that trains what `complete` describes, for samples like those of its data set."""
+def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) -> Federation:
+    """The federation that trains what `complete` describes, for samples of a contract or like those of its data set."""
+    example = None if contract is None else contract.example()
     own: Tables = {title: {} for title in OWN}
     for layer in layers:
         for title in OWN:
             own[title] |= layer.get(title, {})
     in_run = [{title: table for title, table in layer.items() if title not in OWN} for layer in layers]
     sums_only = own_record("secure", own["secure"]).aggregation
-    run = complete(*in_run, preset=preset, sums_only=sums_only)
+    if contract is not None and (given := [layer["data"] for layer in in_run if layer.get("data")]):
+        raise SettingError(
+            f"data.{next(iter(given[0]))}",
+            None,
+            "is not used: the contract says what the data are; leave one out",
+        )
+    values = {"data": example, "partition": None}
+    run = complete(*in_run, preset=preset, sums_only=sums_only, values=values)
     chosen = {option for layer in in_run for option in layer.get("algorithm", {})}
     if hiding := {k: v for k, v in summable(run.algorithm.name).items() if sums_only and k not in chosen}:
         named = {"algorithm": {"name": run.algorithm.name, **hiding}}
-        run = complete(*in_run, named, preset=preset, sums_only=True)
+        run = complete(*in_run, named, preset=preset, sums_only=True, values=values)
     if run.attack:
         raise SettingError(
             "attack.name", run.attack.name, "is simulated, and a federation is not; leave it out"
@@ -129,7 +150,9 @@ def planned(*layers: Layer, preset: str = "") -> Federation:
         raise SettingError(
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
         )
-    samples = {**samples_like(data_of(run.data), run.model), **own.pop("samples")}
+    dataset = data_of(run.data) if example is None else example
+    agreed = {} if contract is None else samples_of(contract)
+    samples = {**samples_like(dataset, run.model), **agreed, **own.pop("samples")}
     records = {title: own_record(title, table) for title, table in own.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)
 
@@ -142,7 +165,7 @@ def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
     numbers = tuple(map(str, range(len(dataset.classes))))
     is_named = dataset.kind == CLASSIFICATION and dataset.classes != numbers
     target_mean, target_std = dataset.target_scale
-    encoders = {"encoders": Encoders.of(dataset.table).as_json()} if dataset.table is not None else {}
+    contract = Contract.of(dataset)
     return {
         "text": is_text,
         "kind": dataset.kind,
@@ -152,7 +175,7 @@ def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
         "mean": dataset.mean,
         "std": dataset.std,
         "augment": dataset.augment,
-        **encoders,
+        "contract": "" if contract is None else contract.as_json(),
         **({} if is_text else {"shape": dataset.train.x.shape[1:]}),
     }
 

@@ -33,6 +33,7 @@ LEFT = {
     "consistent": "signature",
     "revealed": "sum share",
     Field.NEW_CLIENT: "metrics",
+    Field.STATISTICS: "statistics",
 }
 
 
@@ -72,6 +73,10 @@ def entry_of(
         about = head.get("about")
         if isinstance(about, dict) and about.get(Field.METRICS):
             left.append("metrics")
+        if isinstance(about, dict) and about.get(Field.STATISTICS):
+            left = ["masked statistics"]
+        if isinstance(about, dict) and about.get(Field.CATEGORIES):
+            left.append("categories")
     return Entry(
         SENT if reason is None else REFUSED,
         None if proposal is None else fingerprint(proposal.coordinator),

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from copfl.data.contract import Contract
 from copfl.errors import CopflError, RunError, UsageError, raised_as
+from copfl.flower.agreement import AGREE, frozen_by
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
 from copfl.flower.keys import public_text, read_public
@@ -172,6 +174,13 @@ def _register_keys(folder: Path, port: int) -> None:
                     logger.error("copfl: %s was not registered: %s", path.name, text)
 
 
+class Followed(NamedTuple):
+    """A run that was followed to the end of its log."""
+
+    name: str
+    exit_code: int  # of `flwr run`
+
+
 def start_run(
     folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
 ) -> dict[str, Any]:
@@ -183,7 +192,40 @@ def start_run(
         resume: whether to continue the run from its last checkpoint.
         proposal: one that the coordinator signed elsewhere; None: it is signed here.
     """
-    app, found, until = read_app(folder), status(folder), time.monotonic() + START_TIMEOUT
+    config = config if proposal is None else overrides(folder, proposal.proposal)
+    if config.get(AGREE):
+        raise UsageError(f"{AGREE}=true trains nothing; start it with `copfl federate agree {folder}`")
+    name, exit_code = follow_run(folder, config, resume=resume, proposal=proposal)
+    after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
+    rounds = int(config.get("run.rounds", read_app(folder)["config"]["run"]["rounds"]))
+    if not after or (not config.get("session.join") and after["rounds"]["done"] < rounds):
+        count = f"after round {after['rounds']['done']} of {rounds}" if after else "before its first round"
+        command_line = f"copfl federate run {folder} --resume --run {name}"
+        again = f"`{command_line}` continues it" if after else "see the log"
+        raise RunError(f"the run {name} ended {count} (flwr: exit code {exit_code}); {again}")
+    return after
+
+
+def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = None) -> Contract:
+    """The frozen data contract, from sums over all members; the app in the folder has it afterwards.
+
+    Args:
+        folder: that of the app, whose server runs on this machine.
+        config: keys of the run config that are set for this run.
+        proposal: one with session.agree=true that the coordinator signed elsewhere; None: it is signed here.
+    """
+    config = {**config, AGREE: True} if proposal is None else overrides(folder, proposal.proposal)
+    if not config.get(AGREE):
+        raise UsageError(f"this is the proposal of a training; sign one with `propose --set {AGREE}=true`")
+    name, exit_code = follow_run(folder, config, proposal=proposal)
+    return frozen_by(folder, name, f"flwr: exit code {exit_code}")
+
+
+def follow_run(
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+) -> Followed:
+    """Starts a run, and prints its log until it ends; the arguments are those of `start_run`."""
+    found, until = status(folder), time.monotonic() + START_TIMEOUT
     while not found["superlink"]["answers"] and time.monotonic() < until:
         time.sleep(1)  # it may have been started just now
         found = status(folder)
@@ -193,8 +235,6 @@ def start_run(
     named = config.get("session.run")
     if resume and not (named or found["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
-    if proposal is not None:
-        config = overrides(folder, proposal.proposal)
     name = str(config.get("session.run") or (found["runs"][-1] if resume else new_name()))
     if is_locked(folder / "runs" / name / ".lock"):
         raise RunError(f"the run {name} is running; `copfl federate status {folder}` shows how far it is")
@@ -208,11 +248,4 @@ def start_run(
     print(f"proposal {signed.proposal.digest[:16]}, {len(signed.proposal.members)} members", flush=True)
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
-    after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
-    rounds = int(config.get("run.rounds", app["config"]["run"]["rounds"]))
-    if not after or (not config.get("session.join") and after["rounds"]["done"] < rounds):
-        count = f"after round {after['rounds']['done']} of {rounds}" if after else "before its first round"
-        command_line = f"copfl federate run {folder} --resume --run {name}"
-        again = f"`{command_line}` continues it" if after else "see the log"
-        raise RunError(f"the run {name} ended {count} (flwr: exit code {done.returncode}); {again}")
-    return after
+    return Followed(name, done.returncode)

@@ -17,10 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from copfl.data.contract import Contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.preparation import partition
 from copfl.files import Busy, locked
+from copfl.flower.agreement import AGREE, frozen_by
 from copfl.flower.app import RUN_FILE
 from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
@@ -28,12 +30,13 @@ from copfl.flower.keys import fingerprint, make_key, read_key
 from copfl.flower.membership import COORDINATOR, make_coordinator, make_member_keys, propose, read_roster
 from copfl.flower.policy.file import FILE, VARIABLE, write_policy
 from copfl.flower.policy.own_app import allowing
-from copfl.flower.policy.record import Policy
+from copfl.flower.policy.record import Policy, Statistics
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.proposal import KEY
 from copfl.flower.secure_memory import CHANGES
 from copfl.flower.settings import federation_of, prepared
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
+from copfl.flower.statistics_terms import terms_of
 from copfl.flower.status import LOCAL_HOME, answers, read_app
 from copfl.settings import toml
 from copfl.settings.complete import complete
@@ -45,6 +48,7 @@ from copfl.settings.toml import Tables
 HOST = "127.0.0.1"
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
+TRIAL = Policy(rollback=True, statistics=Statistics(questions=TRIALS))  # of all nodes
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -237,9 +241,22 @@ def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
     return configs
 
 
+def site_nodes(folder: Path, sites: Sequence[Path | str]) -> list[dict[str, Any]]:
+    """The nodes' configurations, of which each has the data of one site."""
+    configs = []
+    for client, site in enumerate(sites):
+        path = Path(site).expanduser().resolve()
+        if not path.exists():
+            raise UsageError(f"there is no file {site} for node {client}")
+        state = (folder / "nodes" / str(client) / "state").resolve()
+        configs.append({"client": client, "data": str(path), "state-dir": str(state), CHANGES: TRIALS})
+    return configs
+
+
 def up(
     folder: Path | str,
     *,
+    sites: Sequence[Path | str] = (),
     nodes: int | None = None,
     data: str | None = None,
     scheme: str | None = None,
@@ -252,6 +269,8 @@ def up(
 
     Args:
         folder: That of the app.
+        sites: The data of each node, in order; none: a data set is partitioned. If the data contract is open,
+            the nodes agree on the encoders first.
         nodes: Number of nodes; None: the app's number of clients.
         data: A data set to partition among the nodes instead of the app's.
         scheme: A partition instead of the app's.
@@ -264,22 +283,41 @@ def up(
     app, given = read_app(folder), dict(config or {})
     name = run or new_name()
     settings = {**flattened(nested(app["config"])), **given}
-    clients, runs = nodes or int(settings["run.clients"]), str(folder.resolve() / "runs")
+    clients, runs = nodes or len(sites) or int(settings["run.clients"]), str(folder.resolve() / "runs")
     server_folder = ServerFolder(runs, name, resume=resume)
     overrides = {**given, "session.run": name, "run.clients": clients, "session.resume": resume}
     overrides.setdefault("network.min_replies", 0 if settings["run.participation"] < 1 else clients)
     planned = federation_of({**settings, **overrides})
     prepared(planned)  # what cannot run is an error before a process is started
-    policy = allowing(Policy(rollback=True), {**settings, **overrides}, planned)
-    here: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
-    here |= {"data": {"name": data}} if data else {}
-    here |= {"partition": {"name": scheme}} if scheme else {}
-    node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), here))
+    policy = allowing(TRIAL, {**settings, **overrides}, planned)
+    contract = planned.samples.contract
+    is_open = bool(contract) and not Contract.read(contract).is_frozen
+    if is_open:
+        terms_of({**settings, **overrides})  # the same of what the nodes must agree on
+    if sites:
+        node_configs = site_nodes(folder, sites)
+    elif is_open or "data" not in toml.read_file(folder / RUN_FILE):
+        raise UsageError(
+            "the app was made of a data contract, without data: name the file of each node with --site FILE"
+        )
+    else:
+        here: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
+        here |= {"data": {"name": data}} if data else {}
+        here |= {"partition": {"name": scheme}} if scheme else {}
+        node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), here))
+    if len(node_configs) != clients:
+        raise UsageError(
+            f"there are {len(node_configs)} files for {clients} nodes; name one for each with --site"
+        )
     is_secure = app["secure"] if secure is None else secure
     with LocalFederation(folder, secure=is_secure, policy=policy) as federation:
         federation.start_superlink()
         for client, node_config in enumerate(node_configs):
             federation.add_node(f"node-{client}", node_config)
+        if is_open:
+            agreement = {**overrides, "session.run": f"{name}-agree", AGREE: True, "session.resume": False}
+            federation.start_run(agreement).wait()
+            frozen_by(folder, agreement["session.run"], federation.tail("run"))
         process = federation.start_run(overrides)
         yield from follow(federation, process, server_folder, planned.rounds)
 

@@ -21,11 +21,12 @@ from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
-from copfl.data.agreed_encoders import Encoders
+from copfl.data.columns import row_texts
+from copfl.data.contract import Contract
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
-from copfl.data.table_files import READERS
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samples, shape_of
+from copfl.data.table_files import READERS, read_table
 from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.models import tokenized
@@ -40,7 +41,7 @@ from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, uplo
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_limit import admit_run
 from copfl.flower.secure_sum import SMALLEST_COHORT
-from copfl.flower.settings import Settings
+from copfl.flower.settings import Settings, Terms
 from copfl.flower.state import ClientRecords, write_json
 from copfl.flower.transport import Field
 from copfl.settings import user_code
@@ -68,13 +69,14 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset = _of_file(settings, Path(source), node_config)
+        dataset, rows = _of_file(settings, Path(source), node_config)
     else:
         try:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-    samples, device = hashes_of(dataset.train.x), node_device(node_config)
+        rows = dataset.train.x
+    samples, device = hashes_of(rows), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (moved(_fitted(settings, dataset, part), device) for part in (dataset.train, dataset.test))
@@ -84,21 +86,28 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     return NodeData(train, test, samples, task, bundled)
 
 
-def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> Dataset:
-    """The data of a file or folder; a table's columns become numbers as the federation agreed."""
+def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Inputs]:
+    """The data of a file or folder, and its samples as they are on disk.
+
+    A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a server that
+    proposes other encoders, or other columns, asks for the same data.
+    """
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
-        return load(path)
-    if not samples.encoders:
+        dataset = load(path)
+        return dataset, dataset.train.x
+    if not samples.contract:
         raise DataError(
-            f"{path.name} is a table, and the federation has no encoders of tables; its app must be made with "
-            "`copfl federate init --dataset TABLE --target COLUMN`"
+            f"{path.name} is a table, and the federation has no data contract; its app must be made with "
+            "`copfl federate init --contract FILE`, or `--dataset TABLE --target COLUMN`"
         )
     test = node_config.get("test")
     if test is not None and not isinstance(test, str):
         raise UsageError("test must be the path of a file with test rows")
-    found = None if test is None else Path(test).expanduser()
-    return Encoders.read(samples.encoders).dataset(path, test=found, kind=samples.kind)
+    files = [path, *([] if test is None else [Path(test).expanduser()])]
+    tables = [read_table(file) for file in files]
+    dataset = Contract.read(samples.contract).encoders.dataset_of(tables, path.stem, samples.kind)
+    return dataset, {name: cells.astype(str) for name, cells in row_texts(tables[0]).items()}
 
 
 def node_device(node_config: NodeConfig) -> torch.device:
@@ -147,7 +156,7 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
-def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head:
+def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
     """The head that the server's message must have; WireError if it names no run, round or client."""
     fields = wire.opened_head(packet)
     run, round, client = (fields.get(name) for name in ("run", "round", "client"))

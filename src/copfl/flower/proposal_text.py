@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from copfl.data.contract import Contract
 from copfl.errors import UsageError, raised_as
 from copfl.flower.keys import fingerprint
 from copfl.flower.proposal import Proposal, Signed, members_fingerprint, read
@@ -19,6 +20,11 @@ def described(proposal: Proposal) -> list[str]:
         *(f"revoked      {fingerprint(key)}" for key in proposal.revoked),
         f"all members  {members_fingerprint(proposal.members)}",
     ]
+    if text := proposal.settings.get("samples.contract"):
+        contract = Contract.read(str(text))
+        names = ", ".join(column.name for column in contract.open)
+        state = f"open, to be agreed: {printable(names)}" if names else "frozen"
+        lines.append(f"contract     {contract.digest}, {state}; compare your data: copfl federate check")
     return lines + [
         f"setting      {key} = {printable(value, 200)}" for key, value in proposal.settings.items()
     ]

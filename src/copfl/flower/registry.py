@@ -35,6 +35,7 @@ class Event:
     NO_RESULT = "no_result"  # of a secure sum
     ROUND_ENDED = "round_ended"
     NEW_CLIENT = "new_client"
+    STATISTICS = "statistics"  # a pass over all members, for the encoders
     ENDED = "ended"
     FAILED = "failed"
     RECOVERED = "recovered"  # the line before was cut off by a kill

@@ -15,7 +15,7 @@ import torch
 from copfl.core.task import Data
 from copfl.data.samples import shape_of
 from copfl.errors import CopflError, UsageError
-from copfl.flower import node, own_code, secure_node
+from copfl.flower import node, own_code, secure_node, statistics_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
 from copfl.flower.node import NodeConfig, NodeData
@@ -26,8 +26,10 @@ from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
 from copfl.flower.secure_node import MASKED
 from copfl.flower.settings import Settings, settings_of
+from copfl.flower.statistics_terms import terms_of
 from copfl.flower.transport import JOIN, Content, refusal
 from copfl.flower.worker import Request
+from copfl.settings.flat import nested
 from copfl.wire import Packet
 
 UPLOADS = ("upload", MASKED)  # kinds of answers
@@ -54,10 +56,14 @@ class Resident:
             places += map(str, policy.paths)
             # Before anything that the run config names is loaded.
             run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
+            node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
+            if nested(run_config).get("session", {}).get("agree"):
+                if request.kind == JOIN or (proposal is not None and node_config["client"] < 0):
+                    raise UsageError("this node is no member in the proposal")
+                return statistics_node.answer(terms_of(run_config), node_config, packet, proposal)
             own_code.load(code)
             settings = self.settings(run_config, code, policy.bounds)
             check_tables(policy, settings.federation.tables())
-            node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
             if request.kind == JOIN:
                 return node.personalise(settings, node_config, packet, self.data)
             if proposal is not None and node_config["client"] < 0:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from copfl.flower.keys import statement
 from copfl.flower.secure_sum import Keys, Rules
-from copfl.flower.settings import Settings
+from copfl.flower.settings import Terms
 
 # Settings whose values may be paths of a machine: of a base, or of code. The layout has the hash of a base, and of
 # the public samples.
@@ -39,7 +39,7 @@ def sum_statement(subject: Subject, context: bytes, members: Collection[str]) ->
     return _statement("sum", subject, context.hex(), sorted(members))
 
 
-def context_of(settings: Settings, subject: Subject, cohort: Mapping[int, str], model: bytes) -> bytes:
+def context_of(settings: Terms, subject: Subject, cohort: Mapping[int, str], model: bytes) -> bytes:
     """A digest of all that every member must have been shown alike: the model, the settings and the cohort.
 
     The masks of two members cancel out only if both have the same one.

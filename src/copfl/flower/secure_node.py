@@ -9,10 +9,11 @@ for the data, not for the run: see `secure_memory`.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -30,8 +31,8 @@ from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
 from copfl.flower.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.flower.secure_memory import Memory, changes_allowed
-from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets
-from copfl.flower.settings import Settings
+from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets, Words
+from copfl.flower.settings import Settings, Terms
 from copfl.flower.state import ClientRecords, write_json
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet
@@ -64,12 +65,13 @@ class Session:
 class Asked(NamedTuple):
     """A request of the server, and what the node has to answer it."""
 
-    settings: Settings
+    settings: Terms
     node_config: NodeConfig
     head: Head
     about: dict[str, Any]
     session: Session
     proposal: Proposal | None
+    summand: "Summand"
 
     @property
     def subject(self) -> Subject:
@@ -80,16 +82,12 @@ class Asked(NamedTuple):
         return own_key(key_path(self.node_config))
 
     @property
-    def memory(self) -> Memory:
-        return Memory(self.folder)
-
-    @property
     def folder(self) -> Path:
         return state_dir(self.node_config) / FOLDER
 
     def identities(self, cohort: Iterable[str]) -> frozenset[str]:
         """The members whose keys these are: one that has rotated its key is the same member."""
-        return frozenset(_identity(self.proposal, key) for key in cohort)
+        return frozenset(identity(self.proposal, key) for key in cohort)
 
     @property
     def secrets(self) -> Secrets:
@@ -98,12 +96,73 @@ class Asked(NamedTuple):
         return self.session.secrets
 
 
+class Contribution(NamedTuple):
+    """What a node adds to a sum, before it is masked."""
+
+    words: Words
+    samples: str  # the data that are in it, as `KnownData` names them
+    upload: str  # digest of what is added
+    about: dict[str, Any]  # fields beside the vector
+    save: Callable[[], None]  # what is written down when the vector leaves
+    noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
+
+
+class Summand(Protocol):
+    """What is added up: the local updates of a round, or statistics."""
+
+    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+        """What this node adds; WireError if it may not."""
+
+    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
+        """Writes down a sum of these members, before this node signs it; WireError if it may not take part."""
+
+
 Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
-def _identity(proposal: Proposal | None, key: str) -> str:
+def identity(proposal: Proposal | None, key: str) -> str:
+    """The member whose key this is: its first key."""
     member = proposal.by_key(key) if proposal is not None else None
     return key if member is None else member.identity
+
+
+class Training(NamedTuple):
+    """The sum of the local updates of a round."""
+
+    load_data: LoadData
+
+    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+        """A value that is not finite or out of range is refused before it is masked."""
+        settings, memory = asked.settings, Memory(asked.folder)
+        assert isinstance(settings, Settings)
+        data = self.load_data(settings, asked.node_config)
+        samples = memory.name_of(data.samples)
+        invited, allowed = (
+            asked.identities(asked.session.cohort.values()),
+            changes_allowed(asked.node_config),
+        )
+        memory.history(samples).expect(invited, allowed)  # before it trains
+        trained = node.train(settings, asked.node_config, packet, lambda *_: data)
+        clients, rules = settings.federation.clients, settings.rules
+        with torch.no_grad():
+            total = secure_total.summand_of(settings.algorithm, settings.task, clients, trained.output.upload)
+        reported = node.reports_metrics(settings, asked.node_config)
+        sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
+        fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(total))
+        return Contribution(
+            secure_total.words_of(sums, rules),
+            samples,
+            hashlib.sha256(fingerprints.encode()).hexdigest(),
+            {Field.NOTE: trained.note},
+            partial(trained.save, asked.node_config),
+            trained.noised,
+        )
+
+    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
+        """The data are added up with one cohort, see `secure_memory`."""
+        memory, session = Memory(asked.folder), asked.session
+        memory.history(session.samples).admit(cohort, session.upload, changes_allowed(asked.node_config))
+        memory.remember(session.samples, cohort, session.upload)
 
 
 def local_update(
@@ -124,6 +183,21 @@ def local_update(
     """
     if not settings.federation.secure.aggregation:
         return _plain_update(settings, node_config, packet, load_data, proposal)
+    return added_up(settings, node_config, packet, Training(load_data), proposal)
+
+
+def added_up(
+    settings: Terms, node_config: NodeConfig, packet: Packet, summand: Summand, proposal: Proposal | None
+) -> Packet:
+    """The answer to a message of a phase of a sum.
+
+    Args:
+        settings: what all members must agree on.
+        node_config: the node's configuration.
+        packet: the server's message.
+        summand: what this node adds, and what it remembers of it.
+        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
+    """
     head = node.head_of(settings, node_config, packet)
     fields = wire.opened_head(packet)
     phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
@@ -135,12 +209,13 @@ def local_update(
     if is_repeated and phase in session.replies:
         return session.replies[phase]
     if phase == MASKED:
-        asked = Asked(settings, node_config, head, fields["about"], session, proposal)
-        session, reply = _masked(asked, packet, load_data)
+        asked = Asked(settings, node_config, head, fields["about"], session, proposal, summand)
+        session, reply = _masked(asked, packet)
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about
         with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
-            session, answer = ANSWERS[phase](Asked(settings, node_config, head, about, session, proposal))
+            asked = Asked(settings, node_config, head, about, session, proposal, summand)
+            session, answer = ANSWERS[phase](asked)
         reply = wire.encode((), head._replace(kind=phase), about=answer)
         session = replace(session, replies={phase: reply})
     _write(path, session)
@@ -160,7 +235,7 @@ def _plain_update(
     if memory.is_empty:
         return node.local_update(settings, node_config, packet, load_data)
     data = load_data(settings, node_config)
-    alone = frozenset([_identity(proposal, own_key(key_path(node_config)).public)])
+    alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
     history.expect(alone, changes_allowed(node_config))  # before it trains
     reply = node.local_update(settings, node_config, packet, lambda *_: data)
@@ -183,7 +258,7 @@ def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str
     return replace(before, requests={**before.requests, phase: request}), is_repeated
 
 
-def _digest_of(settings: Settings) -> str:
+def _digest_of(settings: Terms) -> str:
     """Of all settings, the rules of the sum among them."""
     shown = settings.layout, settings.federation.tables()
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
@@ -231,26 +306,16 @@ def _shares(asked: Asked) -> Answer:
     return replace(asked.session, secrets=secrets, cohort=cohort), fields
 
 
-def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session, Packet]:
-    """The masked contribution; a value that is not finite or out of range is refused before it is masked."""
-    settings, session, secrets = asked.settings, asked.session, asked.secrets
-    federation, rules, sealed = settings.federation, settings.rules, asked.about.get(Field.SHARES)
+def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
+    """The masked contribution."""
+    session, rules, sealed = asked.session, asked.settings.rules, asked.about.get(Field.SHARES)
     if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
         raise WireError("it has no shares of other clients")
-    data = load_data(settings, asked.node_config)
-    samples = asked.memory.name_of(data.samples)
-    invited, allowed = asked.identities(session.cohort.values()), changes_allowed(asked.node_config)
-    asked.memory.history(samples).expect(invited, allowed)  # before it trains
-    trained = node.train(settings, asked.node_config, packet, lambda *_: data)
-    with torch.no_grad():
-        upload = trained.output.upload
-        total = secure_total.summand_of(settings.algorithm, settings.task, federation.clients, upload)
-    reported = node.reports_metrics(settings, asked.node_config)
-    sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
-    words = secure_total.words_of(sums, rules)
+    secrets = asked.secrets
+    added = asked.summand.contribution(asked, packet)
     texts = {int(n): str(text).encode() for n, text in sealed.items()}
-    context = context_of(settings, asked.subject, session.cohort, packet.body)
-    secrets, content = secure_sum.mask(secrets, texts, words, rules, context)
+    context = context_of(asked.settings, asked.subject, session.cohort, packet.body)
+    secrets, content = secure_sum.mask(secrets, texts, added.words, rules, context)
     vector = hashlib.sha256(content).hexdigest()
     if session.vector not in ("", vector):
         raise WireError(
@@ -258,12 +323,10 @@ def _masked(asked: Asked, packet: Packet, load_data: LoadData) -> tuple[Session,
             "vectors with the same masks would reveal its upload"
         )
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    reply = wire.encode(record, trained.head._replace(kind=MASKED), about={Field.NOTE: trained.note})
-    trained.save(asked.node_config)
-    digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(total)).encode()).hexdigest()
-    after = replace(session, secrets=secrets, context=context.hex(), samples=samples, upload=digest)
-    after = replace(after, vector=vector, noised=trained.noised)
-    return after, reply
+    reply = wire.encode(record, asked.head._replace(kind=MASKED), about=added.about)
+    added.save()
+    after = replace(session, secrets=secrets, context=context.hex(), samples=added.samples)
+    return replace(after, upload=added.upload, vector=vector, noised=added.noised), reply
 
 
 def _consistent(asked: Asked) -> Answer:
@@ -277,13 +340,11 @@ def _consistent(asked: Asked) -> Answer:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
     policy = node.node_policy(asked.node_config)
     require_cohort(policy, len(survivors))
-    require_noise(policy, asked.settings.algorithm, len(survivors))
+    require_noise(policy, asked.settings.noised, len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
     members = [session.cohort[client] for client in survivors]
-    added_up, allowed = asked.identities(members), changes_allowed(asked.node_config)
-    asked.memory.history(session.samples).admit(added_up, session.upload, allowed)
     # Written before the signature leaves: the others may reveal the sum without this node.
-    asked.memory.remember(session.samples, added_up, session.upload)
+    asked.summand.enter(asked, asked.identities(members))
     statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
     return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.member.sign(statement)}
 
@@ -302,7 +363,7 @@ def _revealed(asked: Asked) -> Answer:
             f"{rules.threshold}"
         )
     if session.noised:  # two sets of members cannot both have so many signatures
-        noise = sum_noise(asked.settings.algorithm, len(session.survivors))
+        noise = sum_noise(asked.settings.noised, len(session.survivors))
         Ledger(asked.folder).settle(session.noised, noise)
     shares = secure_sum.reveal(secrets, session.survivors, rules)
     return replace(session, secrets=None), {

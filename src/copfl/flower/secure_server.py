@@ -8,6 +8,7 @@ with other clients, because two sums of the same uploads over different clients 
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,11 +18,12 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError, raised_as
 from copfl.flower import secure_total
+from copfl.flower.exchange import Exchange, Round
 from copfl.flower.keys import is_signed
 from copfl.flower.registry import Event
 from copfl.flower.secure_members import Subject, context_of, keys_statement, sum_statement
-from copfl.flower.secure_sum import PHASES, Keys, Rules, Sum, neighbours
-from copfl.flower.server import Round, Server
+from copfl.flower.secure_sum import PHASES, Floats, Keys, Rules, Sum, neighbours
+from copfl.flower.server import Server
 from copfl.flower.state import write_json
 from copfl.flower.transport import Field, printable, read_json
 from copfl.wire import Packet
@@ -31,33 +33,24 @@ KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
 REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
 
 
-class SecureServer(Server):
-    """A server that adds up what it cannot read."""
+@dataclass
+class SecureExchange(Exchange):
+    """An exchange of which the server learns the sum of the clients' vectors alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rules = self.settings.rules
-        shape, augment = self.settings.shape, self.federation.augment
-        self.like = secure_total.example(self.algorithm, self.task, shape, self.rules, augment)
-        self.size = sum(t.numel() for t in tree.leaves(self.like))
+        self.size = 0  # entries of a vector
 
-    def _run_round(self, selected: list[int]) -> Round:
-        if self._was_revealing():
-            now = Round(self.round, failures=dict.fromkeys(selected, "the server ended while it added up"))
-            return self._without_result(now, "the server ended while it added up")
-        now = Round(self.round)
-        while True:
-            connected = self._connected(selected)
-            now.failures = {n: "not connected" for n in selected if n not in connected}
-            try:
-                return self._summed(now, connected)
-            except WireError as error:
-                text = f"round {now.number + 1} begins again with fresh keys: {error}"
-                self.log(text, Event.WAITING, round=now.number + 1)
-                time.sleep(self.retry)
+    def down(self, client: int, **further: Any) -> Packet:
+        """The message that asks one client for its vector; its body is the same for all."""
+        raise NotImplementedError
 
-    def _summed(self, now: Round, clients: list[int]) -> Round:
-        """The round after all phases; WireError if too few clients are left before they reveal shares."""
+    def _added(self, now: Round, clients: list[int]) -> Floats | None:
+        """The sum of the clients' vectors after all phases; None if it was lost while shares were revealed.
+
+        WireError if too few clients are left before they reveal shares.
+        """
         session = secrets.token_hex(16)
         stayed: dict[str, list[int]] = {}
 
@@ -125,15 +118,14 @@ class SecureServer(Server):
                 lambda n: {Field.SIGNATURE: {str(m): s for m, s in signatures.items() if m in holders(n)}},
                 self._reader(REVEALED, _revealed),
             )
-            sums = secure_total.sums_from(total.total(revealed), self.like)
+            values = total.total(revealed)
         except WireError as error:
-            return self._without_result(now, str(error))
-        now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
-        now.means = secure_total.means(sums)
+            self._without_result(now, str(error))
+            return None
         for client in now.reports:  # a client that was lost after it sent its vector counts
             now.failures.pop(client, None)
         now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
-        return now
+        return values
 
     def _without_result(self, now: Round, why: str) -> Round:
         text = f"round {now.number + 1} has no result: {why}"
@@ -207,6 +199,41 @@ class SecureServer(Server):
         """Whether a server that was killed had asked for the shares of this round."""
         asked = read_json(self.folder.path / REVEALING).get("round")
         return asked == self.round and not self.federation.session.rollback
+
+
+@dataclass
+class SecureServer(Server, SecureExchange):
+    """A server that adds up what it cannot read."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape, augment = self.settings.shape, self.federation.augment
+        self.like = secure_total.example(self.algorithm, self.task, shape, self.rules, augment)
+        self.size = sum(t.numel() for t in tree.leaves(self.like))
+
+    def _run_round(self, selected: list[int]) -> Round:
+        if self._was_revealing():
+            now = Round(self.round, failures=dict.fromkeys(selected, "the server ended while it added up"))
+            return self._without_result(now, "the server ended while it added up")
+        now = Round(self.round)
+        while True:
+            connected = self._connected(selected)
+            now.failures = {n: "not connected" for n in selected if n not in connected}
+            try:
+                return self._summed(now, connected)
+            except WireError as error:
+                text = f"round {now.number + 1} begins again with fresh keys: {error}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                time.sleep(self.retry)
+
+    def _summed(self, now: Round, clients: list[int]) -> Round:
+        """The round after all phases; WireError if too few clients are left before they reveal shares."""
+        values = self._added(now, clients)
+        if values is not None:
+            sums = secure_total.sums_from(values, self.like)
+            now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
+            now.means = secure_total.means(sums)
+        return now
 
 
 class SignedKeys(NamedTuple):

@@ -8,8 +8,8 @@ a mask is sent again only when it changes.
 import itertools
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,12 @@ from copfl.core.algorithm import blank_samples, example_output, message_to_new_c
 from copfl.core.batches import choose
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
+from copfl.flower.exchange import Exchange, Round
 from copfl.flower.private_node import epsilons
-from copfl.flower.proposal import Proposal
-from copfl.flower.registry import ANSWER_TIMEOUT, Event, Log, Registry, silent
+from copfl.flower.registry import ANSWER_TIMEOUT, Event
 from copfl.flower.settings import Settings
-from copfl.flower.state import ServerFolder, as_text
-from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printable
+from copfl.flower.state import as_text
+from copfl.flower.transport import JOIN, Field, Reply, printable
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
@@ -39,43 +39,19 @@ LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
 @dataclass
-class Round:
-    number: int
-    total: Any = None  # the sum of the uploads, in double precision
-    dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
-    bytes_up: dict[int, int] = field(default_factory=dict)  # by client
-    bytes_down: dict[int, int] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
-    retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
-    pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
-    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
-    further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
-
-
-@dataclass
-class Server:
+class Server(Exchange):
     """The server of one run; it starts from the last checkpoint if the settings ask for it."""
 
     settings: Settings
-    transport: Transport
-    folder: ServerFolder
-    log: Log = silent
-    pause: float = 1.0  # at most so many seconds between two polls of the transport
-    retry: float = 30.0  # seconds until a client that failed is asked again
-    proposal: Proposal | None = None  # that of the run; it says which key is which client
-    revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
 
     def __post_init__(self) -> None:
-        self.federation = self.settings.federation
+        super().__post_init__()
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
         clients = self.federation.clients
-        self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
         blank = blank_samples(self.task, self.settings.shape)
         example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
-        self.round = 0  # the next one
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.federation.clients)
         if self.federation.session.resume or self.federation.session.join:
@@ -131,9 +107,6 @@ class Server:
         found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
 
-    def _head(self, kind: str, round: int, client: int = -1) -> Head:
-        return Head(kind, self.folder.run, self.settings.layout, round, client)
-
     def _run_round(self, selected: list[int]) -> Round:
         """One round of these clients, when it has the uploads that it needs."""
         now, is_reported = Round(self.round), False
@@ -171,12 +144,6 @@ class Server:
         is_short = len(now.reports) + len(now.pending) < self.federation.minimum
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
-    def _send(self, now: Round, client: int, packet: Packet) -> None:
-        node = self.registry.nodes[client]
-        now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
-        now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
-        now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
-
     def down(self, client: int, **further: Any) -> Packet:
         """The message to one client: the global model, the last counted round, and the known masks."""
         record = received(self.algorithm, self.state, torch.tensor(client))
@@ -190,33 +157,6 @@ class Server:
         return wire.encode(
             record, self._head("down", self.round, client), self.federation.network.wire, about=about
         )
-
-    def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
-        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
-        for reply in self.transport.replies(list(now.pending)):
-            client, _ = now.pending.pop(reply.message_id)
-            try:
-                if refused := self.registry.refusal(client):
-                    raise WireError(refused)
-                read(client, Packet(*reply.checked()))
-            except CopflError as error:
-                reason = now.failures[client] = printable(error)
-                text = f"round {now.number + 1}: client {client} is left out: {reason}"
-                self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
-                now.retry_at[client] = time.monotonic() + self.retry
-
-    def _expired(self, now: Round, sent: float, where: str = "") -> bool:
-        """Whether the messages have reached their deadline; the clients without a reply are left out."""
-        if time.monotonic() < sent + self.federation.network.deadline:
-            return False
-        for client, _ in now.pending.values():
-            now.failures[client] = f"no reply within {self.federation.network.deadline:g} s{where}"
-        now.pending.clear()
-        return True
-
-    def _sleep(self, started: float) -> None:
-        """A reply is late by a tenth of the round at most; a long round needs few polls."""
-        time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
 
     def _add(self, now: Round, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""

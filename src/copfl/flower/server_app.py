@@ -4,6 +4,7 @@ import dataclasses
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -11,17 +12,22 @@ from flwr.serverapp import Grid, ServerApp
 from copfl.errors import CopflError, RunError
 from copfl.files import write_bytes
 from copfl.flower import own_code
+from copfl.flower.agreement import AGREED
+from copfl.flower.agreement import RUNS as AGREEMENTS
 from copfl.flower.events import configure_logging, logger, operations
 from copfl.flower.membership import SIGNED, revoked_keys, server_proposal
 from copfl.flower.policy.admission import admitted
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import server_policy
 from copfl.flower.processes import end_with_parent
-from copfl.flower.proposal import KEY
+from copfl.flower.proposal import KEY, Signed
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
+from copfl.flower.statistics_server import statistics_server_class
+from copfl.flower.statistics_terms import terms_of
 from copfl.flower.transport import FlowerTransport, without_paths
+from copfl.settings.flat import nested
 
 app = ServerApp()
 
@@ -44,6 +50,8 @@ def _main(grid: Grid, context: Context) -> None:
     plain = {key: value for key, value in context.run_config.items() if key != KEY}
     run_config, code = admitted(policy, plain)  # before anything that it names is loaded
     signed = server_proposal(policy, context.run_config)
+    if nested(run_config).get("session", {}).get("agree"):
+        return _agree(grid, context, run_config, signed)
     own_code.load(code)
     settings = settings_of(run_config, policy.bounds)
     check_tables(policy, settings.federation.tables())
@@ -70,3 +78,23 @@ def _main(grid: Grid, context: Context) -> None:
         write_json(folder.path / "config.json", about)
         for _ in server.rounds():
             pass
+
+
+def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: Signed | None) -> None:
+    """Adds up the nodes' statistics, and writes the frozen contract into the folder of the run."""
+    terms, home = terms_of(run_config), Path.cwd()
+    run = terms.federation.session.run or f"run-{context.run_id}"
+    folder = ServerFolder(str(home / AGREEMENTS), run, resume=False)
+    with folder.claimed(), operations(folder.path, run) as log:
+        if signed is not None:
+            write_bytes(folder.path / SIGNED, signed.document)
+        server = statistics_server_class(terms.federation.secure.aggregation)(
+            terms,
+            FlowerTransport(grid),
+            folder,
+            log,
+            proposal=None if signed is None else signed.proposal,
+            revoked=partial(revoked_keys, home),
+        )
+        write_bytes(folder.path / AGREED, server.agreed().as_json().encode())
+        log("the data contract is frozen")

@@ -13,6 +13,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output
 from copfl.core.task import Task
+from copfl.data.contract import Contract
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, raised_as
@@ -39,14 +40,11 @@ TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its 
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
-    """A federation's settings as values."""
+class Terms:
+    """What the machines of a federation must agree on to add something up."""
 
     federation: Federation
-    algorithm: AnyAlgorithm
-    task: Task
-    layout: str  # hash of the model, of its base and of the public samples, which both sides compare
-    shape: Shape
+    layout: str  # hash of the form of what is sent, which both sides compare
 
     @property
     def run(self) -> Run:
@@ -57,6 +55,24 @@ class Settings:
     def rules(self) -> Rules:
         """The rules of secure aggregation."""
         return rules_of(self.federation)
+
+    @property
+    def noised(self) -> AnyAlgorithm | None:
+        """The algorithm, if it adds noise to what is sent."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Settings(Terms):
+    """A federation's settings as values; the layout is that of the model, of its base and of the public samples."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    shape: Shape
+
+    @property
+    def noised(self) -> AnyAlgorithm | None:
+        return self.algorithm if isinstance(self.algorithm, SecretNoise) else None
 
 
 def rules_of(federation: Federation) -> Rules:
@@ -93,6 +109,12 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     return federation
 
 
+def contract_of(text: str) -> Contract:
+    """The data contract in a run config; UsageError if it is none, which says nothing about a node's data."""
+    with raised_as(UsageError, "samples.contract cannot be used: {}", DataError):
+        return Contract.read(text)
+
+
 def summable(algorithm: str) -> Mapping[str, Any]:
     """The options of an algorithm under which a sum of its uploads hides them."""
     known = ALGORITHMS.get(algorithm)
@@ -106,7 +128,14 @@ def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> 
         run_config: Settings of a federation, flat or as tables.
         bounds: Those of the machine's owner on a model of copfl's; None: any model.
     """
-    return prepared(federation_of(run_config), bounds)
+    federation = federation_of(run_config)
+    if (text := federation.samples.contract) and not (contract := contract_of(text)).is_frozen:
+        names = ", ".join(column.name for column in contract.open[:5])
+        raise UsageError(
+            f"the data contract is not frozen: {names} have no mean or categories yet; agree on them with "
+            "`copfl federate agree FOLDER`, or give them in the contract"
+        )
+    return prepared(federation, bounds)
 
 
 def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
@@ -126,7 +155,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     task = dataclasses.replace(task, public=public)
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := run.model.sha256) else ""
-    settings = Settings(federation, algorithm, task, layout, TEXT if samples.text else shape)
+    settings = Settings(federation, layout, algorithm, task, TEXT if samples.text else shape)
     if run.privacy:
         settings = _private(settings)
     if federation.secure.aggregation:

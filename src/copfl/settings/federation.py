@@ -103,9 +103,7 @@ class Samples(Checked):
     target_mean: tuple[float, ...] = setting((), "Of each number to predict; training standardises them.")
     target_std: tuple[float, ...] = setting((), "Of each number to predict.")
     augment: bool = setting(False, "Whether the data set has random crops and flips; run.augment uses them.")
-    encoders: str = setting(
-        "", "How the columns of a table become numbers: JSON of copfl.data.agreed_encoders."
-    )
+    contract: str = setting("", "What the members' data are: JSON of copfl.data.contract; none: not agreed.")
     public: str = setting("", "An .npz file of public samples x, the same on every machine; for ktpfl.")
 
     def __post_init__(self) -> None:
@@ -159,6 +157,7 @@ class Session(Checked):
     run: str = setting("", "The run's name; empty: the server chooses one.")
     resume: bool = setting(False, "Continue from the run's last checkpoint.")
     rollback: bool = setting(False, "Set nodes back that are ahead of the server, which lost checkpoints.")
+    agree: bool = setting(False, "No training, but sums for the encoders that the contract leaves open.")
     join: int = setting(0, "Above 0: no training, but so many local updates for every new client.", minimum=0)
 
     def __post_init__(self) -> None:

@@ -99,6 +99,15 @@ class Privacy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What may leave before the training, for the encoders of tables: sums and names of categories."""
+
+    allowed: str = "all"  # or only in secure sums, or none
+    smallest_count: int = 5  # rows: a sum or a category of fewer does not leave
+    questions: int = 1  # about the same data: other columns, rows or members
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposals:
     """Who may propose runs to this node."""
 
@@ -123,6 +132,7 @@ class Policy:
     metrics: tuple[str, ...] = METRICS
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
+    statistics: Statistics = field(default_factory=Statistics)
     proposals: Proposals = field(default_factory=Proposals)
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     privacy: Privacy = field(default_factory=Privacy)
@@ -141,6 +151,12 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
+        if self.statistics.allowed not in REPORTS:
+            raise unknown("statistics.allowed in a policy", self.statistics.allowed, REPORTS)
+        if min(self.statistics.smallest_count, self.statistics.questions) < 1:
+            raise UsageError(
+                "statistics.smallest_count and statistics.questions in a policy must be at least 1"
+            )
         for name in self.proposals.coordinators:
             if not FINGERPRINT.fullmatch(name):
                 raise UsageError(

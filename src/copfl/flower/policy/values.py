@@ -30,6 +30,7 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "session.run": (KEYS, run_name),
         "session.resume": (KEYS, flag),
         "session.rollback": ("rollback", flag),
+        "session.agree": ("statistics.allowed", flag),
         "session.join": ("bounds.updates", whole(0, most.updates)),
         "run.rounds": ("bounds.rounds", whole(1, most.rounds)),
         "run.clients": ("bounds.clients", whole(1, most.clients)),
@@ -50,7 +51,7 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "samples.target_std": (KEYS, numbers),
         "samples.kind": ("tasks", one_of(*policy.tasks)),
         "samples.augment": (KEYS, flag),
-        "samples.encoders": (KEYS, text),
+        "samples.contract": (KEYS, text),
         "samples.public": ("files", one_of("", *policy.file_names("public"))),
         "privacy.noise": ("privacy.noise", number(0, most.option)),
         "privacy.clip": ("privacy.clip", number(0, privacy.clip)),
@@ -69,6 +70,8 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     if tables["session"].get("rollback") is True and not policy.rollback:
         yield Refusal("rollback", "session.rollback=true is not allowed")
     is_secure = tables["secure"].get("aggregation", False) is True
+    if tables["session"].get("agree") is True:
+        yield from _statistics_refusals(policy, is_secure)
     if secure.required and not is_secure:
         yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
     clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
@@ -93,6 +96,17 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         yield Refusal(
             "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
         )
+
+
+def _statistics_refusals(policy: Policy, is_secure: bool) -> Iterator[Refusal]:
+    """What is refused of sums for encoders."""
+    remedy, allowed = "give the means and categories in the contract", policy.statistics.allowed
+    if allowed == "none" or (allowed == "sums" and not is_secure):
+        how = "only in secure sums" if allowed == "sums" else "never"
+        yield Refusal("statistics.allowed", f"statistics leave this node {how}; {remedy}")
+    for line in ("noise", "lifetime_epsilon"):
+        if getattr(policy.privacy, line):
+            yield Refusal(f"privacy.{line}", f"sums for encoders have no noise; {remedy}")
 
 
 def _are_numbers(*values: Any) -> bool:

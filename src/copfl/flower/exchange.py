@@ -1,0 +1,87 @@
+"""Messages between the server of a federation and its clients: asked, awaited, checked and counted."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from copfl.errors import CopflError, WireError
+from copfl.flower.proposal import Proposal
+from copfl.flower.registry import Event, Log, Registry, silent
+from copfl.flower.settings import Terms
+from copfl.flower.state import ServerFolder
+from copfl.flower.transport import TRAIN, Transport, printable
+from copfl.wire import Head, Packet
+
+
+@dataclass
+class Round:
+    number: int
+    total: Any = None  # the sum of the uploads, in double precision
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
+    retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
+    pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
+    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
+
+
+@dataclass
+class Exchange:
+    """The server's side of the messages of one run."""
+
+    settings: Terms
+    transport: Transport
+    folder: ServerFolder
+    log: Log = silent
+    pause: float = 1.0  # at most so many seconds between two polls of the transport
+    retry: float = 30.0  # seconds until a client that failed is asked again
+    proposal: Proposal | None = None  # that of the run; it says which key is which client
+    revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
+
+    def __post_init__(self) -> None:
+        self.federation = self.settings.federation
+        clients = self.federation.clients
+        self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
+        self.round = 0  # the next one
+
+    def _head(self, kind: str, round: int, client: int = -1) -> Head:
+        return Head(kind, self.folder.run, self.settings.layout, round, client)
+
+    def _send(self, now: Round, client: int, packet: Packet) -> None:
+        node = self.registry.nodes[client]
+        now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
+        now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
+        now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
+
+    def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
+        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
+        for reply in self.transport.replies(list(now.pending)):
+            client, _ = now.pending.pop(reply.message_id)
+            try:
+                if refused := self.registry.refusal(client):
+                    raise WireError(refused)
+                read(client, Packet(*reply.checked()))
+            except CopflError as error:
+                reason = now.failures[client] = printable(error)
+                text = f"round {now.number + 1}: client {client} is left out: {reason}"
+                self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
+                now.retry_at[client] = time.monotonic() + self.retry
+
+    def _expired(self, now: Round, sent: float, where: str = "") -> bool:
+        """Whether the messages have reached their deadline; the clients without a reply are left out."""
+        if time.monotonic() < sent + self.federation.network.deadline:
+            return False
+        for client, _ in now.pending.values():
+            now.failures[client] = f"no reply within {self.federation.network.deadline:g} s{where}"
+        now.pending.clear()
+        return True
+
+    def _sleep(self, started: float) -> None:
+        """A reply is late by a tenth of the round at most; a long round needs few polls."""
+        time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))

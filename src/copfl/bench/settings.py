@@ -1,7 +1,7 @@
 """Federations to measure algorithms in: what one may look like before anything is trained.
 
-Those of QUICK are small enough for two CPU cores, and their data come with scikit-learn or are generated. The
-others need files that studies/defaults/prepare.py writes.
+The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated; QUICK are
+those of the quick suite. The others need files that studies/defaults/prepare.py writes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ SETTINGS: dict[str, Setting] = {
     "lora-skew": Setting("banking", skew(8, 12, 15), 20, 20, MINILM, LORA, 16),
     "lora-dirichlet": Setting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
 }
-QUICK = tuple(SETTINGS)[:9]
+QUICK = ("digits-2", "digits-5-few", "digits-dirichlet", "digits-shift", "tumours", "table-shift", "signals")
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

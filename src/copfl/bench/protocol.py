@@ -120,6 +120,7 @@ def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Jo
     def jobs_of(setting: str, server: str) -> list[Job]:
         return [Job(algorithm, setting, server, lr, TUNING_SEED, True) for lr in RATES]
 
+    entry_of(algorithm)  # an error in its name or options is none of a setting
     for setting in suite.settings:
         try:
             experiment_of(jobs_of(setting, "mean")[0], machine)

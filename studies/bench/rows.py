@@ -40,7 +40,7 @@ def main() -> None:
         except UsageError as error:
             print(f"left out: {error}", flush=True)
     made: list[rows.Row] = []
-    names += [ALIAS] * args.alias
+    names[GROUP - 1 : GROUP - 1] = [ALIAS] * args.alias
     for start in range(0, len(names), GROUP):
         group = names[start : start + GROUP]
         made += bench(

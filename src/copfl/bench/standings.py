@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl import stats
 from copfl.bench.protocol import SUITES
-from copfl.bench.rows import Row, differing
+from copfl.bench.rows import Row, code_hash, differing
 from copfl.tables import NONE, Table, as_markdown, as_text, number, percent, seconds, size
 
 ALONE = "local"
@@ -115,6 +115,8 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
         parts.append(
             f"Stored and new rows differ in: {' | '.join(sorted(other_machines))}. Rounding may differ."
         )
+    if changed := [other.algorithm for other in others if code_hash(other.algorithm) != other.code]:
+        parts.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
     if row.refused:
         refused = "; ".join(f"{server} ({reason})" for server, reason in row.refused.items())
         parts.append(f"Not tried: {refused}")

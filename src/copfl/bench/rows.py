@@ -20,7 +20,7 @@ import torch
 
 from copfl import __version__
 from copfl.bench import protocol
-from copfl.bench.protocol import SEEDS, SUITES, Job, Machine, Measured, Suite
+from copfl.bench.protocol import SUITES, Job, Machine, Measured, Suite
 from copfl.errors import RunError, raised_as, unknown
 from copfl.experiment.preparation import device_of
 from copfl.files import write_bytes
@@ -187,6 +187,6 @@ def fault(row: Row) -> str:
     if [run.job for run in row.runs] != protocol.final_jobs(row.tuning):
         return (
             "its runs on test samples do not have the server's step and rate that were best on validation samples, "
-            f"or not the seeds {', '.join(map(str, SEEDS))}"
+            f"or not the seeds {', '.join(map(str, protocol.SEEDS))}"
         )
     return ""

@@ -125,6 +125,8 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
 
 def leaderboard(rows: Sequence[Row]) -> str:
     """The tables of docs/leaderboard.md, as Markdown."""
+    if not rows:
+        return "No rows are stored yet."
     found = standings(rows)
     head = standing_table(found)
     named = head._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in head.rows])
@@ -139,6 +141,8 @@ def made_with(rows: Sequence[Row]) -> str:
     for row in rows:
         text = ", ".join(f"{key} {value}" for key, value in row.environment.items())
         kinds.setdefault(text, []).append(row.algorithm)
+    if not kinds:
+        return ""
     if len(kinds) == 1:
         return f"All rows were made with {next(iter(kinds))}."
     parts = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]

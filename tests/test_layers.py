@@ -22,7 +22,7 @@ LEVELS: list[set[str]] = [
     {"settings"},
     {"experiment", "testing"},
     {"comparison", "report"},
-    {"audit", "flower"},
+    {"audit", "bench", "flower"},
     {"cli"},
     {"__init__", "__main__"},
 ]

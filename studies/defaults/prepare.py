@@ -1,7 +1,8 @@
-"""Writes the files that settings.py reads: python studies/defaults/prepare.py DATA OUT [--encoder FOLDER].
+"""Writes the files that copfl/bench/settings.py reads: python studies/defaults/prepare.py DATA OUT [--encoder FOLDER].
 
 DATA has CIFAR-10's batches, banking77/ and clinc150/ as they are published. With --encoder, a folder of a
-sentence-transformers model, OUT also gets the features of Banking77's sentences.
+sentence-transformers model, OUT also gets the features of Banking77's sentences. With --embedded alone, OUT gets
+the sets that come with scikit-learn, for a machine without it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from copfl.bench.settings import CIFAR_TEST, CIFAR_TRAIN, EMBEDDED
 from copfl.data import datasets
-from settings import CIFAR_TEST, CIFAR_TRAIN  # type: ignore[import-not-found]
 
 
 def main() -> None:
@@ -22,8 +23,13 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--encoder", type=Path)
+    parser.add_argument("--embedded", action="store_true", help="only the sets that come with scikit-learn")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.embedded:
+        for name, load in EMBEDDED.items():
+            np.savez_compressed(args.out / f"{name}.npz", **load())
+        return
     cifar = datasets.load("cifar10", args.data)
     splits = (("", cifar.train, CIFAR_TRAIN), ("_test", cifar.test, CIFAR_TEST))
     arrays = {

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from settings import SETTINGS, arrays, samples_per_client  # type: ignore[import-not-found]
+from copfl.bench.settings import SETTINGS, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs  # type: ignore[import-not-found]
@@ -123,7 +123,7 @@ def confirmation(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
             setting = SETTINGS[name]
             known = Known(
                 "classification",
-                samples_per_client(name, folder),
+                samples_per_client(setting, folder),
                 setting.rounds,
                 setting.model[0],
                 "hf:" in setting.model[0],

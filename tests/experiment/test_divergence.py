@@ -59,6 +59,19 @@ def test_some_clients_that_diverged_are_a_warning() -> None:
     assert "client 1 of 3 diverged" in result.warnings[1]
 
 
+@pytest.mark.parametrize("server", [{"name": "adam", "lr": 1.0}, {"name": "mean", "lr": 20.0}])
+def test_a_loss_that_the_server_makes_explode_is_a_warning_that_says_what_to_set(server: Any) -> None:
+    expected = rf"training loss rose from 2\.0.* the server's step \({server['name']}\) may be too long"
+    with pytest.warns(RuntimeWarning, match=expected) as caught:
+        copfl.run("fedavg", rounds=4, optimizer={"name": "adam", "lr": 0.1}, server=server, **TINY)
+    assert any("take the plain mean (server='mean')" in str(one.message) for one in caught)
+
+
+def test_a_run_that_diverges_with_a_step_of_the_server_names_it() -> None:
+    with pytest.raises(RunError, match=r"the server's step \(fedexp\) may be too long: take the plain mean"):
+        copfl.run("fedavg", rounds=1, optimizer={"lr": 1e30}, server={"name": "fedexp"}, **TINY)
+
+
 def test_accuracy_at_chance_is_a_warning() -> None:
     with pytest.warns(RuntimeWarning, match=r"constant answer: .* most frequent class gives 33\.3 %"):
         copfl.run("fedavg", rounds=10, optimizer={"name": "sgd", "lr": 1e-9}, **TINY)

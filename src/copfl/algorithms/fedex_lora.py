@@ -46,6 +46,7 @@ class FedExLoRA(PartlyPersonal):
     personal: tuple[str, ...] = ()  # type: ignore[misc]
 
     needs = (A, B, BASE)
+    only_mean = "the residual that it adds to the layers is that of the mean"
     fine_tuned = True
 
     def parts(self, task: Task) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import typer
 
 from copfl.cli import (
     audit,
+    bench,
     compare,
     data,
     doctor,
@@ -152,7 +153,7 @@ def list_(
 
 
 # After the commands that every user needs.
-RUNNING = (compare.compare, compare.sweep, compare.choose)
+RUNNING = (compare.compare, compare.sweep, compare.choose, bench.bench)
 READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
 for command in (*RUNNING, *READING, audit.audit, doctor.doctor, run.schema):
     add(command)

@@ -366,7 +366,7 @@ def in_processes(
 def _pool(jobs: Sequence[Job], processes: int, log: Log, end: float) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
-    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
+    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, init_worker)
     complete = False
     try:
         left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log, end)
@@ -382,7 +382,7 @@ _worker = Runner()  # of this process, if it is a worker
 _one_at_a_time = threading.Lock()  # torch has one number of threads and one random generator per process
 
 
-def _init_worker() -> None:
+def init_worker() -> None:
     """This process ignores Ctrl-C and ends with its parent, so that no run folder stays locked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, which then ends this process
     parent = parent_process()

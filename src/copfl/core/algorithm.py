@@ -87,6 +87,7 @@ class Traits(NamedTuple):
     cut: str = ""  # the module at which a model is divided between client and server
     needs: tuple[str, ...] = ()  # patterns of parameters that the model must train
     attackers: tuple[int, ...] = ()  # clients that are malicious
+    only_mean: str = ""  # why its server can take no other step than to the mean; empty: it can
 
 
 def traits(algorithm: Any) -> Traits:

@@ -24,6 +24,7 @@ USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be
 SMALL, LARGE = 0.01, 20.0  # standard deviations; models and learning rates are made for about 1
 ROUNDS = 3  # a run ends after so many rounds without a finite update
 TRAINED = 10  # rounds before accuracy at chance is worth a warning
+EXPLODED = 2.0  # the training loss of a round, as a multiple of that of the first
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
@@ -86,7 +87,7 @@ def _inputs(x: dict[str, Any]) -> str:
     )
 
 
-# Training that failed: all clients diverged, some did, or no model beats a constant answer
+# Training that failed: the loss exploded, all clients diverged, some did, or no model beats a constant answer
 
 
 @dataclass
@@ -96,6 +97,7 @@ class DivergenceCheck:
     federation: Federation
     rounds: int  # of the whole run
     folder: Path | None = None
+    server: str = ""  # the server's step; empty: the plain mean
     lost: list[Round] = field(default_factory=list)  # the latest rounds, in which every client diverged
     finite: bool = False  # whether there was a round with a finite update
 
@@ -113,13 +115,22 @@ class DivergenceCheck:
         kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
         raise RunError(
             f"training diverged: in {when}, no client had a finite model ({clients}){kept}. "
-            f"Start a new run: {_remedy()}"
+            f"Start a new run: {_remedy(self.server)}"
         )
 
 
-def _remedy() -> str:
+def _remedy(server: str) -> str:
     lower = how_to_set("optimizer.lr", "RATE", "--lr")
-    return f"use a lower learning rate ({lower}), or look for extreme values in the data"
+    others = f"use a lower learning rate ({lower}), or look for extreme values in the data"
+    return f"{_shorter(server)}, {others}" if server else others
+
+
+def _shorter(server: str) -> str:
+    """How the server's step is made shorter."""
+    plain = how_to_set("server.name", "mean", "--server")
+    rate = how_to_set("server.lr", "RATE")
+    lower = "" if server == "fedexp" else f", or a shorter one ({rate})"
+    return f"the server's step ({server}) may be too long: take the plain mean ({plain}){lower}"
 
 
 def named(clients: Sequence[int]) -> str:
@@ -129,13 +140,24 @@ def named(clients: Sequence[int]) -> str:
     return f"client{'s' * (len(clients) > 1)} {shown}{more}"
 
 
-def warnings_of(lines: list[dict[str, Any]], federation: Federation) -> list[str]:
-    """A sentence for clients that diverged, and one where a constant answer is as good; else none."""
+def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str = "") -> list[str]:
+    """A sentence for clients that diverged, for a loss that exploded, and where a constant answer is as good.
+
+    Args:
+        lines: The rounds.
+        federation: The clients.
+        server: The name of the server's step; empty: the plain mean.
+    """
     found = []
     if diverged := _diverged(lines, federation):
         found.append(
-            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; {_remedy()}"
+            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; {_remedy(server)}"
         )
+    losses = [line["mean"]["loss"] for line in lines if line["mean"].get("loss") is not None]
+    if server and losses and max(losses) > EXPLODED * losses[0] and losses[-1] > losses[0]:
+        rise = f"the training loss rose from {losses[0]:.3g} to {max(losses):.3g} and did not recover"
+        lower = how_to_set("optimizer.lr", "RATE", "--lr")
+        found.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         found.append(

@@ -63,6 +63,13 @@ class Experiment:
         return self.federation.clients
 
     @property
+    def server_step(self) -> str:
+        """The name of the server's step; empty for the plain mean."""
+        server = self.run.server
+        is_plain = server.name in ("", "mean") and server.options.get("lr", 1) == 1
+        return "" if is_plain else server.name
+
+    @property
     def cuda(self) -> list[torch.device]:
         """The devices beside the CPU whose random state a round may use."""
         return [self.task.device] if self.task.device.type == "cuda" else []
@@ -295,8 +302,9 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Hints, clients that diverged, and accuracy at chance; empty if there is nothing to report."""
-        return [*self.experiment.hints, *warnings_of(self.records, self.experiment.federation)]
+        """Hints, clients that diverged, a loss that exploded, accuracy at chance; empty if there is none."""
+        e = self.experiment
+        return [*e.hints, *warnings_of(self.records, e.federation, e.server_step)]
 
     @property
     def primary(self) -> Metric:

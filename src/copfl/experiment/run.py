@@ -208,7 +208,8 @@ def train(
 ) -> Result:
     """`execute` of a run by itself: if every client diverges, it ends with an error."""
     path = None if folder is None else folder.path
-    check = hints.DivergenceCheck(experiment.federation, experiment.settings.rounds, path)
+    rounds, server = experiment.settings.rounds, experiment.server_step
+    check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
 
     def after(round: Round, seconds: float) -> None:
         if on_round is not None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from copfl.core import Metrics, Task, UsageError, tree
+from copfl.core.algorithm import traits
 from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS
+from copfl.errors import how_to_set
 from copfl.parts.server_steps import FedExP, Mean, Moments, ServerStep, Spread
 from copfl.wrappers.base import Wrapper
 
@@ -41,6 +43,11 @@ class ServerOptimizer(Wrapper):
     wraps: ClassVar[tuple[str, ...]] = ("server",)
 
     def server_init(self, task: Task, clients: int) -> OptimizedServer:
+        if reason := traits(self.algorithm).only_mean:
+            raise UsageError(
+                f"{type(self.algorithm).__name__.lower()} takes no step of the server but the mean: {reason}; leave "
+                f"the server optimizer out ({how_to_set('server.name', 'mean', '--server')}), or name another algorithm"
+            )
         server = self.algorithm.server_init(task, clients)
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(

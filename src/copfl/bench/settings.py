@@ -1,4 +1,8 @@
-"""The settings of the study of defaults: what a federation may look like before anything is trained."""
+"""Federations to measure algorithms in: what one may look like before anything is trained.
+
+The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated; QUICK are
+those of the quick suite. The others need files that studies/defaults/prepare.py writes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+
+from copfl.errors import DataError
 
 CIFAR_TRAIN, CIFAR_TEST = 6000, 3000
+HELD_OUT = 0.2  # what copfl takes for tests of data without test samples
+Arrays = dict[str, Any]  # x, y and so on, by the names of `copfl.data.arrays.from_arrays`
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Setting:
     """One federation.
 
     Attributes:
-        data: The name of a function of this module that returns arrays.
+        data: A key of DATA.
         partition: A partition of copfl and its options.
         clients: The number of clients; 0: as many as the data have groups.
         rounds: Rounds of training.
@@ -91,22 +98,26 @@ SETTINGS: dict[str, Setting] = {
     "lora-skew": Setting("banking", skew(8, 12, 15), 20, 20, MINILM, LORA, 16),
     "lora-dirichlet": Setting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
 }
-CPU_SETTINGS = tuple(SETTINGS)[:9]
+QUICK = ("digits-2", "digits-5-few", "digits-dirichlet", "digits-shift", "tumours", "table-shift", "signals")
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def digits(folder: Path) -> dict[str, Any]:
+def digits() -> Arrays:
     """scikit-learn's 1,797 digits, every fourth for tests."""
+    from sklearn.datasets import load_digits
+
     x, y = load_digits(return_X_y=True)
     images = (x.reshape(-1, 1, 8, 8) * 15.9375).astype(np.uint8)
     is_test = np.arange(len(y)) % 4 == 0
     return {"x": images[~is_test], "y": y[~is_test], "x_test": images[is_test], "y_test": y[is_test]}
 
 
-def tumours(folder: Path) -> dict[str, Any]:
+def tumours() -> Arrays:
     """Breast cancer in six hospitals, by size of the tumour."""
+    from sklearn.datasets import load_breast_cancer
+
     data = load_breast_cancer()
     noisy = data.data[:, 0] + np.random.default_rng(0).normal(0, 4, len(data.data))
     hospital = np.argsort(np.argsort(noisy)) * 6 // len(noisy)
@@ -114,8 +125,10 @@ def tumours(folder: Path) -> dict[str, Any]:
     return {"x": scaled.astype(np.float32), "y": data.target, "group": hospital}
 
 
-def table(folder: Path) -> dict[str, Any]:
+def table() -> Arrays:
     """Twelve sites of 60 to 400 rows, whose columns are shifted and whose target weighs them differently."""
+    from sklearn.datasets import make_classification
+
     rng = np.random.default_rng(1)
     x, y = make_classification(4000, 20, n_informative=10, n_classes=4, random_state=1)
     site = rng.choice(12, len(y), p=rng.dirichlet(np.full(12, 2.0)))
@@ -123,7 +136,7 @@ def table(folder: Path) -> dict[str, Any]:
     return {"x": shifted.astype(np.float32), "y": y, "group": site}
 
 
-def signals(folder: Path) -> dict[str, Any]:
+def signals() -> Arrays:
     """Twelve persons, five movements of 3 signals x 64 steps; each person has a speed and a sensor direction."""
     rng, persons = np.random.default_rng(0), 12
     person, activity = np.repeat(np.arange(persons), 60), rng.integers(0, 5, persons * 60)
@@ -134,47 +147,48 @@ def signals(folder: Path) -> dict[str, Any]:
     return {"x": x.astype(np.float32), "y": activity, "group": person}
 
 
-def cifar(folder: Path) -> dict[str, Any]:
-    """A part of CIFAR-10, from FOLDER/cifar.npz, see prepare.py."""
-    with np.load(folder / "cifar.npz") as arrays:
-        return dict(arrays)
-
-
-def sentences(folder: Path, name: str) -> dict[str, Any]:
-    parts = json.loads((folder / f"{name}.json").read_text("utf-8"))
-    return {key: np.array(values) for key, values in parts.items()}
-
-
-def banking(folder: Path) -> dict[str, Any]:
-    return sentences(folder, "banking")
-
-
-def clinc(folder: Path) -> dict[str, Any]:
-    return sentences(folder, "clinc")
-
-
-def features(folder: Path) -> dict[str, Any]:
-    """Sentence embeddings of Banking77 by MiniLM, from FOLDER/features.npz, see prepare.py."""
-    with np.load(folder / "features.npz") as arrays:
-        return {
-            name: array.astype(np.float32) if name.startswith("x") else array
-            for name, array in arrays.items()
-        }
+EMBEDDED: dict[str, Callable[[], Arrays]] = {
+    "digits": digits,
+    "tumours": tumours,
+    "table": table,
+    "signals": signals,
+}
 
 
 @lru_cache
-def arrays(name: str, folder: Path) -> dict[str, Any]:
-    loader: Callable[[Path], dict[str, Any]] = globals()[name]
-    return loader(folder)
+def arrays(name: str, files: Path | None) -> Arrays:
+    """The samples of a setting: from NAME.npz or NAME.json in the folder `files`, or else an embedded set.
+
+    Args:
+        name: Such as "digits" or "cifar".
+        files: The folder that studies/defaults/prepare.py wrote.
+    """
+    stored = files / f"{name}.npz" if files else Path()
+    if stored.is_file():
+        with np.load(stored) as content:
+            return {
+                key: array.astype(np.float32) if array.dtype == np.float16 else array
+                for key, array in content.items()
+            }
+    sentences = stored.with_suffix(".json") if files else Path()
+    if sentences.is_file():
+        parts = json.loads(sentences.read_text("utf-8"))
+        return {key: np.array(values) for key, values in parts.items()}
+    if name not in EMBEDDED:
+        where = f"{files} has no {name}.npz or {name}.json" if files else "it is not part of copfl"
+        raise DataError(
+            f'the data "{name}" of the full suite are missing: {where}; clone the repository, write them with '
+            "`python studies/defaults/prepare.py DATA FILES --encoder FOLDER`, and name that folder with --files FILES"
+        )
+    return EMBEDDED[name]()
 
 
-def samples_per_client(name: str, folder: Path) -> float:
-    """For training, a mean."""
-    setting = SETTINGS[name]
+def samples_per_client(setting: Setting, files: Path | None) -> float:
+    """The mean number of training samples of its clients."""
     scheme, options = setting.partition
     if scheme in ("classes", "concept_shift"):
         return float(options["per_client"] * options["train_per_class"])
-    data = arrays(setting.data, folder)
-    held_out = 0 if "x_test" in data else 0.2  # copfl takes a fifth of data without test samples
+    data = arrays(setting.data, files)
+    held_out = 0 if "x_test" in data else HELD_OUT
     clients = setting.clients or len(np.unique(data["group"]))
     return len(data["y"]) * (1 - held_out) / clients

@@ -1,0 +1,1 @@
+"""`copfl bench`: where an algorithm stands, in federations and under a protocol that are the same for all."""

@@ -1,0 +1,240 @@
+"""Makes rows: the runs of algorithms in a suite, in several processes, each run kept as it ends.
+
+OUT/runs.jsonl       a line for each run; the same command goes on from there
+    NAME.json        the row of each algorithm, a record that `check` can run again
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from copfl.bench import protocol, rows
+from copfl.bench.protocol import Job, Machine, Measured, Suite
+from copfl.bench.rows import Row
+from copfl.comparison.runner import init_worker
+from copfl.errors import RunError, at_least
+from copfl.experiment.process import left_as_found
+from copfl.experiment.progress import span
+from copfl.files import locked, write_bytes
+
+Log = Callable[[str], None]
+RUNS = "runs.jsonl"
+PAUSE = 10.0  # seconds between two lines of progress
+
+
+class Plan(NamedTuple):
+    """The runs of one algorithm that are known before any."""
+
+    algorithm: str
+    code: str
+    tuning: list[Job]
+    refused: dict[str, str]
+
+
+@left_as_found()
+def bench(
+    algorithms: Sequence[str],
+    suite: Suite,
+    out: Path,
+    machine: Machine = Machine(),  # noqa: B008
+    *,
+    jobs: int = 1,
+    log: Log = print,
+) -> list[Row]:
+    """A row for each algorithm, written to `out`; runs that are there are used again.
+
+    Args:
+        algorithms: Such as "fedavg", "fedprox:mu=0.1" or "mypackage.algos:FedMine".
+        suite: The settings.
+        out: A folder.
+        machine: The device and the data.
+        jobs: Runs at the same time, in processes of their own.
+        log: Gets lines of progress.
+    """
+    at_least(1, jobs=jobs)
+    out.mkdir(parents=True, exist_ok=True)
+    now = rows.environment(machine)
+    plans = []
+    for algorithm in algorithms:
+        tuning, refused = protocol.tuning_jobs(algorithm, suite, machine)
+        plans.append(Plan(algorithm, rows.code_hash(algorithm), tuning, refused))
+    log(_estimate(plans, suite, jobs))
+    with locked(out / "lock"):
+        kept = Kept(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
+        run = partial(_measured, kept=kept, machine=machine, processes=jobs, log=log)
+        tuned = run([job for plan in plans for job in plan.tuning], what="runs on validation samples")
+        final = {plan.algorithm: protocol.final_jobs([tuned[job] for job in plan.tuning]) for plan in plans}
+        tested = run([job for planned in final.values() for job in planned], what="runs on test samples")
+    made = []
+    for name, code, tuning, refused in plans:
+        measured = [tuned[job] for job in tuning], [tested[job] for job in final[name]]
+        made.append(Row(name, suite.name, suite.version, suite.hash, code, now, refused, *measured))
+        rows.write(made[-1], out / record_name(name))
+    return made
+
+
+def record_name(algorithm: str) -> str:
+    """The file name of an algorithm's row."""
+    return re.sub(r"[^\w.=-]+", "-", algorithm).strip("-.") + ".json"
+
+
+def _estimate(plans: Sequence[Plan], suite: Suite, processes: int) -> str:
+    """How many runs there are, and how long they may take."""
+    count = sum(len(plan.tuning) + len(suite.settings) * len(protocol.SEEDS) for plan in plans)
+    known = [row for row in rows.stored(suite) if row.algorithm == "fedavg"]
+    if not known:
+        return f"{count} runs; the time is known after the first ones"
+    fedavg = known[0]
+    each = fedavg.seconds / len(fedavg.tuning + fedavg.runs)
+    return (
+        f"{count} runs; as fast as FedAvg's ({fedavg.environment['processor']}), they take about "
+        f"{span(count * each / processes)} with {processes} process{'es' * (processes > 1)}; an algorithm with more "
+        "local steps takes longer"
+    )
+
+
+class Kept:
+    """The file of finished runs."""
+
+    def __init__(self, path: Path, settings: str, environment: rows.Environment, codes: dict[str, str]):
+        self.path = path
+        self.made_with = {
+            name: {"code": code, "settings": settings, "environment": environment}
+            for name, code in codes.items()
+        }
+        self.found: dict[Job, Measured] = {}
+        self.others = 0  # runs of these algorithms with other code, settings or versions
+        written = path.read_bytes() if path.exists() else b""
+        whole = written[: written.rfind(b"\n") + 1]
+        if len(whole) < len(written):  # a process was killed while it wrote the last line
+            write_bytes(path, whole)
+        for line in whole.splitlines():
+            try:
+                content = json.loads(line)
+                run = protocol.from_json(content)
+            except rows.DAMAGED as error:
+                raise RunError(
+                    f"{path} is damaged ({error}); remove it, and its runs are made again"
+                ) from error
+            expected = self.made_with.get(run.job.algorithm)
+            if expected is not None and all(content[key] == value for key, value in expected.items()):
+                self.found[run.job] = run
+            else:
+                self.others += expected is not None
+
+    def add(self, run: Measured) -> None:
+        line = json.dumps({**protocol.as_json(run), **self.made_with[run.job.algorithm]})
+        with self.path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+        self.found[run.job] = run
+
+
+def _measured(
+    jobs: Sequence[Job], *, kept: Kept, machine: Machine, processes: int, log: Log, what: str
+) -> dict[Job, Measured]:
+    """The measurement of every job; those that are not kept are run."""
+    left = [job for job in jobs if job not in kept.found]
+    if len(left) < len(jobs):
+        log(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
+    if kept.others:
+        log(
+            f"{kept.others} runs in {kept.path} were made with other code, settings or versions, and do not count"
+        )
+    started, printed = time.monotonic(), time.monotonic()
+    for count, run in enumerate(in_processes(left, machine, processes), 1):
+        kept.add(run)
+        if (now := time.monotonic()) - printed >= PAUSE or count == len(left):
+            printed = now
+            rest = (now - started) / count * (len(left) - count)
+            log(
+                f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} left"
+            )
+    return {job: kept.found[job] for job in jobs}
+
+
+def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Iterator[Measured]:
+    """Every run as it ends. An error of one ends the others."""
+    if min(processes, len(jobs)) <= 1:
+        yield from (protocol.measured(job, machine) for job in jobs)
+        return
+    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), init_worker)
+    complete = False
+    try:
+        waiting = [pool.submit(protocol.measured, job, machine) for job in jobs]
+        for future in futures.as_completed(waiting):
+            yield future.result()
+        complete = True
+    except futures.BrokenExecutor as error:
+        raise RunError(
+            "a process was killed, perhaps for lack of memory; the same command goes on with the runs that are left, "
+            "with fewer processes by --jobs"
+        ) from error
+    finally:
+        for process in list((pool._processes or {}).values()) if not complete else ():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+# A record that is run again
+
+
+class Checked(NamedTuple):
+    """What running a record again showed."""
+
+    compared: int  # runs
+    differ: list[str]  # those that are not equal to the bit, in words
+    environment: str  # in what this machine differs from the record's; empty: in nothing
+
+    @property
+    def text(self) -> str:
+        machine = f"this machine differs from the record's: {self.environment}"
+        if not self.differ:
+            equal = f"{self.compared} of {self.compared} runs are equal to the bit"
+            return f"{equal}; {machine}" if self.environment else equal
+        same = (
+            "this machine has the versions and the hardware of the record, so it is not a record of this code"
+        )
+        count = f"{len(self.differ)} of {self.compared} runs differ ({'; '.join(self.differ)})"
+        return f"{count}; {machine if self.environment else same}"
+
+
+@left_as_found()
+def check(row: Row, machine: Machine, *, runs: int, jobs: int = 1, log: Log = print) -> Checked:
+    """Runs a record again, or a random sample of its runs, and compares every number of every round.
+
+    Args:
+        row: The record.
+        machine: The device and the data.
+        runs: How many; 0: all.
+        jobs: Runs at the same time.
+        log: Gets lines of progress.
+    """
+    at_least(0, runs=runs)
+    if problem := rows.fault(row):
+        raise RunError(f"the record of {row.algorithm} cannot be checked: {problem}")
+    if (code := rows.code_hash(row.algorithm)) != row.code:
+        raise RunError(
+            f"the code of {row.algorithm} here has the hash {code}, and the record was made with {row.code}; check it "
+            "with the code and the version of copfl that it was made with"
+        )
+    every = {run.job: run for run in (*row.tuning, *row.runs)}
+    chosen = random.sample(sorted(every), min(runs, len(every))) if runs else list(every)
+    differ = []
+    for count, again in enumerate(in_processes(chosen, machine, jobs), 1):
+        before = every[again.job]
+        equal = again.hash == before.hash and again.accuracy == before.accuracy
+        log(f"[{count}/{len(chosen)} runs] {again.job.title}: {'equal' if equal else 'different'}")
+        if not equal:
+            clients = "" if again.start == before.start else ", other clients or initial weights"
+            change = 100 * (again.value - before.value)
+            differ.append(f"{again.job.setting}, seed {again.job.seed}: {change:+.2f} points{clients}")
+    return Checked(len(chosen), differ, rows.differing(row.environment, rows.environment(machine)))

@@ -1,0 +1,149 @@
+"""Where rows stand: regret, rank, clients above training alone, and cost; as text and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from copfl import stats
+from copfl.bench.protocol import SUITES
+from copfl.bench.rows import Row, code_hash, differing
+from copfl.tables import NONE, Table, as_markdown, as_text, number, percent, seconds, size
+
+ALONE = "local"
+BESIDE = (ALONE, "fedavg_ft")  # shown beside a new row: training alone, and fine-tuning the global model
+
+
+class Standing(NamedTuple):
+    """A row among others; means over settings."""
+
+    row: Row
+    regret: float  # points below the best row of each setting
+    rank: float  # 1: the best
+    ranks: stats.Interval  # of the mean rank, over the settings
+    above_alone: float  # share of the clients; nan without a row of training alone
+    bytes: float  # of a client in a round
+    seconds: float  # of a run
+
+
+def standings(rows: Sequence[Row]) -> list[Standing]:
+    """The rows of one suite, the lowest mean regret first."""
+    names = SUITES[rows[0].suite].settings
+    values = np.array([[row.value(name) for name in names] for row in rows])  # [rows, settings]
+    regrets = 100 * (values.max(0) - values).mean(1)
+    ranks = stats.ranked(-values.T).T
+    alone = next((row for row in rows if row.algorithm == ALONE), None)
+    found = [
+        Standing(
+            row,
+            float(regret),
+            float(rank.mean()),
+            stats.over_seeds(rank),
+            math.nan if alone is None or row is alone else above(row, alone),
+            float(np.mean([run.bytes for run in row.runs])),
+            float(np.mean([run.seconds for run in row.runs])),
+        )
+        for row, regret, rank in zip(rows, regrets, ranks, strict=True)
+    ]
+    return sorted(found, key=lambda standing: standing.regret)
+
+
+def above(row: Row, alone: Row) -> float:
+    """The share of the clients that are better than the same client trained alone, the mean over settings and seeds."""
+    shares = []
+    for own, other in zip(row.runs, alone.runs, strict=True):
+        pairs = zip(own.accuracy, other.accuracy, strict=True)
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        shares.append(np.mean([a > b for a, b in known]))
+    return float(np.mean(shares))
+
+
+def standing_table(found: Sequence[Standing], title: str = "") -> Table:
+    """A line for each row."""
+    head = ("", "mean regret", "mean rank", "95 %", "above alone %", "bytes", "seconds")
+    most = len(found)
+    lines = [
+        (
+            standing.row.algorithm,
+            number(standing.regret, ".2f"),
+            number(standing.rank),
+            f"{max(1, standing.ranks.low):.1f} to {min(most, standing.ranks.high):.1f}",
+            percent(standing.above_alone, ".0f"),
+            size(standing.bytes) if standing.bytes else NONE,
+            seconds(standing.seconds),
+        )
+        for standing in found
+    ]
+    return Table(title, head, lines)
+
+
+def settings_table(found: Sequence[Standing], title: str = "") -> Table:
+    """The accuracy of each row in each setting."""
+    names = SUITES[found[0].row.suite].settings
+    lines = [
+        (standing.row.algorithm, *(percent(standing.row.value(name)) for name in names)) for standing in found
+    ]
+    return Table(title, ("", *names), lines)
+
+
+def comparison(row: Row, others: Sequence[Row]) -> str:
+    """A new row beside the stored ones, for the terminal."""
+    found = standings([*others, row])
+    names = SUITES[row.suite].settings
+    shown = [other for other in others if other.algorithm in BESIDE and other.algorithm != row.algorithm]
+    lines = []
+    for name in names:
+        chosen = row.of(name)[0].job
+        best = max(others, key=lambda other: other.value(name), default=None)
+        cells = [percent(row.value(name)), *(percent(other.value(name)) for other in shown)]
+        if best is not None:
+            cells += [percent(best.value(name)), best.algorithm]
+        lines.append((name, *cells, f"{chosen.server} {chosen.lr:g}"))
+    head = ["", row.algorithm, *(other.algorithm for other in shown)]
+    head += ["best", "of"] if others else []
+    per_setting = Table("", (*head, "server, rate"), lines)
+    place = [standing.row is row for standing in found].index(True) + 1
+    title = f"{row.algorithm}: place {place} of {len(found)} by mean regret; suite {row.suite}, version {row.version}"
+    parts = [as_text(standing_table(found, title)), as_text(per_setting)]
+    other_machines = {differing(other.environment, row.environment) for other in others} - {""}
+    if not others:
+        parts.append(f"copfl has no rows of the suite {row.suite} to compare with.")
+    if other_machines:
+        parts.append(
+            f"Stored and new rows differ in: {' | '.join(sorted(other_machines))}. Rounding may differ."
+        )
+    if changed := [other.algorithm for other in others if code_hash(other.algorithm) != other.code]:
+        parts.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
+    if row.refused:
+        refused = "; ".join(f"{server} ({reason})" for server, reason in row.refused.items())
+        parts.append(f"Not tried: {refused}")
+    return "\n\n".join(parts)
+
+
+def leaderboard(rows: Sequence[Row]) -> str:
+    """The tables of docs/leaderboard.md, as Markdown."""
+    if not rows:
+        return "No rows are stored yet."
+    found = standings(rows)
+    head = standing_table(found)
+    named = head._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in head.rows])
+    each = settings_table(found)
+    each = each._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in each.rows])
+    return "\n\n".join([as_markdown(named), as_markdown(each)])
+
+
+def made_with(rows: Sequence[Row]) -> str:
+    """A sentence on the versions and hardware of the rows."""
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        text = ", ".join(f"{key} {value}" for key, value in row.environment.items())
+        kinds.setdefault(text, []).append(row.algorithm)
+    if not kinds:
+        return ""
+    if len(kinds) == 1:
+        return f"All rows were made with {next(iter(kinds))}."
+    parts = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]
+    return f"The rows were made with: {'; '.join(parts)}."

@@ -1,0 +1,70 @@
+"""Regret, rank and clients above training alone, by hand; the page is that of the stored rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+from copfl.bench.protocol import SEEDS, SUITES, Job, Measured, Suite
+from copfl.bench.rows import Row
+from copfl.bench.standings import comparison, standings
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(name: str, **accuracy: list[float | None]) -> Row:
+    """A row whose clients have these accuracies in a setting, in every seed."""
+    runs = [
+        Measured(Job(name, setting, "mean", 0.1, seed, False), values, 100.0, 2.0, "", "")
+        for setting, values in accuracy.items()
+        for seed in SEEDS
+    ]
+    return Row(name, "quick", "1", "", "", {"torch": "1"}, {}, [], runs)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    monkeypatch.setitem(SUITES, "quick", Suite("quick", ("a", "b")))
+    return [
+        row("local", a=[0.5, 0.7, None], b=[0.4, 0.4]),
+        row("good", a=[0.6, 0.8, None], b=[0.3, 0.5]),
+        row("bad", a=[0.5, 0.1, None], b=[0.4, 0.4]),
+    ]
+
+
+def test_the_standing_of_a_row_by_hand(three: list[Row]) -> None:
+    """In a: 60, 70 and 30 %; in b all have 40 %, and so the mean of the ranks 1 to 3."""
+    good, local, bad = standings(three)
+    assert [one.row.algorithm for one in (good, local, bad)] == ["good", "local", "bad"]
+    assert [one.regret for one in (good, local, bad)] == pytest.approx([0, 5, 20])
+    assert [one.rank for one in (good, local, bad)] == [1.5, 2.0, 2.5]
+    assert good.above_alone == (1.0 + 0.5) / 2
+    assert bad.above_alone == 0.0
+    assert math.isnan(local.above_alone)
+    assert (good.bytes, good.seconds) == (100.0, 2.0)
+    assert good.ranks.low < 1.5 < good.ranks.high
+    assert local.ranks == (2.0, 2.0)
+
+
+def test_a_new_row_is_shown_beside_the_stored_ones(three: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("copfl.bench.standings.code_hash", lambda name: "x" if name == "bad" else "")
+    local, good, bad = three
+    text = comparison(good, [local, bad])
+    assert text.startswith("good: place 1 of 3 by mean regret; suite quick, version 1")
+    assert "The code of these has changed since their rows were made: bad." in text
+    elsewhere = dataclasses.replace(bad, environment={"torch": "2"})
+    assert "Stored and new rows differ in: torch 2 and 1." in comparison(good, [local, elsewhere])
+
+
+def test_the_page_has_the_stored_rows() -> None:
+    spec = importlib.util.spec_from_file_location("leaderboard", ROOT / "studies/bench/leaderboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = script.PAGE.read_text("utf-8")
+    assert script.page(text) == text, "run python studies/bench/leaderboard.py"

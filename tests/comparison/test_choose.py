@@ -302,11 +302,11 @@ def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
 
 
 def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set() -> None:
-    few = {"data": {"name": "digits"}, "run": {"clients": 20}}
+    few: dict[str, Any] = {"data": {"name": "digits"}, "run": {"clients": 20}}
     base = racing._as_a_first_run(reading.with_optimizer(few))
     usual = complete(few)
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (usual.run.batch, usual.optimizer.lr)
-    named = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
+    named: dict[str, Any] = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
     base = racing._as_a_first_run(reading.with_optimizer(named))
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
     words = {**few, "model": {"name": "embedding"}}

@@ -295,7 +295,7 @@ def test_how_a_run_ends_is_its_last_event(tmp_path: Path) -> None:
 
 def test_the_status_needs_no_torch() -> None:
     """A health check runs it every few seconds."""
-    modules = "copfl.flower.backup, copfl.flower.watched, copfl.cli.federate_watch"
+    modules = "copfl.flower.backup, copfl.flower.watched, copfl.cli.federate"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -171,7 +171,7 @@ def experiment_of(job: Job, machine: Machine) -> Experiment:
         **setting.extra,
     }
     entry = entry_of(job.algorithm)
-    of_job = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
+    of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
     layers = [*entries.layers_of(entry, base), entries.by_kind(entry, base, of_job)]
     run = complete(*layers, values={"data": as_dataset(arrays(setting.data, machine.files))})
     return prepare(run, validation=VALIDATION if job.tuning else 0.0)

@@ -120,9 +120,9 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(*formatters: type[logging.Formatter]) -> None:
     """Sets the format of this process' log lines, and of these formatters; Flower sets their level."""
     if not logger.handlers:  # Flower is not imported here
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s :      %(message)s"))  # as Flower writes it
-        logger.addHandler(handler)
+        to_stderr = logging.StreamHandler()
+        to_stderr.setFormatter(logging.Formatter("%(levelname)s :      %(message)s"))  # as Flower writes it
+        logger.addHandler(to_stderr)
         logger.setLevel(os.environ.get(LOG_LEVEL, "info").upper())
     if os.environ.get(LOG_FORMAT) != "json":
         return

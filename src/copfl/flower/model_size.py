@@ -82,11 +82,11 @@ def forward_bytes(module: nn.Module, shape: Shape, batch: int) -> float:
     return sum(storage.nbytes() for key, storage in outputs.storages.items() if key not in own)
 
 
-class _Outputs(TorchDispatchMode):
+class _Outputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the memory that operations return; a view has that of its base."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

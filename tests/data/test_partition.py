@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from copfl.data.partition import Partition, count_by, hold_out
+from copfl.data.partition import Partition, count_by, hold_out, validation_part, with_validation
 from copfl.data.samples import Dataset, Samples
 from copfl.data.schemes import SCHEMES, by_group, classes, dirichlet, iid, number_of_groups, quantity
 from copfl.errors import DataError, RunError, UsageError
@@ -707,3 +707,22 @@ def test_a_partition_of_another_data_set() -> None:
     split = iid(balanced(4, 41, 20), 3, 0)
     with pytest.raises(DataError, match='names sample 163, but "toy" has 160 there'):
         split.label_counts(SMALL)
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "concept_shift"])
+def test_a_client_can_draw_its_validation_part_alone(scheme: str) -> None:
+    """A node of a federation knows its own samples and labels, its number and the seed, and nothing of the others."""
+    dataset = balanced(4, 40, 20)
+    options = {"per_client": 3, "train_per_class": 5} if scheme == "concept_shift" else {}
+    whole = SCHEMES[scheme](dataset, 3, 3, **options)
+    split = with_validation(whole, 0.3, dataset, 5)
+    for client, part in enumerate(whole.train):
+        labels = dataset.train.y[part]
+        labels = labels if whole.labels is None else whole.labels[client][labels]
+        held_out = validation_part(labels, 0.3, 5, client)
+        np.testing.assert_array_equal(part[held_out], split.validation[client])
+        np.testing.assert_array_equal(part[~held_out], split.train[client])
+
+
+def test_a_single_sample_is_for_training() -> None:
+    assert validation_part(np.zeros(1, np.int64), 0.3, 0, 0).tolist() == [False]

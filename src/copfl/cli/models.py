@@ -34,10 +34,11 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
     if before_training and client is None:
         raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
-    if of_node(path) is not None:  # its model is that of the last round that the node took part in
+    if of_node(path) is not None:
         origin = bundle.description.origin
         whose = "a new client" if origin.client is None else f"client {origin.client}"
-        print(f"copfl: the model of {whose}, {origin.name}, round {origin.round}", file=sys.stderr)
+        how = ", the best on its validation samples" if origin.select == "best" else ""
+        print(f"copfl: the model of {whose}, {origin.name}, round {origin.round}{how}", file=sys.stderr)
     return bundle
 
 

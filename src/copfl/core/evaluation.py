@@ -32,6 +32,11 @@ EVAL_MODELS: dict[str, EvalModels] = {
 }
 
 
+def is_evaluated(round: int, rounds: int, every: int) -> bool:
+    """Whether models are evaluated in this round, from 0: in every so manieth, and in the last one."""
+    return (round + 1) % every == 0 or round + 1 == rounds
+
+
 class Personalised(Protocol):
     """The part of an Algorithm that returns models."""
 

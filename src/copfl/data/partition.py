@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -200,14 +200,20 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     No client trains on a validation sample of another: a sample that several clients have is held out from
     all of them or from none. There, a client's validation part may be larger or smaller, or empty.
     """
-    train, test = _split(partition, fraction, dataset, generator(seed, 1))
+    rng = generator(seed, 1)
+    train, test = _split(partition, fraction, dataset, lambda _: rng)
     notes = (*partition.notes, f"validation: {fraction} of each client's train samples, seed {seed}")
     return replace(partition, train=train, test=test, test_from="train", notes=notes)
 
 
 def with_validation(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
-    """The partition with validation parts from its train parts beside its test parts, drawn as by `hold_out`."""
-    train, validation = _split(partition, fraction, dataset, generator(seed, 4))
+    """The partition with validation parts from its train parts beside its test parts: every class in proportion.
+
+    The part of a client that shares no sample with another is that of `validation_part`.
+    """
+    train, validation = _split(
+        partition, fraction, dataset, lambda n: _validation_rng(seed, n), partition.labels
+    )
     if not any(map(len, validation)):
         raise DataError("no client has two train samples, so none can be held out for validation")
     notes = (
@@ -217,29 +223,65 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
     return replace(partition, train=train, validation=validation, notes=notes)
 
 
+def validation_part(labels: Indices, fraction: float, seed: int, client: int) -> NDArray[np.bool_]:
+    """Which of a client's training samples are for validation, by their labels alone: what a node can compute.
+
+    Args:
+        labels: The class of each of its samples; 0 where targets are not classes.
+        fraction: Of the samples.
+        seed: That of the run.
+        client: Its number.
+    """
+    held_out = np.zeros(len(labels), bool)
+    if len(labels):
+        count = _wanted(fraction, len(labels))
+        held_out[_drawn(labels, count, _validation_rng(seed, client))] = True
+    return held_out
+
+
+def _validation_rng(seed: int, client: int) -> np.random.Generator:
+    return generator(seed, 4, client)
+
+
+def _wanted(fraction: float, samples: int) -> int:
+    """How many of a client's samples are held out: at least one, and not all."""
+    return max(1, min(round(fraction * samples), samples - 1)) if samples > 1 else 0
+
+
+def _drawn(strata: Indices, count: int, rng: np.random.Generator) -> Indices:
+    """The places of so many samples: every (size / count)-th of a random list in class order."""
+    order = rng.permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    return order[(np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)]
+
+
 def _split(
-    partition: Partition, fraction: float, dataset: Dataset, rng: np.random.Generator
+    partition: Partition,
+    fraction: float,
+    dataset: Dataset,
+    rng_of: Callable[[int], np.random.Generator],
+    labels: Indices | None = None,
 ) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
-    """Each client's train part without this fraction, and the fraction."""
+    """Each client's train part without this fraction, and the fraction.
+
+    `rng_of` is that of a client. `labels` are those of a Partition, by which its samples are then in proportion.
+    """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
     strata = dataset.train.strata
     decided, held_out = np.zeros((2, len(dataset.train)), bool)
-    for part in partition.train:
-        wanted = max(1, min(round(fraction * len(part)), len(part) - 1)) if len(part) > 1 else 0
+    rngs = [rng_of(client) for client in range(partition.clients)]
+    for client, part in enumerate(partition.train):
         free = part[~decided[part]]  # that no earlier client has
-        count = min(max(wanted - int(held_out[part].sum()), 0), len(free))
+        count = min(max(_wanted(fraction, len(part)) - int(held_out[part].sum()), 0), len(free))
         if len(free):
-            free = rng.permutation(free)
-            free = free[np.argsort(strata[free], kind="stable")]
-            # Every (size / count)-th sample of the list in class order takes each class in proportion.
-            places = (np.arange(count) * len(free) + rng.integers(len(free))) // max(count, 1)
-            held_out[free[places]] = True
+            own = strata[free] if labels is None else labels[client][strata[free]]
+            held_out[free[_drawn(own, count, rngs[client])]] = True
         decided[part] = True
-    for part in partition.train:
+    for client, part in enumerate(partition.train):
         if held_out[part].all():  # by other clients' draws; a client needs a sample to train on
-            held_out[rng.choice(part)] = False
+            held_out[rngs[client].choice(part)] = False
     train = tuple(np.sort(part[~held_out[part]]) for part in partition.train)
     return train, tuple(np.sort(part[held_out[part]]) for part in partition.train)
 

@@ -13,13 +13,21 @@ import torch
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.batches import choose, participants, plan
-from copfl.core.evaluation import EVAL_MODELS, MODEL, EvalModels, measured, on_host, without_model
+from copfl.core.evaluation import (
+    EVAL_MODELS,
+    MODEL,
+    EvalModels,
+    is_evaluated,
+    measured,
+    on_host,
+    without_model,
+)
+from copfl.core.selection import BestRounds
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
-from copfl.engine.selection import BestRounds
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
 
@@ -85,17 +93,14 @@ def simulate(
     def clients_of(round: int) -> Ids:
         return population[choose(seed, round, len(population), count)]
 
-    def is_evaluated(round: int) -> bool:
-        return (round + 1) % eval_every == 0 or round + 1 == rounds
-
-    evaluated = [round for round in range(state.round, rounds) if is_evaluated(round)]
+    evaluated = [n for n in range(state.round, rounds) if is_evaluated(n, rounds, eval_every)]
     every = {round: clients_of(round).tolist() for round in evaluated} if best is not None else None
     kept = {} if models is None else every or _last_rounds(evaluated, population, clients_of)
     executor = executor or InProcess(simulation)
     while state.round < rounds and not (best is not None and best.unimproved >= patience > 0):
         ids = clients_of(state.round)
         candidates = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}
-        asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round) else ()
+        asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from copfl.core.metrics import MetricInfo
+from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Ids, Round, Values
-from copfl.engine.selection import BestRounds
 from copfl.errors import RunError, raised_as
 from copfl.wire import plain
 

@@ -146,6 +146,12 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
             run.run.new_clients,
             "is for the simulation; here a new client joins after the training: `copfl federate join`",
         )
+    if run.run.patience:
+        raise SettingError(
+            "run.patience",
+            run.run.patience,
+            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it out",
+        )
     if run.run.precision not in PRECISIONS:
         raise SettingError(
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"

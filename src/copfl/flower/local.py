@@ -223,9 +223,13 @@ def _free_port() -> int:
 
 
 def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
-    """The nodes' configurations; each node's part of the run's data set is in a file of its own."""
+    """The nodes' configurations; each node's part of the run's data set is in a file of its own.
+
+    A node chooses its validation samples itself.
+    """
     dataset, configs = data_of(run.data), []
-    split = partition(run, dataset)
+    whole = dataclasses.replace(run.run, select="last", validation=0.0, patience=0)
+    split = partition(dataclasses.replace(run, run=whole), dataset)
     tested = split.tested(dataset)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()

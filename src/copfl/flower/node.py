@@ -12,28 +12,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, next_message, received, traits
 from copfl.core.batches import plan
-from copfl.core.evaluation import evaluate, measured, primary_metrics
+from copfl.core.evaluation import is_evaluated, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
 from copfl.data.columns import row_texts
 from copfl.data.contract import Contract
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
+from copfl.data.partition import validation_part
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samples, shape_of
 from copfl.data.table_files import READERS, read_table
 from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
+from copfl.flower import node_rounds
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
-from copfl.flower.node_bundle import description_of, write_bundle
+from copfl.flower.node_bundle import description_of, kept_score, write_bundle
+from copfl.flower.node_evaluation import Measured, is_best, measure, scores_of
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Policy
 from copfl.flower.policy.refusal import PolicyError, Refusal
@@ -58,6 +62,7 @@ class NodeData(NamedTuple):
     samples: Hashes  # of those for training
     task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
+    validation: Data | None = None  # samples that it does not train on; None: it trains on all
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
@@ -79,11 +84,28 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     samples, device = hashes_of(rows), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
-    train, test = (moved(_fitted(settings, dataset, part), device) for part in (dataset.train, dataset.test))
+    train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
+    splits = tuple(
+        moved(split, device) for split in (*_trained_and_held_out(settings, node_config, train), test)
+    )
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
     if not (settings.federation.augment or traits(settings.algorithm).cut):
-        task, (train, test) = of_one_client(task, (train, test))
-    return NodeData(train, test, samples, task, bundled)
+        task, splits = of_one_client(task, splits)
+    train, *validation, test = splits
+    return NodeData(train, test, samples, task, bundled, validation[0] if validation else None)
+
+
+def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Data) -> tuple[Data, ...]:
+    """The samples to train on and, where the run has some, those for validation: as in the simulation."""
+    run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
+    if not run.validation:
+        return (data,)
+    labels = data.y.numpy() if has_classes else np.zeros(len(data.y), np.int64)
+    held_out = torch.from_numpy(validation_part(labels, run.validation, run.seed, int(node_config["client"])))
+    if not held_out.any():  # of a single sample
+        return (data,)
+    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in (~held_out, held_out))
+    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 
 def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Inputs]:
@@ -156,6 +178,11 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
+def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
+    """The node's configuration with the number that the client has in this run."""
+    return {**node_config, "client": head.client}
+
+
 def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
     """The head that the server's message must have; WireError if it names no run, round or client."""
     fields = wire.opened_head(packet)
@@ -195,6 +222,7 @@ class Trained(NamedTuple):
     client: Any  # its record before
     output: ClientOutput
     metrics: dict[str, torch.Tensor]
+    measured: Measured  # with what stays at the node
     note: str
     noised: str  # the name of the upload in the ledger; empty: it has no noise
     settings: Settings
@@ -205,9 +233,14 @@ class Trained(NamedTuple):
         write_json(self.records.folder / "client.json", {"client": self.head.client})
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
-        if self.about.get(Field.EVALUATE) and node_config.get("bundle", True) and self.data.bundled:
-            what = self.settings, self.data.bundled, self.head, self.output.trained
-            write_bundle(self.records.folder, *what, self.metrics, int(self.data.test.size))
+        node_rounds.enter(self.records.folder, self.head.round, self.measured)
+        if not (self.measured.tested and node_config.get("bundle", True) and self.data.bundled):
+            return
+        run, primary = self.settings.run.run, self.settings.task.metrics[0]
+        if run.select == "last" or is_best(primary, self.measured, kept_score(self.records.folder, primary)):
+            scores = scores_of(self.data.task.metrics, self.measured, self.data.test, self.data.validation)
+            what = self.settings, self.data.bundled, self.head, self.output.trained, scores
+            write_bundle(self.records.folder, *what, select=run.select)
 
 
 def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
@@ -217,7 +250,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         head.round == settings.federation.rounds
     ):  # after the last one new clients are fitted, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    data = load_data(settings, node_config)
+    data = load_data(settings, numbered(node_config, head))
     algorithm, task = settings.algorithm, data.task
     records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
@@ -232,14 +265,14 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         if not tree.finite((output.client, output.upload)):
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
         noised = enter_upload(records.folder, output.upload) if isinstance(algorithm, SecretNoise) else ""
-        metrics = output.metrics
-        if about.get(Field.EVALUATE):
-            found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
-            rows = {name: value.unsqueeze(0) for name, value in found.items()}
-            metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
-        client, output, metrics = moved((client, output, metrics), torch.device("cpu"))
+        here = Measured({}, {})
+        if is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
+            models = client, down, output.client, output.trained
+            here = measure(algorithm, task, *models, data.test, data.validation)
+        metrics = output.metrics | here.tested
+        client, output, metrics, here = moved((client, output, metrics, here), torch.device("cpu"))
     _enter_release(settings, node_config, head, data.samples, noised)
-    return Trained(head, about, records, client, output, metrics, note, noised, settings, data)
+    return Trained(head, about, records, client, output, metrics, here, note, noised, settings, data)
 
 
 def _log_gpu(device: torch.device, round: int) -> None:
@@ -343,7 +376,7 @@ def personalise(
     policy, updates = node_policy(node_config), int(about.get(Field.UPDATES, 0))
     if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
         raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
-    data = load_data(settings, node_config)
+    data = load_data(settings, numbered(node_config, head))
     algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
     down = moved(down, task.device)
@@ -361,8 +394,9 @@ def personalise(
     records.save(head._replace(kind="client"), record, keep=head.round)
     name = task.metrics[0].name
     if data.bundled is not None:
-        what = settings, data.bundled, head, trained, {name: scores[1]}
-        write_bundle(records.folder, *what, int(data.test.size))
+        after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
+        what = settings, data.bundled, head, trained, scores_of(task.metrics, after_join, data.test)
+        write_bundle(records.folder, *what)
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
     line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
     if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise

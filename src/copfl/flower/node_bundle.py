@@ -1,22 +1,21 @@
 """The model of a client as a bundle in its node's folder: `copfl predict`, `evaluate` and `export` take the folder.
 
-It is the model that the node's last evaluation measured, of whatever round that was. It needs no server, and the folder
-may be moved.
+It is the model that the node's last evaluation measured, of whatever round that was; with run.select="best" that of the
+best round by the node's own validation samples. It needs no server, and the folder may be moved.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from copfl import __version__
+from copfl.core.metrics import MetricInfo
 from copfl.core.task import Personal
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import portable, write_base
-from copfl.experiment.bundle.description import Description, Origin, Output, Score
+from copfl.experiment.bundle.description import FILE, VALIDATION, Description, Origin, Output, Score, read
 from copfl.experiment.bundle.writing import BASE, OF_NODE, input_of
 from copfl.experiment.client_models import TRAINED
 from copfl.flower.settings import Settings
@@ -63,8 +62,8 @@ def write_bundle(
     general: Description,
     head: Head,
     model: Personal,
-    scores: Mapping[str, float | Tensor],
-    samples: int,
+    scores: Sequence[Score],
+    select: str = "last",
 ) -> None:
     """Writes the bundle of a model into the folder of its run, in place of that of an earlier round.
 
@@ -74,15 +73,13 @@ def write_bundle(
         general: See `description_of`.
         head: Of the message to the client: the run, the round and the client.
         model: What was measured.
-        scores: Its metrics on the node's test samples.
-        samples: The number of these.
+        scores: Its metrics on the node's samples.
+        select: How the round was chosen: run.select.
     """
     place = private_folder(folder / OF_NODE)
     takes_text, base = general.input.text is not None, folder / BASE
     if not base.is_dir() and not write_base(base, settings.task, table_of(settings.run.model), takes_text):
         base.mkdir()  # nothing is frozen: it is not tried again
-    measured = [metric.name for metric in settings.task.metrics if metric.name in scores]
-    values = {name: float(scores[name]) for name in measured}
     client = (
         head.client if head.client < settings.federation.clients else None
     )  # that of a new one is no number
@@ -94,9 +91,16 @@ def write_bundle(
             client=client,
             name=f"run {head.run}",
             round=min(head.round + 1, settings.federation.rounds),
+            select=select,
         ),
-        scores=tuple(
-            Score(name, "test", value, samples) for name, value in values.items() if math.isfinite(value)
-        ),
+        scores=tuple(scores),
     )
     writing.write_bundle(place, facts, settings.task.layout, model)
+
+
+def kept_score(folder: Path, metric: MetricInfo) -> float:
+    """The metric of the run's present bundle on the node's validation samples; nan where there is none."""
+    if not (folder / OF_NODE / FILE).is_file():
+        return math.nan
+    scores = {(score.metric, score.split): score.value for score in read(folder / OF_NODE).scores}
+    return scores.get((metric.name, VALIDATION), math.nan)

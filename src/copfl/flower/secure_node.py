@@ -135,7 +135,7 @@ class Training(NamedTuple):
         """A value that is not finite or out of range is refused before it is masked."""
         settings, memory = asked.settings, Memory(asked.folder)
         assert isinstance(settings, Settings)
-        data = self.load_data(settings, asked.node_config)
+        data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
         samples = memory.name_of(data.samples)
         invited, allowed = (
             asked.identities(asked.session.cohort.values()),
@@ -234,7 +234,8 @@ def _plain_update(
     memory = Memory(folder)
     if memory.is_empty:
         return node.local_update(settings, node_config, packet, load_data)
-    data = load_data(settings, node_config)
+    head = node.head_of(settings, node_config, packet)
+    data = load_data(settings, node.numbered(node_config, head))
     alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
     history.expect(alone, changes_allowed(node_config))  # before it trains

@@ -16,6 +16,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
+from copfl.core.evaluation import is_evaluated
 from copfl.errors import RunError, WireError, raised_as
 from copfl.flower import secure_total
 from copfl.flower.exchange import Exchange, Round
@@ -207,11 +208,19 @@ class SecureServer(Server, SecureExchange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, augment = self.settings.shape, self.federation.augment
-        self.like = secure_total.example(self.algorithm, self.task, shape, self.rules, augment)
-        self.size = sum(t.numel() for t in tree.leaves(self.like))
+        self._likes: dict[bool, secure_total.Sums] = {}  # by whether a round is evaluated
+
+    @property
+    def like(self) -> secure_total.Sums:
+        """The structure of the sums of this round."""
+        evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
+        if evaluated not in self._likes:
+            what = self.algorithm, self.task, self.settings.shape, self.rules, self.federation.augment
+            self._likes[evaluated] = secure_total.example(*what, evaluated)
+        return self._likes[evaluated]
 
     def _run_round(self, selected: list[int]) -> Round:
+        self.size = sum(t.numel() for t in tree.leaves(self.like))
         if self._was_revealing():
             now = Round(self.round, failures=dict.fromkeys(selected, "the server ended while it added up"))
             return self._without_result(now, "the server ended while it added up")

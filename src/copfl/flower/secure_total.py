@@ -72,14 +72,16 @@ def means(sums: Sums) -> dict[str, float | None]:
     return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
 
 
-def example(algorithm: AnyAlgorithm, task: Task, shape: Any, rules: Rules, augment: bool) -> Sums:
-    """The structure of every contribution, from a local update on blank samples."""
+def example(
+    algorithm: AnyAlgorithm, task: Task, shape: Any, rules: Rules, augment: bool, evaluated: bool = True
+) -> Sums:
+    """The structure of every contribution to a round that is evaluated or not, from an update on blank samples."""
     data, clients = blank_samples(task, shape), rules.clients
     output = example_output(algorithm, task, data, augment, clients)
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
     with torch.no_grad():
         records = algorithm.client_init(task), down, output.client
-        found = evaluate(algorithm, task, *records, output.trained, data)
+        found = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
         total = summand_of(algorithm, task, clients, output.upload)
     tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
     return sums_of(total, output.metrics | tested, rules)

@@ -151,7 +151,6 @@ class Server(Exchange):
         about = {
             Field.COUNTED: self.counted.get(client, -1),
             Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
-            Field.EVALUATE: True,
             **further,
         }
         return wire.encode(

@@ -28,7 +28,6 @@ class Field:
 
     COUNTED = "counted"  # to a client: the last round that counted its upload; -1: none
     KNOWN_MASKS = "known_masks"  # to a client: the fingerprints of its masks that the server has
-    EVALUATE = "evaluate"  # to a client: whether to evaluate its models
     UPDATES = "updates"  # to a new client: number of local updates
     METRICS = "metrics"  # from a client, along with its upload
     NOTE = "note"

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.core.metrics import MetricInfo, metrics_of
+from copfl.core.selection import BestRounds
 from copfl.data.schemes import client_titles
 from copfl.engine import checkpoint
-from copfl.engine.selection import BestRounds
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder

@@ -17,7 +17,18 @@ WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # What of a run the machines of a federation are told. A node has its own data, and decides how it computes.
-RUN_KEYS = ("clients", "rounds", "seed", "batch", "participation", "buffers", "augment")
+RUN_KEYS = (
+    "clients",
+    "rounds",
+    "seed",
+    "batch",
+    "participation",
+    "eval_every",
+    "validation",
+    "select",
+    "buffers",
+    "augment",
+)
 RUN_TABLES = (
     "algorithm",
     "optimizer",

@@ -19,6 +19,7 @@ from copfl.settings.user_code import is_reference
 FILE = "bundle.json"
 FORMAT = 1
 TABLE, TEXT, IMAGE, ARRAYS = "table", "text", "image", "arrays"  # the kinds of input
+TEST, VALIDATION = "test", "validation"  # the splits of scores
 Tokenizer = Callable[[Sequence[str]], Inputs]  # texts as inputs of the network
 
 
@@ -86,7 +87,7 @@ class Score:
     """A metric of the model, measured when it was trained."""
 
     metric: str
-    split: str  # "test", or "validation": training samples of the client that nobody trained on
+    split: str  # TEST, or VALIDATION: training samples of the client that nobody trained on
     value: float
     samples: int
 

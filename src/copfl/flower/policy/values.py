@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from copfl.flower.policy.checks import (
+    MOST_VALIDATION,
     Check,
     classes,
     flag,
@@ -37,6 +38,9 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "run.participation": (KEYS, number(0, 1)),
         "run.seed": (KEYS, whole(0, 2**63 - 1)),
         "run.batch": ("bounds.batch", whole(1, most.batch)),
+        "run.eval_every": (KEYS, whole(1, 10**9)),
+        "run.validation": (KEYS, number(0, MOST_VALIDATION)),
+        "run.select": (KEYS, one_of("last", "best")),
         "run.buffers": (KEYS, one_of("local", "average")),
         "run.augment": (KEYS, flag),
         "network.min_replies": ("bounds.clients", whole(0, most.clients)),

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from copfl.core.metrics import ACCURACY, METRICS, MetricInfo
+from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Values
-from copfl.engine.selection import BestRounds
 
 
 def values(*numbers: float) -> Values:

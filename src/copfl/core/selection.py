@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from copfl.core.evaluation import VALIDATED, VALIDATION_LOSS
 from copfl.core.metrics import MetricInfo
-from copfl.engine.rounds import Ids, Values
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from copfl.stats import (
     kendall,
     mean_of_known,
     over_clients,
+    over_samples,
     over_seeds,
     ranked,
     spearman,
@@ -202,3 +203,15 @@ def test_the_t_test_rejects_where_the_interval_excludes(numbers: list[float], ce
 
 def test_equal_differences_are_certain() -> None:
     assert (t_test(np.ones(3)), t_test(np.ones(3), 1.0)) == (0.0, 1.0)
+
+
+def test_an_interval_over_the_samples_of_one_client() -> None:
+    """Of a mean it is about ±1.96 s / √n; samples that do not define the gain leave it unbounded."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(0.3, 1.0, 400)
+    low, high = over_samples(lambda drawn: float(values[drawn].mean()), 400)
+    half = 1.96 * values.std() / 20
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+    assert over_samples(lambda drawn: 0.1, 1) == (-math.inf, math.inf)
+    assert over_samples(lambda drawn: math.nan, 10) == (-math.inf, math.inf)

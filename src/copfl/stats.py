@@ -23,6 +23,7 @@ WORST = 0.1  # fraction of the clients
 LAST = 5  # evaluations that a value is the mean of, where a run has enough of them
 DRAWS = 10_000  # of the bootstrap over clients
 RANK_DRAWS = 2000  # of the bootstrap of a rank correlation
+SAMPLE_DRAWS = 1000  # of the bootstrap over the test samples of one client
 
 
 class Spread(NamedTuple):
@@ -178,6 +179,27 @@ def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DR
             portion = min(1000, draws - start)
             means[start : start + portion] += gain[rng.integers(0, len(gain), (portion, len(gain)))].mean(1)
     return _quantiles(means / len(gains), level)
+
+
+def over_samples(gain: Callable[[Any], float], samples: int, level: float = LEVEL) -> Interval:
+    """The bootstrap interval of a gain when a client's test samples are resampled with replacement.
+
+    Draws that do not define it, such as an AUC of one class, are left out. Unbounded of fewer than two samples, and
+    where most draws do not define it.
+
+    Args:
+        gain: Of the samples at these places: of two models on the same ones, so that it is paired.
+        samples: Their number.
+        level: Of confidence.
+    """
+    if samples < 2:
+        return Interval(-math.inf, math.inf)
+    rng = np.random.default_rng(0)  # fixed, so that the same report has the same interval
+    gains = np.array([gain(rng.integers(0, samples, samples)) for _ in range(SAMPLE_DRAWS)])
+    known = gains[~np.isnan(gains)]
+    if 2 * len(known) < len(gains):
+        return Interval(-math.inf, math.inf)
+    return _quantiles(known, level)
 
 
 def _quantiles(means: Numbers, level: float) -> Interval:

@@ -65,7 +65,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, list[dict[
 def test_the_best_round_is_that_of_the_simulation(
     images: tuple[Played, list[dict[str, Any]], copfl.Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played, nodes, expected = images
+    _, nodes, expected = images
     assert len(set(expected.rounds_taken.tolist())) > 1  # else the last round would do
     bundles = assert_same_models(nodes, expected)
     assert {bundle.description.origin.select for bundle in bundles} == {"best"}
@@ -130,11 +130,12 @@ def test_a_repeated_round_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_patience_needs_what_nodes_do_not_send(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="run.patience=3 ends a simulation by the validation scores"):
+    with pytest.raises(SettingError, match=r"run\.patience=3 ends a simulation by the validation scores"):
         init(tmp_path / "app", {"run": {"select": "best", "patience": 3}})
 
 
 def test_a_node_does_not_let_a_server_choose_a_few_of_its_samples() -> None:
     """An upload that was trained on two samples would reveal them."""
     refused = refusals(Policy(), CONFIG | {"run.validation": 0.99})
-    assert "run.validation" in str(refused[0]) and "0 to 0.5" in str(refused[0])
+    assert "run.validation" in str(refused[0])
+    assert "0 to 0.5" in str(refused[0])

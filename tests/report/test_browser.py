@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from copfl.report import document, page, run_data, serving
+from copfl.report import document, page, run_data, serving, site_page
 from copfl.report.serving import PageServer
 from copfl.report.watch import RunsPage
+from tests.report.sites import SITE
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need `pip install playwright`"
@@ -51,6 +52,8 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     paths = {"one": home / "one.html", "three": home / "three.html"}
     for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
         path.write_text(document.render(page.document_of(run_data.read_all(shown))), encoding="utf-8")
+    paths["site"] = home / "site.html"
+    paths["site"].write_text(document.render(site_page.document_of(SITE)), encoding="utf-8")
     return paths | {"federation": _federation(home)}
 
 
@@ -220,8 +223,17 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
         ("three", DESKTOP, "light", 12),
         ("three", PHONE, "dark", 12),
         ("federation", PHONE, "dark", 7),
+        ("site", DESKTOP, "light", 1),
+        ("site", PHONE, "dark", 1),
     ],
-    ids=["one-desktop light", "three-desktop light", "three-phone dark", "federation-phone dark"],
+    ids=[
+        "one-desktop light",
+        "three-desktop light",
+        "three-phone dark",
+        "federation-phone dark",
+        "site-desktop light",
+        "site-phone dark",
+    ],
 )
 def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     opened: Open, which: str, size: dict[str, int], scheme: str, figures: int

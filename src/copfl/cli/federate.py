@@ -198,6 +198,9 @@ def join(
     *,
     folder: AppFolder,
     data: Annotated[str, option("Data", "The new client's data: a file or a folder.", "--data -d")],
+    test: Annotated[
+        str | None, option("Data", "The test rows of a table; default: some of its rows.", "--test")
+    ] = None,
     run: RunName = None,
     updates: Annotated[int, option("Training", "Number of local updates, at least 1; default: 3.")] = 3,
     state: Annotated[str | None, option("Output", "Folder of its model; default: nodes/new-client.")] = None,
@@ -205,10 +208,13 @@ def join(
     """Personalise the trained model for a new client, and print its metric before and after."""
     from copfl.core.metrics import MetricInfo
 
-    result = _local().join(folder, **_given(data=data, state=state, run=run, updates=updates))
+    result = _local().join(folder, **_given(data=data, test=test, state=state, run=run, updates=updates))
     name = result["metric"]
     before, after = result[f"{name}_before"], result[f"{name}_after"]
     print(f"{MetricInfo(name).title} {before:.4f} before, {after:.4f} after {updates} local updates")
+    if result["note"]:
+        print(f"data: {result['note']}")
+    print(f"model: {result['model']}")
 
 
 @command

@@ -14,7 +14,9 @@ from copfl.files import write_bytes
 if TYPE_CHECKING:
     from copfl.experiment.bundle.bundle import Bundle, Evaluation
 
-BundlePath = Annotated[Path, argument("The folder of a bundle, of a run, or the state-dir of a node.")]
+BundlePath = Annotated[
+    Path, argument("The folder of a bundle, of a run, of a federation's server, or the state-dir of a node.")
+]
 Missing = Annotated[
     str | None,
     option(
@@ -33,6 +35,15 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
     if before_training and client is None:
         raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
+    if (path / "pyproject.toml").is_file():  # the folder of a federation's server
+        from copfl.flower.server_bundle import write_global
+
+        if not of_server:
+            raise UsageError(
+                f"{path} is of a server, which has the global model alone: --global. A client's model is in the "
+                "state-dir of its node"
+            )
+        path, of_server = write_global(path), False
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
     if of_node(path) is not None:
         origin = bundle.description.origin

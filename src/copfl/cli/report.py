@@ -22,7 +22,9 @@ def report(
     *,
     runs: Annotated[
         list[Path],
-        argument("Run folders, the others compared with the first; or the folder of a comparison."),
+        argument(
+            "Run folders, the others compared with the first; or a comparison's folder, or a node's state-dir."
+        ),
     ],
     out: Annotated[
         Path | None, option("Output", "A file; default: report.html in the run folder.", "--out -o")
@@ -30,12 +32,29 @@ def report(
     figures: Annotated[
         Path | None, option("Output", "Folder for each chart as PNG and SVG; default: none are written.")
     ] = None,
+    data: Annotated[
+        str | None,
+        option("Data", "Of a node: its data, if they are not where they were in training.", "--data -d"),
+    ] = None,
+    baseline: Annotated[
+        bool,
+        option(
+            "Training",
+            "Of a node: train alone as well, once, to compare; default: on.",
+            "--baseline/--no-baseline",
+        ),
+    ] = True,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a report of one or several runs, or of a comparison, as one HTML file."""
+    """Write a report of one or several runs, of a comparison, or of a node, as one HTML file."""
     from copfl import charts
+    from copfl.experiment.bundle.bundle import of_node
     from copfl.report import comparison_page, document, page, run_data
 
+    if len(runs) == 1 and of_node(runs[0]) is not None:
+        return _report_of_node(runs[0], out, data, baseline, quiet)
+    if data is not None:
+        raise UsageError("--data is for the report of a node; name its state-dir")
     compared = [run for run in runs if comparison_page.is_comparison(run)]
     if compared and len(runs) > 1:
         raise UsageError(
@@ -53,6 +72,23 @@ def report(
         write_bytes(path, content, durable=False)
         if not quiet:
             print(path)
+
+
+def _report_of_node(state: Path, out: Path | None, data: str | None, baseline: bool, quiet: bool) -> None:
+    """The page for the owner of a node, and the same as text."""
+    from copfl.flower.node_report import site_of
+    from copfl.report import document, site_page
+
+    def tell(round: int) -> None:
+        if not quiet:
+            print(f"copfl: training alone, round {round}", file=sys.stderr)
+
+    site = site_of(state, data, baseline=baseline, tell=tell)
+    target = out or state / "report.html"
+    content = document.render(site_page.document_of(site)).encode()
+    write_bytes(target, content, durable=False, private=True)
+    if not quiet:
+        print(f"{site_page.text_of(site)}\n\n{target}")
 
 
 def watch(

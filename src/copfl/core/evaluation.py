@@ -181,6 +181,14 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
     return [of_client(*client) for client in parts]
 
 
+def predicted(task: Task, personal: Personal, data: Data) -> tuple[Array, Array]:
+    """The predictions of a model for one client's samples, and their targets, as the metrics take them."""
+    parts = data.in_parts(EVAL_BATCH)
+    found = torch.cat([collected(task, [task.predict(personal, x)], y) for x, y, _ in parts])
+    size = int(data.size)
+    return on_host_arrays(task, found[:size], data.y[:size])
+
+
 def measured(
     task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor], validation: Sequence[Tensor] = ()
 ) -> dict[str, Tensor]:

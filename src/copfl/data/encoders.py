@@ -101,8 +101,14 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
     return features
 
 
-def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
-    """A note for each column with categories that the train rows do not have: how many cells, and which."""
+def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no train row has") -> list[str]:
+    """A note for each column with categories that the encoders do not have: how many cells, and which.
+
+    Args:
+        encoders: Those of the columns.
+        table: Its rows.
+        who: Lacks them, in the note.
+    """
     notes = []
     for encoder in encoders:
         if not encoder.categories:
@@ -116,7 +122,7 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
             more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""
             notes.append(
                 f'column "{encoder.name}": {new.total():,} of {len(table):,} values are categories '
-                f"that no train row has, and count as none: {few}{more}"
+                f"that {who}, and count as none: {few}{more}"
             )
     return notes
 

@@ -252,7 +252,8 @@ def _drawn(strata: Indices, count: int, rng: np.random.Generator) -> Indices:
     """The places of so many samples: every (size / count)-th of a random list in class order."""
     order = rng.permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
-    return order[(np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)]
+    places = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
+    return np.asarray(order[places])
 
 
 def _split(

@@ -172,12 +172,15 @@ def from_tables(
                     table.columns[column] = cells  # in place of their texts, which take more memory
             elif column in of_numbers:
                 raise DataError(f'the column "{column}" has texts, and numbers in the federation')
+        is_agreed = bool(encoders)
         encoders = encoders or [
             encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
             for column in features
         ]
         x = [encoded(encoders, table, rows) for table, rows in zip(sources, chosen, strict=True)]
         notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
+        if is_agreed:
+            notes += unknown_categories(encoders, tables[0], "the federation does not have")
         notes += [
             f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)
         ]

@@ -29,6 +29,8 @@ from copfl.engine import mapping
 from copfl.engine.rounds import Ids, Models, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.folder import NEW_CLIENTS
+from copfl.settings import schema
+from copfl.settings.components import build
 from copfl.stats import Numbers
 from copfl.tables import plain
 from copfl.wrappers.base import Wrapper
@@ -134,6 +136,12 @@ def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
     """Local training with the algorithm's optimizer and number of epochs; None if it has no optimizer."""
     optimizer = traits(algorithm).optimizer
     return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
+
+
+def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:
+    """Local training with the algorithm's optimizer, number of epochs and training add-ons; None: no optimizer."""
+    local = local_baseline(algorithm)
+    return build("addons", addons, algorithm=local) if local is not None and addons else local
 
 
 def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: torch.device) -> Federation:

@@ -33,7 +33,7 @@ from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
 from copfl.settings import schema, user_code
 from copfl.settings.complete import complete
-from copfl.settings.components import WRAPPERS, build
+from copfl.settings.components import WRAPPERS
 from copfl.settings.schema import KINDS, Run
 from copfl.stats import Numbers
 
@@ -246,15 +246,13 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
 
 def _baseline(e: Experiment) -> Experiment | None:
     """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
-    local = new_clients.local_baseline(e.algorithm)
-    if local is None:
+    algorithm = new_clients.alone_of(e.algorithm, e.run.addons)
+    if algorithm is None:
         return None
     settings = dataclasses.replace(e.settings, eval_models="final")
     none = {kind: KINDS[kind]() for kind in WRAPPERS}
-    chosen = schema.Algorithm(name="local", epochs=local.epochs)
-    addons = e.run.addons
-    run = dataclasses.replace(e.run, **{**none, "addons": addons}, algorithm=chosen, run=settings)
-    algorithm: AnyAlgorithm = build("addons", addons, algorithm=local) if addons else local
+    chosen = schema.Algorithm(name="local", epochs=algorithm.total_epochs)
+    run = dataclasses.replace(e.run, **{**none, "addons": e.run.addons}, algorithm=chosen, run=settings)
     if algorithm == e.algorithm:
         return e
     return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine), run=run)

@@ -20,6 +20,8 @@ import numpy as np
 from copfl.data.contract import Contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment.bundle.description import read
+from copfl.experiment.bundle.writing import OF_NODE
 from copfl.experiment.preparation import partition
 from copfl.files import Busy, locked
 from copfl.flower.agreement import AGREE, frozen_by
@@ -375,9 +377,24 @@ def last_run(folder: Path) -> str:
 
 
 def join(
-    folder: Path | str, data: str, *, state: str | None = None, run: str | None = None, updates: int = 3
+    folder: Path | str,
+    data: str,
+    *,
+    test: str | None = None,
+    state: str | None = None,
+    run: str | None = None,
+    updates: int = 3,
 ) -> dict[str, Any]:
-    """A new client's primary metric before and after its local updates of a finished run's model."""
+    """A new client's primary metric before and after its local updates of a finished run's model.
+
+    Args:
+        folder: That of the app.
+        data: The new client's: a file, a folder or module:function.
+        test: A file of test rows of a table; None: some of its rows.
+        state: Its state-dir; None: nodes/new-client in the app's folder.
+        run: The name of the run; None: the last one.
+        updates: Number of local updates.
+    """
     if updates < 1:
         raise UsageError(f"updates={updates} must be at least 1")
     folder = Path(folder)
@@ -385,6 +402,7 @@ def join(
     node_config = {
         "data": data if ":" in data else str(Path(data).resolve()),
         "state-dir": str(Path(state or folder / "nodes" / "new-client").resolve()),
+        **({} if test is None else {"test": str(Path(test).resolve())}),
     }
     clients = json.loads((runs / run / "config.json").read_text())["run.clients"]
     results_file = runs / run / NEW_CLIENTS
@@ -399,4 +417,5 @@ def join(
         if len(results) != 1 or "why" in results[0]:
             reason = results[0]["why"] if results else federation.tail("run")
             raise RunError(f"the new client was not personalised: {reason}")
-        return dict(results[0])
+        model = Path(node_config["state-dir"]) / run / OF_NODE
+        return {**results[0], "model": str(model), "note": read(model).origin.note}

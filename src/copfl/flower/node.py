@@ -33,7 +33,7 @@ from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
-from copfl.flower import node_rounds
+from copfl.flower import node_rounds, node_run
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, kept_score, write_bundle
@@ -233,6 +233,8 @@ class Trained(NamedTuple):
         write_json(self.records.folder / "client.json", {"client": self.head.client})
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
+        samples = KnownData(state_dir(node_config) / FOLDER).name_of(self.data.samples)
+        node_run.remember(self.records.folder, self.settings, dict(node_config), self.head.client, samples)
         node_rounds.enter(self.records.folder, self.head.round, self.measured)
         if not (self.measured.tested and node_config.get("bundle", True) and self.data.bundled):
             return
@@ -258,7 +260,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        batches = moved(_plan(settings, head, data), task.device)
+        batches = moved(plan_of(settings, head, data), task.device)
         output = algorithm.client_update(task, client, down, data.train, batches)
         _log_gpu(task.device, head.round)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
@@ -335,7 +337,7 @@ def local_update(
     )
 
 
-def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
+def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:
     """The client's batches of one round."""
     order = plan(
         settings.run.run.seed,
@@ -383,7 +385,7 @@ def personalise(
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)
         for n in range(updates):
-            batches = moved(_plan(settings, head._replace(round=head.round + n), data), task.device)
+            batches = moved(plan_of(settings, head._replace(round=head.round + n), data), task.device)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)
@@ -392,6 +394,8 @@ def personalise(
         record, trained = moved((record, trained), torch.device("cpu"))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
+    known_as = KnownData(state_dir(node_config) / FOLDER).name_of(data.samples)
+    node_run.remember(records.folder, settings, dict(node_config), head.client, known_as)
     name = task.metrics[0].name
     if data.bundled is not None:
         after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})

@@ -20,6 +20,7 @@ from copfl.experiment.bundle.writing import BASE, OF_NODE, input_of
 from copfl.experiment.client_models import TRAINED
 from copfl.flower.settings import Settings
 from copfl.flower.worker import private_folder
+from copfl.settings.federation import Samples
 from copfl.settings.schema import table_of
 from copfl.wire import Head
 
@@ -29,8 +30,6 @@ def description_of(settings: Settings, dataset: Dataset) -> Description:
     run, samples, task = settings.run, settings.federation.samples, settings.task
     model = table_of(run.model)
     table = dataset.table
-    numbers = tuple(map(str, range(samples.outputs)))
-    names = (samples.names or numbers) if samples.kind == CLASSIFICATION else dataset.classes
     return Description(
         model=portable(model),
         adapter=table_of(run.adapter),
@@ -41,7 +40,7 @@ def description_of(settings: Settings, dataset: Dataset) -> Description:
         output=Output(
             samples.kind,
             samples.outputs,
-            () if samples.kind == NEXT_TOKEN else names,
+            names_of_outputs(samples, dataset.classes),
             () if table is None else table.targets,
             *samples.scale,
         ),
@@ -51,9 +50,18 @@ def description_of(settings: Settings, dataset: Dataset) -> Description:
             TRAINED,
             settings.federation.rounds,
             settings.federation.clients,
+            note=dataset.note,
         ),
         copfl=__version__,
     )
+
+
+def names_of_outputs(samples: Samples, others: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of what a model returns: of the classes as the federation agreed on them, else these."""
+    if samples.kind == NEXT_TOKEN:
+        return ()
+    numbers = tuple(map(str, range(samples.outputs)))
+    return (samples.names if samples.kind == CLASSIFICATION else others) or numbers
 
 
 def write_bundle(

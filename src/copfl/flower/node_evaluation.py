@@ -53,6 +53,12 @@ def measure(
     )
 
 
+def validation_score(metric: MetricInfo, found: Measured | None) -> float:
+    """The metric of a model on the validation samples; nan where there is none."""
+    value = None if found is None else found.validated.get(f"{metric.name}{VALIDATED}")
+    return math.nan if value is None else float(value)
+
+
 def is_best(metric: MetricInfo, found: Measured, kept: float) -> bool:
     """Whether a round is the best so far, by the rule of the simulation.
 

@@ -3,23 +3,17 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
+from copfl.experiment.site import Measurement
 from copfl.files import write_bytes
 from copfl.flower.node_evaluation import Measured
 from copfl.wire import plain
 
 FILE = "measured.jsonl"  # in the run's folder in the state-dir
 ALONE = "alone.jsonl"  # the same of training alone
-
-
-class NodeRound(NamedTuple):
-    """A round that the node trained in."""
-
-    round: int  # from 1
-    metrics: dict[str, float]  # empty where it was not evaluated; nan where not defined
 
 
 def enter(folder: Path, round: int, found: Measured, file: str = FILE) -> None:
@@ -31,10 +25,10 @@ def enter(folder: Path, round: int, found: Measured, file: str = FILE) -> None:
     write_bytes(path, b"".join(map(records.encoded, lines)), private=True)
 
 
-def read(folder: Path, file: str = FILE) -> list[NodeRound]:
+def read(folder: Path, file: str = FILE) -> list[Measurement]:
     """The rounds of a run, in order."""
     return [
-        NodeRound(line["round"], {k: math.nan if v is None else v for k, v in line["metrics"].items()})
+        Measurement(line["round"], {k: math.nan if v is None else v for k, v in line["metrics"].items()})
         for line in _lines(folder / file)
     ]
 

@@ -76,16 +76,20 @@ class ServerFolder:
         """The last checkpoint and the number of the next round; a missing last line is written."""
         remove_parts(self.path)  # of a process that was killed
         remove_parts(self.path / "masks")
+        opened, round = self.checkpoint(like, head)
+        last = opened.about["record"]
+        earlier = [record for record in self.rounds() if record["round"] < last["round"]]
+        write_bytes(self.lines, b"".join(map(records.encoded, (*earlier, last))), private=True)
+        return opened, round
+
+    def checkpoint(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
+        """The last checkpoint and the number of the next round; nothing is written."""
         if not self._checkpoint.exists():
             raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
         with raised_as(RunError, f"{self._checkpoint} cannot be used: {{}}", OSError, WireError):
             packet = _read(self._checkpoint)
             round = int(wire.opened_head(packet)["round"])
-            opened = wire.decode(packet, like, head(round), finite=False)
-        last = opened.about["record"]
-        earlier = [record for record in self.rounds() if record["round"] < last["round"]]
-        write_bytes(self.lines, b"".join(map(records.encoded, (*earlier, last))), private=True)
-        return opened, round
+            return wire.decode(packet, like, head(round), finite=False), round
 
     def rounds(self) -> list[dict[str, Any]]:
         """The records of the finished rounds."""

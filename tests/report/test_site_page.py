@@ -1,0 +1,68 @@
+"""The page of a site's owner says what is known, and what is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from copfl.experiment.site import Measurement
+from copfl.report import document, site_page
+from tests.report.sites import LOG, SITE, changed, gain
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            (0.05, 0.01, 0.09),
+            "The model is 5.0 points better than training alone (70.0 %); gain +5.0 [+1.0, +9.0].",
+        ),
+        ((-0.05, -0.09, -0.01), "The model is 5.0 points worse than training alone (70.0 %); gain -5.0"),
+        (
+            (0.02, -0.03, 0.07),
+            "The model cannot be distinguished from training alone (70.0 %): +2.0 points [-3.0, +7.0]",
+        ),
+        ((0.02, -math.inf, math.inf), "With 80 test samples there is no interval."),
+        ((math.nan, -math.inf, math.inf), "so they cannot be compared"),
+    ],
+)
+def test_the_gain_is_what_the_interval_allows(found: tuple[float, float, float], said: str) -> None:
+    assert said in words(site_page.text_of(changed(gain=gain(*found))))
+
+
+def test_the_round_the_log_and_the_commands_are_stated() -> None:
+    text = words(site_page.text_of(SITE))
+    for said in (
+        "the model of round 4 of 5, the best on this site's validation samples",
+        "10 messages of this run left this site",
+        "epsilon 1.25 in all answers together; no sample did",
+        "1 requests of this run were refused; 3 messages of other runs left",
+        "no line changed or removed",
+        "copfl predict /var/lib/copfl/20261117-101500-ab12cd/model --data FILE",
+        "copfl predict /var/lib/copfl/20261117-101500-ab12cd/alone --data FILE",
+    ):
+        assert said in text, said
+
+
+def test_a_damaged_log_is_named() -> None:
+    text = words(site_page.text_of(changed(log=LOG._replace(problem="line 3: it was changed"))))
+    assert "The audit log is damaged: line 3: it was changed" in text
+
+
+def test_the_chart_has_the_rounds_that_were_evaluated() -> None:
+    rounds = [
+        Measurement(1, {}),
+        Measurement(2, {"accuracy": 0.5, "accuracy_global": math.nan}),
+        Measurement(3, {"accuracy": 0.6}),
+    ]
+    page = site_page.document_of(changed(rounds=rounds, alone=[]))
+    (chart,) = page.sections[0].charts
+    table = document.table_of(chart)
+    assert [row[0] for row in table.rows] == ["2", "3"]
+    assert list(table.head) == ["round", "this site's model, after training"]
+    assert "<svg" in document.render(page) or "report-data" in document.render(page)

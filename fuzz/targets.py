@@ -602,7 +602,7 @@ def node_config() -> dict[str, Any]:
 def downs() -> list[bytes]:
     server = flower_server()
     down = received(server.algorithm, server.state, torch.tensor(1))
-    about = {Field.COUNTED: -1, Field.KNOWN_MASKS: {"shared": "0" * 16}, Field.EVALUATE: True}
+    about = {Field.COUNTED: -1, Field.KNOWN_MASKS: {"shared": "0" * 16}}
     content = wire.to_bytes(wire.encode(down, server._head("down", 0, 1), "fp32", about=about))
     return [b"S" + content, b"-" + content]
 

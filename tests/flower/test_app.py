@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import stat
 import subprocess
 import sys
@@ -17,10 +18,15 @@ from copfl.flower.app import init
 from copfl.flower.deployed import as_text
 from copfl.flower.local import LocalFederation
 from copfl.flower.membership import read_roster
+from copfl.flower.policy.names import ADDONS
+from copfl.flower.policy.record import Policy
+from copfl.flower.policy.request import refusals
+from copfl.flower.proposal import KEY
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
 from copfl.flower.status import read_app
 from copfl.settings.flat import flat
+from copfl.wrappers.addons import with_addons
 from tests.commands import called
 
 
@@ -221,3 +227,22 @@ def test_a_greeting_and_the_command_line_need_no_torch() -> None:
     """Flower starts a process per message: a greeting should not take seconds to answer."""
     program = "import sys, copfl.flower.registry, copfl.cli.federate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_node_without_a_policy_takes_the_default_for_texts(tmp_path: Path) -> None:
+    """Its learning rate falls by a schedule, which can only lower it."""
+    lines = [f"word{n % 5} of {n % 3},{('no', 'yes')[n % 2]},site{n % 3}" for n in range(60)]
+    (tmp_path / "texts.csv").write_text("\n".join(["line,answer,site", *lines]) + "\n")
+    data = {"name": str(tmp_path / "texts.csv"), "text": "line", "target": "answer", "client": "site"}
+    config = read_app(init(tmp_path / "app", {"data": data}))["config"]
+    assert config["addons"]["lr_schedule"] == "cosine"
+    config = {title: table for title, table in config.items() if title != KEY}
+    assert refusals(Policy(), config) == ()
+    assert refusals(Policy(addons=()), config)
+    for averaged in ({"ema": 0.9}, {"ema": False}, {"bn_stats": "local"}):
+        assert refusals(Policy(), config | {"addons": {**config["addons"], **averaged}})
+
+
+def test_an_add_on_that_is_off_is_known_to_the_policy() -> None:
+    options = [p for p in inspect.signature(with_addons).parameters.values() if p.name != "algorithm"]
+    assert {option.name: option.default for option in options} == ADDONS

@@ -156,3 +156,20 @@ def test_each_model_of_a_mixture_has_its_own_local_statistics() -> None:
         assert not torch.allclose(found[0, task.d :], found[1, task.d :])
         before = vectors_of(algorithm.personal_model(task, output.client, down))
     assert torch.equal(before[:, task.d :], found[:, task.d :])  # until it trains again
+
+
+def test_a_message_cannot_raise_the_learning_rate() -> None:
+    """A node accepted the rate of the run; the factor of a schedule is in every message of the server."""
+    task, federation = small_federation("none", (4, 6))
+    algorithm, data = LrSchedule(FedAvg(Sgd(lr=0.1)), "linear", 4), tree.row(federation.train.rows([0]), 0)
+    down = received(algorithm, algorithm.server_init(task, 1), torch.tensor(0))
+    batches = tree.row(plan(0, 0, [0], [int(data.size)], batch=4, epochs=1), 0)
+
+    def trained(factor: float) -> torch.Tensor:
+        message = down._replace(lr_factor=torch.tensor(factor, dtype=torch.float64))
+        model = algorithm.client_update(task, algorithm.client_init(task), message, data, batches).trained
+        assert isinstance(model, torch.Tensor)
+        return model
+
+    assert torch.equal(trained(1000.0), trained(1.0))
+    assert not torch.equal(trained(0.5), trained(1.0))

@@ -8,7 +8,7 @@ an upload that arrived too late has no effect.
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,7 +85,7 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
-    splits = tuple(
+    splits: Sequence[Data] = tuple(
         moved(split, device) for split in (*_trained_and_held_out(settings, node_config, train), test)
     )
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)

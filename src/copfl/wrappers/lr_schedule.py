@@ -35,7 +35,8 @@ class LrSchedule(RoundWrapper):
         return ScheduledDown(super().downlink(server, ids), lr_factor.expand(len(ids)))
 
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
-        algorithm: AnyAlgorithm = _with_lr_factor(self.algorithm, down.lr_factor.to(task.initial.dtype))
+        lr_factor = down.lr_factor.clamp(0, 1)  # no server can raise the rate that a node has accepted
+        algorithm: AnyAlgorithm = _with_lr_factor(self.algorithm, lr_factor.to(task.initial.dtype))
         return algorithm.client_update(task, client, down.down, data, plan)
 
 

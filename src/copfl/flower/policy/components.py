@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from copfl.flower.policy.checks import MOST_LIST, one_of, parts_of, whole
-from copfl.flower.policy.names import COMPONENTS, NAMES, SOURCES
+from copfl.flower.policy.names import ADDONS, COMPONENTS, NAMES, SOURCES
 from copfl.flower.policy.record import Base, Policy
 from copfl.flower.policy.refusal import KEYS, OPTION, PolicyError, Refusal, plain_option, shown
 from copfl.settings.toml import Tables
@@ -43,7 +43,8 @@ def _option(policy: Policy, title: str, option: Any, value: Any, base: Base | No
     if option == "code":
         return "code", "names a folder; a machine's owner enters it in the policy"
     if title == "addons" and option not in policy.addons:
-        return "addons", one_of(*policy.addons)(None)
+        is_off = type(value) is type(ADDONS.get(option)) and value == ADDONS[option]
+        return "addons", "" if is_off else one_of(*policy.addons)(None)
     if option == "name" and title in NAMES:
         if title == "adapter" and value not in [code.reference for code in policy.code]:
             return "adapters", _adapter(policy, value)

@@ -1,5 +1,7 @@
 """Names that a policy can allow: those of copfl's registries, which need torch, as texts."""
 
+from typing import Any
+
 SOURCES = ("hf", "torchvision", "timm")  # prefixes of pretrained models
 ALGORITHMS = (
     "apfl",
@@ -42,7 +44,13 @@ ALGORITHMS = (
 MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
 OPTIMIZERS = ("adam", "mamo", "sgd")
 SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
-ADDONS = ("bn_stats", "ema", "lr_rounds", "lr_schedule")
+ADDONS: dict[str, Any] = {  # with the values that add nothing
+    "bn_stats": "running",
+    "ema": 0.0,
+    "lr_rounds": 0,
+    "lr_schedule": "constant",
+}
+SCHEDULE = ("lr_rounds", "lr_schedule")  # it can only lower the learning rate that the owner accepted
 ROBUST = ("clip", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
 TASKS = ("classification", "multilabel", "next_token", "regression")

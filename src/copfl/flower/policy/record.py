@@ -20,6 +20,7 @@ from copfl.flower.policy.names import (
     OPTIMIZERS,
     REPORTS,
     ROBUST,
+    SCHEDULE,
     SERVERS,
     SOURCES,
     TASKS,
@@ -125,7 +126,7 @@ class Policy:
     optimizers: tuple[str, ...] = OPTIMIZERS
     adapters: tuple[str, ...] = ADAPTERS
     servers: tuple[str, ...] = SERVERS
-    addons: tuple[str, ...] = ()  # options of [addons] that may be set
+    addons: tuple[str, ...] = SCHEDULE  # options of [addons] that may be set
     robust: tuple[str, ...] = ROBUST
     tasks: tuple[str, ...] = TASKS
     losses: tuple[str, ...] = LOSSES
@@ -143,7 +144,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
-        known |= {"addons": ADDONS}
+        known |= {"addons": tuple(ADDONS)}
         known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
         for line, names in known.items():
             for name in getattr(self, line):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ ALONE = "alone.jsonl"  # the same of training alone
 def enter(folder: Path, round: int, found: Measured, file: str = FILE) -> None:
     """Notes a round, from 0, in place of what was noted of it and of later ones before the run went back to it."""
     values = {name: plain(float(value)) for name, value in sorted((found.tested | found.validated).items())}
-    path = folder / file
-    earlier = [line for line in _lines(path) if line["round"] <= round]
-    lines = [*earlier, {"round": round + 1, "metrics": values}]
-    write_bytes(path, b"".join(map(records.encoded, lines)), private=True)
+    path, line = folder / file, {"round": round + 1, "metrics": values}
+    whole = path.read_bytes() if path.exists() else b""
+    with _reading(path):
+        follows = whole.endswith(b"\n") and json.loads(whole.splitlines()[-1])["round"] <= round
+    if follows:
+        return records.append(path, line)
+    earlier = [noted for noted in _lines(path) if noted["round"] <= round]
+    return write_bytes(path, b"".join(map(records.encoded, (*earlier, line))), private=True)
 
 
 def read(folder: Path, file: str = FILE) -> list[Measurement]:
@@ -36,7 +41,12 @@ def read(folder: Path, file: str = FILE) -> list[Measurement]:
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    damaged = f"{path} is damaged ({{}}); restore it from a copy, or remove it"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with _reading(path):
+        *whole, _ = path.read_bytes().split(b"\n")  # a kill may have cut off the last one
+        lines = [json.loads(line) for line in whole]
         return [{"round": int(line["round"]), "metrics": dict(line["metrics"])} for line in lines]
+
+
+def _reading(path: Path) -> AbstractContextManager[None]:
+    damaged = f"{path} is damaged ({{}}); restore it from a copy, or remove it"
+    return raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError)

@@ -1,5 +1,6 @@
 """What a node remembers of a run to train on its own, without the server: the settings, and where its data are."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ def remember(
         if key in own and Path(str(own[key])).expanduser().exists():
             own[key] = str(Path(str(own[key])).expanduser().resolve())
     content = {
-        "settings": flattened(settings.federation.tables()),
+        "settings": _run_config(settings),
         "node": {**own, "client": client},
         "samples": samples,
         "metrics": [metric.as_json() for metric in settings.task.metrics],
@@ -48,6 +49,11 @@ def remember(
     encoded = json.dumps(content, indent=1).encode()
     if not (folder / FILE).exists() or (folder / FILE).read_bytes() != encoded:
         write_bytes(folder / FILE, encoded, private=True)
+
+
+@functools.lru_cache(maxsize=1)  # a worker has the same settings in every round
+def _run_config(settings: Settings) -> dict[str, Any]:
+    return flattened(settings.federation.tables())
 
 
 def recall(folder: Path) -> NodeRun:

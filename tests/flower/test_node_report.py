@@ -12,7 +12,7 @@ import pytest
 import copfl
 from copfl import stats
 from copfl.engine.mapping import sequential
-from copfl.engine.simulate import begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.new_clients import alone_of
 from copfl.flower import audit_log
 from copfl.flower.app import init
@@ -86,9 +86,8 @@ def test_with_partial_participation(tmp_path: Path) -> None:
     algorithm = alone_of(settings.algorithm, settings.run.addons)
     assert algorithm is not None
     state = begin(algorithm, settings.task, 3)
-    rounds = simulate(
-        algorithm, settings.task, federation, sequential(), state, rounds=4, batch=256, participation=0.5
-    )
+    simulation = Simulation(algorithm, settings.task, federation, sequential(), seed=0, batch=256)
+    rounds = simulate(simulation, state, rounds=4, participation=0.5)
     last: dict[int, float] = {}
     for round in rounds:
         last |= dict(zip(round.ids.tolist(), round.clients["accuracy"].tolist(), strict=True))

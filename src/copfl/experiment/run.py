@@ -15,7 +15,6 @@ from torch import nn
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Optimizer
-from copfl.core.selection import BestRounds
 from copfl.data.partition import Partition
 from copfl.engine import ranks, simulate
 from copfl.engine.mapping import renewed

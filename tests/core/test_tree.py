@@ -134,3 +134,11 @@ def test_gathered_parts_are_concatenated() -> None:
     assert [t.tolist() for t in tree.leaves(tree.add(one, two))] == [3, [1, 2]]
     rows = {"sum": torch.tensor([1, 2]), "rows": tree.Gathered((torch.tensor([[1], [2]]),))}
     assert [t.tolist() for t in tree.leaves(tree.total(rows))] == [3, [1, 2]]
+
+
+def test_finite_answers_on_the_device_of_the_tree() -> None:
+    """The meta device stands for a GPU; tensors of two devices cannot be stacked."""
+    assert tree.finite({"x": torch.ones(2, device="meta")}).device.type == "meta"
+    assert bool(tree.finite({"x": torch.ones(2), "n": torch.tensor(3)}))
+    assert not tree.finite({"x": torch.tensor([1.0, torch.inf])})
+    assert bool(tree.finite({}))

@@ -182,6 +182,11 @@ def gathered(tree: object, inside: bool = False) -> list[bool]:
 
 
 def finite(tree: object, device: torch.device | None = None) -> Tensor:
-    """Whether every number of the tree is finite, from one sum per tensor: one pass over memory."""
+    """Whether every number of the tree is finite, from one sum per tensor: one pass over memory.
+
+    Args:
+        tree: Its tensors are on one device.
+        device: Of the answer where the tree has no tensor of numbers.
+    """
     checks = [torch.isfinite(t.sum()) for t in leaves(tree) if t.is_floating_point()]
-    return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
+    return torch.stack(checks or [torch.ones((), dtype=torch.bool, device=device)]).all()

@@ -114,7 +114,7 @@ class Killed:
     @property
     def length(self) -> float:
         """Seconds of the shortest round: a kill within them is in a round."""
-        return min(record["seconds"] for record in self.server_folder.rounds())
+        return min(float(record["seconds"]) for record in self.server_folder.rounds())
 
     def kill(self, victim: str) -> bool:
         """Kills one process, and starts again what its supervisor would; False if there is none."""

@@ -9,7 +9,7 @@ promised. `--secure-aggregation`: the same with secure sums. A server that is ki
 round: nodes reveal their shares once. The undisturbed federation loses the same rounds, and the result names them.
 The nodes have the strict policy that `copfl federate policy` writes, and take part in runs that their coordinator
 signed; without secure sums, it has no `secure_aggregation.required`. Kills are at random moments of random rounds, over
-the whole run, at most one in a round.
+the whole run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Killed:
     @property
     def length(self) -> float:
         """Seconds of the shortest round: a kill within them is in a round."""
-        return min(record["seconds"] for record in self.server_folder.rounds())
+        return min(float(record["seconds"]) for record in self.server_folder.rounds())
 
     def kill(self, victim: str) -> bool:
         """Kills one process, and starts again what its supervisor would; False if there is none."""

@@ -110,6 +110,14 @@ def test_the_units_expose_little(unit: Path) -> None:
     assert (done.returncode, float(exposure) < 3) == (0, True)
 
 
+def test_every_node_knows_its_coordinator() -> None:
+    """One that knows none refuses every run."""
+    commands = [" ".join(service["command"]) for name, service in services().items() if "node" in name]
+    commands += [unit.read_text() for unit in UNITS if "node" in unit.name]
+    assert len(commands) == 5
+    assert [command for command in commands if "--coordinator" not in command] == []
+
+
 def test_only_the_unit_for_a_gpu_has_devices() -> None:
     with_gpu = [unit.name for unit in UNITS if "PrivateDevices=true" not in unit.read_text()]
     assert with_gpu == ["copfl-node-gpu.service"]

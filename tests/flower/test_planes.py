@@ -30,6 +30,7 @@ from copfl.flower.certificates import make_certificates
 from copfl.flower.deployed import serve, write_connection
 from copfl.flower.keys import make_key
 from copfl.flower.planes import Planes, is_served, is_this_machine
+from copfl.flower.status import answers
 from copfl.settings.flat import nested
 from tests.flower.network import CONFIG, digits, write_nodes
 from tests.slow import slow
@@ -316,12 +317,18 @@ def test_a_node_trains_through_the_proxy_and_an_outsider_gets_nothing(tmp_path: 
             return process
 
         stack.enter_context(proxy(tmp_path, keys, ports))
-        start("server", "server", str(app), "--listen", f"127.0.0.1:{ports.server}")
+        server = start("server", "server", str(app), "--listen", f"127.0.0.1:{ports.server}")
+        deadline = time.monotonic() + 180
+        while not answers("127.0.0.1", ports.server):  # a run that is started before is an error
+            assert server.poll() is None, (tmp_path / "server.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
         for client, node in enumerate(nodes):
             secure = ["--root-certificates", str(keys / "ca.pem"), "--key", str(keys / f"node-{client}")]
             given = ["--data", node["data"], "--state-dir", node["state-dir"], "--client", str(client)]
+            given += ["--coordinator", str(keys / "coordinator.pub")]
             start(f"node-{client}", "node", "--superlink", f"localhost:{ports.fleet}", *secure, *given)
-        done = start("run", "run", str(app), "--run", "test").wait(240)
+        done = start("run", "run", str(app), "--run", "test").wait(480)
         assert done == 0, (tmp_path / "run.log").read_text()[-3000:]
         rounds = (app / "runs" / "test" / "rounds.jsonl").read_text().splitlines()
         assert len(rounds) == 2

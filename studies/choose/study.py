@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "defaults")]
-from parallel import run_jobs  # type: ignore[import-not-found]
+from copfl.bench.settings import SETTINGS, arrays, samples_per_client
 
-from settings import SETTINGS, arrays, samples_per_client  # type: ignore[import-not-found]
+sys.path.append(str(Path(__file__).parents[1]))
+from parallel import run_jobs  # type: ignore[import-not-found]
 
 CHOSEN = (
     "digits-2",
@@ -82,7 +82,7 @@ def rule(name: str, folder: Path) -> Any:
     from copfl.settings.first_choice import Known, first_choice
 
     setting = SETTINGS[name]
-    samples = samples_per_client(name, folder)
+    samples = samples_per_client(SETTINGS[name], folder)
     return first_choice(Known("classification", samples, setting.rounds, setting.model[0]))
 
 

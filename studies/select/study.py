@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "defaults")]
-from parallel import run_jobs  # type: ignore[import-not-found]
+from copfl.bench.settings import SETTINGS, arrays
 
-from settings import SETTINGS, arrays  # type: ignore[import-not-found]
+sys.path.append(str(Path(__file__).parents[1]))
+from parallel import run_jobs  # type: ignore[import-not-found]
 
 CHOSEN = (
     "digits-2",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, FedExLoRA, FedPer, FedSelect, Local
+from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, FedExLoRA, FedPer, FedSelect, FlexLoRA, Local
 from copfl.algorithms.fedselect import Upload
 from copfl.core import Adam, Sgd, UsageError, received, tree
 from copfl.core.batches import plan
@@ -67,12 +67,15 @@ def test_the_plain_mean_adds_nothing() -> None:
     assert with_server_optimizer(algorithm, Mean()) is algorithm
 
 
+@pytest.mark.parametrize("algorithm", [FedExLoRA(), FlexLoRA()], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("rule", [FedExP(), Momentum(), Mean(lr=0.5)])
-def test_an_algorithm_that_corrects_the_mean_refuses_another_step(rule: Any) -> None:
-    """FedEx-LoRA adds the residual of the mean to the layers; after another step it would be a wrong one."""
-    task, _ = small_federation("none", (4, 9), needs=FedExLoRA.needs)
-    with pytest.raises(UsageError, match="fedexlora takes no step of the server but the mean: the residual"):
-        with_server_optimizer(FedExLoRA(), rule).server_init(task, 2)
+def test_an_algorithm_whose_server_does_more_than_average_refuses_another_step(
+    algorithm: Any, rule: Any
+) -> None:
+    """FedEx-LoRA adds the residual of the mean to the layers; FlexLoRA's factors have any signs and order."""
+    task, _ = small_federation("none", (4, 9), needs=algorithm.needs)
+    with pytest.raises(UsageError, match=r"takes no step of the server but the mean: .*\(server='mean'\)"):
+        with_server_optimizer(algorithm, rule).server_init(task, 2)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto"])

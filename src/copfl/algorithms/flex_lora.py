@@ -59,6 +59,9 @@ class FlexLoRA(PartlyPersonal):
     send: str = "factors"  # "products": B A themselves, which are larger, and whose sum hides them
 
     needs = (A, B)
+    only_mean = (
+        "its server decomposes the mean of the products, and the factors of two rounds have no difference"
+    )
     summable: ClassVar = MappingProxyType({"send": "products"})  # the options under secure aggregation
 
     def __post_init__(self) -> None:

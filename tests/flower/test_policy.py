@@ -53,7 +53,7 @@ from tests.flower.network import CONFIG, UNSIGNED, digits, write_nodes
 LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
 LINES |= {"privacy.noise", "privacy.clip", "secure_aggregation.required", "secure_aggregation.cohort"}
-LINES |= {"secure_aggregation.neighbours"}
+LINES |= {"secure_aggregation.neighbours", "statistics.allowed"}
 
 WATCHED: tuple[str, ...] = (
     "import",

@@ -9,6 +9,8 @@ import pytest
 
 from copfl.data.contract_file import read_contract
 from copfl.flower.agreement import contract_at
+from copfl.flower.proposal import read
+from copfl.flower.proposal_text import described
 from tests.code_blocks import call
 from tests.data.sites import rows_of, write_rows, write_sites
 
@@ -43,7 +45,8 @@ def test_from_a_table_to_an_app(sites: dict[str, str]) -> None:
         ["federate", "propose", "clinic", "first.json", "--run", "first", "--set", "session.agree=true"]
     )
     assert code == 0, output
-    assert "agreed: age, sodium, income, ward, outcome; compare your data" in output
+    lines = described(read(Path("first.json").read_bytes()).proposal)
+    assert any("open, to be agreed: age, sodium, income, ward, outcome" in line for line in lines)
     assert "copfl federate agree clinic --proposal first.json" in output
     assert contract_at(Path("first.json")) == contract_at(Path("clinic"))
     code, output = call(["federate", "up", "clinic"])

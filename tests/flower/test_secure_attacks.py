@@ -18,7 +18,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.errors import RunError, UsageError, WireError
-from copfl.flower import node, secure_memory, secure_node, secure_sum
+from copfl.flower import node, secure_memory, secure_node, secure_phases, secure_sum
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import hashes_of
 from copfl.flower.proposal import Proposal, Rotation, rotation_statement
@@ -280,9 +280,9 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
 ) -> None:
     """Killed before its file is written, and again after it: the sum is the same, and is remembered once."""
     undisturbed = Malicious(nodes).total(ALL)
-    write, ask, kills = secure_node._write, Malicious.ask, list[str]()
+    write, ask, kills = secure_phases.write_session, Malicious.ask, list[str]()
 
-    def killed(path: Path, session: secure_node.Session) -> None:
+    def killed(path: Path, session: secure_phases.Session) -> None:
         if list(session.requests)[-1] == phase and len(kills) < 2:
             kills.append(phase)
             if len(kills) == 2:
@@ -295,7 +295,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
             with contextlib.suppress(KeyboardInterrupt):
                 return ask(server, *request)
 
-    monkeypatch.setattr(secure_node, "_write", killed)
+    monkeypatch.setattr(secure_phases, "write_session", killed)
     monkeypatch.setattr(Malicious, "ask", repeated)
     assert np.array_equal(Malicious(nodes, run="second").total(ALL), undisturbed)
     assert kills == [phase, phase]

@@ -16,9 +16,10 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
-from copfl.flower import secure_node
+from copfl.flower import secure_node, secure_phases
+from copfl.flower.secure_exchange import REVEALING
 from copfl.flower.secure_members import Subject, context_of
-from copfl.flower.secure_server import REVEALING, SecureServer
+from copfl.flower.secure_server import SecureServer
 from copfl.flower.secure_sum import PHASES
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
@@ -367,7 +368,7 @@ def test_paths_of_a_machine_are_not_in_the_context() -> None:
 
 def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     play(SECURE | {"session.run": "ended", "run.rounds": 1}, nodes, tmp_path)
-    path = Path(nodes[0]["state-dir"]) / "ended" / secure_node.FILE
+    path = Path(nodes[0]["state-dir"]) / "ended" / secure_phases.FILE
     assert json.loads(path.read_text())["secrets"] is None
     assert path.stat().st_mode & 0o077 == 0
 

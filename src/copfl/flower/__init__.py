@@ -7,8 +7,10 @@
 in the resident process of `worker`; `node_bundle` writes its model. `supernode` is the process that stays connected
 to the server. `secure_sum`
 is the protocol of secure aggregation, `secure_graph` its smallest numbers of neighbours, `secure_total` what it
-adds up, `secure_node` and `secure_server` its messages, `secure_members` their signatures, and `secure_memory`
-what a node was added up with. `keys` are those of members and of the coordinator, `membership` the
+adds up, `secure_phases` and `secure_exchange` its messages, `secure_node` what a client adds, `secure_members` their
+signatures, and `secure_memory` what a node was added up with. `statistics_node` and `statistics_server` add up what the
+encoders of tables need, and `agreement` has the data contract of an app. `keys` are those of members and of the
+coordinator, `membership` the
 coordinator's list of members, `proposal` the document that it signs, `acceptance` what a node accepts, and
 `audit_log` what left it. `private_node` is the noise of a node, `ledger` the epsilon that its data have spent, and
 `known_data` which data are the same. For operators: `events` has the audit log, log

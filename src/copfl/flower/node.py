@@ -8,7 +8,7 @@ an upload that arrived too late has no effect.
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,21 +38,17 @@ from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, kept_score, write_bundle
 from copfl.flower.node_evaluation import Measured, is_best, measure, scores_of
-from copfl.flower.policy.file import policy_of
-from copfl.flower.policy.record import Policy
+from copfl.flower.node_message import NodeConfig, head_of, node_policy
 from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.flower.registry import known_client, state_dir
-from copfl.flower.run_limit import admit_run
 from copfl.flower.secure_sum import SMALLEST_COHORT
-from copfl.flower.settings import Settings, Terms
+from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json
 from copfl.flower.transport import Field
 from copfl.settings import user_code
-from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
-NodeConfig = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -183,24 +179,6 @@ def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
     return {**node_config, "client": head.client}
 
 
-def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
-    """The head that the server's message must have; WireError if it names no run, round or client."""
-    fields = wire.opened_head(packet)
-    run, round, client = (fields.get(name) for name in ("run", "round", "client"))
-    if type(run) is not str or type(round) is not int or type(client) is not int:
-        raise WireError("its head lacks the run, the round or the client")
-    if not is_plain_name(run):  # the name of a folder on this node
-        raise WireError(f"its run {run[:40]!r} is not a plain name")
-    session, rounds = settings.federation.session, settings.federation.rounds
-    if session.run and run != session.run:  # the policy allowed this one
-        raise WireError(f"it is of run {run}, and the run config of {session.run}")
-    if not 0 <= round <= rounds:  # a new client is asked after the last one
-        raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
-    admit_run(node_policy(node_config), state_dir(node_config), run)
-    known = known_client(node_config, run)
-    return Head("down", run, settings.layout, round, client if known < 0 else known)
-
-
 def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
     head, clients = head_of(settings, node_config, packet), settings.federation.clients
@@ -311,11 +289,6 @@ def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
     may_leave = {"all": True, "sums": is_secure, "none": False}[policy.reports]
     is_wanted = bool(node_config.get("metrics", not settings.run.privacy))
     return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
-
-
-def node_policy(node_config: NodeConfig) -> Policy:
-    """The policy of the node's owner."""
-    return policy_of(node_config, state_dir(node_config))
 
 
 def local_update(

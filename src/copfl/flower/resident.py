@@ -18,13 +18,14 @@ from copfl.errors import CopflError, UsageError
 from copfl.flower import node, own_code, secure_node, statistics_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
-from copfl.flower.node import NodeConfig, NodeData
+from copfl.flower.node import NodeData
+from copfl.flower.node_message import NodeConfig
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Bounds, Code
 from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
-from copfl.flower.secure_node import MASKED
+from copfl.flower.secure_phases import MASKED
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.statistics_terms import terms_of
 from copfl.flower.transport import JOIN, Content, refusal

@@ -17,15 +17,14 @@ from copfl import wire
 from copfl.data.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
 from copfl.errors import RunError, UsageError, WireError, raised_as
 from copfl.files import locked
-from copfl.flower import node
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER, KnownData, hashes_of
 from copfl.flower.ledger import Ledger, Release
-from copfl.flower.node import NodeConfig
+from copfl.flower.node_message import NodeConfig, head_of, node_policy
 from copfl.flower.policy.record import Statistics as Allowed
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
-from copfl.flower.secure_node import Asked, Contribution, added_up, identity
+from copfl.flower.secure_phases import Asked, Contribution, added_up, identity
 from copfl.flower.secure_sum import quantised
 from copfl.flower.state import write_json
 from copfl.flower.statistics_terms import KIND, StatisticsTerms, like_centres
@@ -119,7 +118,7 @@ def answer(
     """
     if terms.federation.secure.aggregation:
         return added_up(terms, node_config, packet, Sums(), proposal)
-    head = node.head_of(terms, node_config, packet)
+    head = head_of(terms, node_config, packet)
     prepared = _prepared(terms, node_config, head, packet)
     alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     allowed = _allowed(node_config)
@@ -145,7 +144,7 @@ class Sums:
 
 
 def _allowed(node_config: NodeConfig) -> Allowed:
-    return node.node_policy(node_config).statistics
+    return node_policy(node_config).statistics
 
 
 def _prepared(terms: StatisticsTerms, node_config: NodeConfig, head: Head, packet: Packet) -> Prepared:
@@ -154,7 +153,7 @@ def _prepared(terms: StatisticsTerms, node_config: NodeConfig, head: Head, packe
         raise WireError(f"statistics have {PASSES} passes, and it asks for pass {head.round + 1}")
     centres = wire.decode(packet, like_centres(terms.question), head).record.numpy()
     site = node_site(terms, node_config)
-    folder, policy = state_dir(node_config) / FOLDER, node.node_policy(node_config)
+    folder, policy = state_dir(node_config) / FOLDER, node_policy(node_config)
     count, is_second = policy.statistics.smallest_count, head.round > 0
     known = centres[: len(terms.question.numbers)] if is_second else None
     vector = sums_of(terms.question, site, count, known)

@@ -15,7 +15,7 @@ from copfl.data.statistics import PASSES, Vector, centres_of, frozen
 from copfl.errors import RunError, WireError
 from copfl.flower.exchange import Exchange, Round
 from copfl.flower.registry import Event
-from copfl.flower.secure_server import SecureExchange
+from copfl.flower.secure_exchange import SecureExchange
 from copfl.flower.statistics_terms import KIND, StatisticsTerms, like_centres, vector_of
 from copfl.flower.transport import Field
 from copfl.wire import Packet

@@ -1,0 +1,39 @@
+"""What a node knows of a message before it does anything: its owner's policy, and whether it was asked for this run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from copfl import wire
+from copfl.errors import WireError
+from copfl.flower.policy.file import policy_of
+from copfl.flower.policy.record import Policy
+from copfl.flower.registry import known_client, state_dir
+from copfl.flower.run_limit import admit_run
+from copfl.flower.settings import Terms
+from copfl.settings.federation import is_plain_name
+from copfl.wire import Head, Packet
+
+NodeConfig = Mapping[str, Any]
+
+
+def node_policy(node_config: NodeConfig) -> Policy:
+    """The policy of the node's owner."""
+    return policy_of(node_config, state_dir(node_config))
+
+
+def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
+    """The head that the server's message must have; WireError if it names no run, round or client."""
+    fields = wire.opened_head(packet)
+    run, round, client = (fields.get(name) for name in ("run", "round", "client"))
+    if type(run) is not str or type(round) is not int or type(client) is not int:
+        raise WireError("its head lacks the run, the round or the client")
+    if not is_plain_name(run):  # the name of a folder on this node
+        raise WireError(f"its run {run[:40]!r} is not a plain name")
+    session, rounds = settings.federation.session, settings.federation.rounds
+    if session.run and run != session.run:  # the policy allowed this one
+        raise WireError(f"it is of run {run}, and the run config of {session.run}")
+    if not 0 <= round <= rounds:  # a new client is asked after the last one
+        raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
+    admit_run(node_policy(node_config), state_dir(node_config), run)
+    known = known_client(node_config, run)
+    return Head("down", run, settings.layout, round, client if known < 0 else known)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, UsageError, tree
 from copfl.core.layout import cut, put_together, runs
+from copfl.core.random_starts import permuted
 from copfl.parts.averaging import Averaging, personal_of, weighted_mean
 from copfl.parts.clusters import selected, training_loss
-from copfl.parts.random_starts import permuted
 
 
 class Server(NamedTuple):

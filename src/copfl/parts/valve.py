@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from copfl.core.criteria import mean_of_valid
+from copfl.core.random_starts import normals
 from copfl.core.task import Batch, Data, KeyedInputs, Task, opened
 from copfl.errors import UsageError
-from copfl.parts.random_starts import normals
 
 
 class Layer(NamedTuple):

@@ -92,9 +92,9 @@ def complete(
     if addons.get("lr_schedule", "constant") != "constant" and not addons["lr_rounds"]:
         # So that resuming to more rounds keeps the schedule.
         records["addons"] = schema.Addons(options={**addons, "lr_rounds": settings.rounds})
-    complete = Run(**records)
-    algorithm_of(complete)  # its parts check their numbers
-    return complete
+    completed = Run(**records)
+    algorithm_of(completed)  # made only to be checked: its parts check their numbers
+    return completed
 
 
 def _algorithm_of_value(tables: Tables, algorithm: Any, rates: Mapping[str, float]) -> schema.Algorithm:

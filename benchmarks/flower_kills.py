@@ -41,7 +41,7 @@ from copfl.flower.audit_log import FILE, verified
 from copfl.flower.keys import fingerprint
 from copfl.flower.local import LocalFederation
 from copfl.flower.policy.file import strict
-from copfl.flower.secure_server import REVEALED
+from copfl.flower.secure_exchange import REVEALED
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME

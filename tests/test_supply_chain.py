@@ -337,7 +337,9 @@ def test_every_license_is_permissive() -> None:
 def test_uv_and_pip_install_the_same_versions() -> None:
     """`.ci/pin` writes both files."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {tuple(line.split(" ")[0].split("==")) for line in lines if "==" in line and not line.startswith("#")}
+    pins = {
+        tuple(line.split(" ")[0].split("==")) for line in lines if "==" in line and not line.startswith("#")
+    }
     packages = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
     locked = {(package["name"], package["version"]) for package in packages if package["name"] != "copfl"}
     assert locked == pins

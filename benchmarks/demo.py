@@ -1,4 +1,4 @@
-"""The demo (`copfl run` without options) over several seeds: docs/tour.md.
+"""The demo (`copfl run` without options) over several seeds: studies/defaults/demo.md.
 
     python benchmarks/demo.py --seeds 10 11 12 13 14 15 16 17 18 19
 

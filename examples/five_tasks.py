@@ -1,4 +1,4 @@
-"""Small files of four kinds, for the commands of docs/five-tasks.md: python examples/five_tasks.py FOLDER."""
+"""Small files of four kinds, for the commands of docs/tasks.md: python examples/five_tasks.py FOLDER."""
 
 from __future__ import annotations
 

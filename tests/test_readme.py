@@ -111,7 +111,7 @@ def test_the_commands_of_the_readme_have_these_options() -> None:
         r"copfl ((?:(?:data|federate) )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))
     ):
         shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
-    assert {"run", "list", "data get"} <= shown.keys()
+    assert {"run", "list", "data describe"} <= shown.keys()
     for command, options in shown.items():
         words = [sys.executable, "-m", "copfl", *command.split(), "--help"]
         text = subprocess.run(words, capture_output=True, text=True, check=True).stdout

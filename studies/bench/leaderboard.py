@@ -1,4 +1,4 @@
-"""Writes the tables of docs/leaderboard.md from the stored rows: python studies/bench/leaderboard.py."""
+"""Writes the tables of README.md from the stored rows: python studies/bench/leaderboard.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from copfl.bench import rows, standings
 
-PAGE = Path(__file__).parents[2] / "docs/leaderboard.md"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- rows: begin -->", "<!-- rows: end -->"
 
 

@@ -11,7 +11,7 @@ import pytest
 from copfl.comparison import runner
 from copfl.comparison.entries import entry_of, job_of, layers
 from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished, locked_folder
-from copfl.comparison.runner import TimeIsUp, all_done, in_processes
+from copfl.comparison.runner import Forecast, TimeIsUp, all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
@@ -219,6 +219,51 @@ def test_a_failure_of_several_runs_is_said_once(tmp_path: Path, monkeypatch: pyt
         "2 of 2 runs failed, the others are there. fedavg, seed 0; local, seed 0: it does not work"
     )
     assert said[0] == "[1/2 runs] fedavg, seed 0: failed: it does not work"
+
+
+def with_rounds(one: Job, count: int) -> Job:
+    """The job, whose folder has so many rounds."""
+    one.path.mkdir(parents=True, exist_ok=True)
+    (one.path / "rounds.jsonl").write_bytes(b"{}\n" * count)
+    return one
+
+
+def test_a_forecast_has_the_runs_that_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: two runs of ten rounds, one with four of them, and thirty rounds later; two seconds a round."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    new, begun = job(tmp_path, rounds=10), with_rounds(job(tmp_path, "local", rounds=10), 4)
+    forecast = Forecast(later=50.0)
+    forecast.plan([new, begun])
+    assert forecast.text() == ""
+    assert (forecast.later, sum(forecast.due.values())) == (30.0, 16)
+    now[0] += 16
+    with_rounds(new, 5)
+    with_rounds(begun, 7)
+    assert forecast.left([new, begun]) == 2.0 * (5 + 3 + 30)  # eight rounds in 16 seconds
+    now[0] += 4
+    forecast.ended(new)
+    assert forecast.left([begun]) == pytest.approx(20 / 13 * (3 + 30))
+    longer = new._replace(run=new.run.replaced({"run": {"rounds": 20}}))
+    with_rounds(longer, 10)
+    forecast.plan([longer])  # a further stage of the same run
+    assert forecast.later == 20.0
+    assert forecast.left([longer, begun]) == pytest.approx(20 / 13 * (10 + 3 + 20))
+    forecast.end = now[0] + 7
+    assert forecast.text([longer, begun]) == "about 0:07 left"
+
+
+def test_a_long_run_in_this_process_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("copfl.experiment.progress.FIRST", 0)
+    monkeypatch.setattr("copfl.experiment.progress.INTERVAL", 0)
+    said = list[str]()
+    all_done([job(tmp_path, "local", rounds=3)], 1, said.append, forecast=Forecast(later=6.0))
+    assert [text.split(",")[1].strip() for text in said] == [
+        "seed 0: round 1/3", "seed 0: round 2/3", "seed 0: done",
+    ]  # fmt: skip
+    assert all(text.endswith(" left") for text in said)
 
 
 def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""The lines of a run whose output is no terminal; tests/cli/test_main.py has the bar."""
+"""The lines of a run whose output is no terminal, and the time left; tests/cli/test_main.py has the bar."""
 
 from __future__ import annotations
 
-import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,24 +12,78 @@ from copfl.core.metrics import ACCURACY
 from copfl.experiment import progress
 
 
-def test_a_line_at_most_every_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, out = [0.0], io.StringIO()
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    on_round = progress.lines(10, out, ACCURACY)
+def round_(number: int) -> Any:
+    return SimpleNamespace(
+        number=number, clients={"accuracy": np.array([0.5, 0.7])}, federation={"shared": 0.25}
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_the_first_line_comes_after_seconds_and_then_one_at_most_every_interval(clock: list[float]) -> None:
+    printed = list[str]()
+    listener = progress.lines(10, printed.append, ACCURACY)
     for number in range(10):
         clock[0] += 20
-        round: Any = SimpleNamespace(
-            number=number, clients={"accuracy": np.array([0.5, 0.7])}, federation={"shared": 0.25}
-        )
-        on_round(round, 20.0)
-    printed = out.getvalue().splitlines()
-    assert printed[0] == "round 2/10: accuracy 60.0 %, shared 25 %, 2:40 left"
-    assert [line.split(":")[0] for line in printed] == [f"round {n}/10" for n in (2, 4, 6, 8, 10)]
+        listener.on_round(round_(number), 20.0)
+    assert printed[0] == "round 1/10: accuracy 60.0 %, shared 25 %, 3:00 left"
+    assert [line.split(":")[0] for line in printed] == [f"round {n}/10" for n in (1, 3, 5, 7, 9)]
+
+
+def test_a_short_run_prints_no_line(clock: list[float]) -> None:
+    printed = list[str]()
+    listener = progress.lines(4, printed.append, ACCURACY)
+    for number in range(4):
+        clock[0] += 1
+        listener.on_round(round_(number), 1.0)
+    listener.on_stage("saving")
+    assert printed == []
+
+
+def test_the_time_left_has_the_training_alone_and_what_is_saved() -> None:
+    """Ten rounds of two seconds, and ten of training alone, which turn out to take one second each."""
+    left = progress.TimeLeft(rounds=10, alone=10)
+    assert left.after(1, 5.0) == 5.0 * (9 + 1 + 10)
+    assert left.after(2, 2.0) == 2.0 * (8 + 1 + 10)  # the first round also prepared
+    for done in range(3, 10):
+        left.after(done, 2.0)
+    assert left.after(10, 2.0) == 2.0 * (0 + 1 + 10)
+    assert left.after(1, 1.0, is_alone=True) == 9.0
+    assert left.after(10, 1.0, is_alone=True) == 0.0
+
+
+def test_without_training_alone_the_last_round_is_the_end() -> None:
+    left = progress.TimeLeft(rounds=2)
+    assert left.after(1, 3.0) == 3.0
+    assert left.after(2, 3.0) == 0.0
+
+
+def test_all_stages_of_a_run_are_shown(clock: list[float]) -> None:
+    printed = list[str]()
+    listener = progress.lines(1, printed.append, ACCURACY, alone=1)
+    clock[0] = 40
+    listener.on_round(round_(0), 40.0)
+    clock[0] = 80
+    listener.on_stage("saving 2 models")
+    clock[0] = 120
+    listener.on_round_alone(round_(0), 10.0)
+    assert printed == [
+        "round 1/1: accuracy 60.0 %, shared 25 %, 1:20 left",
+        "saving 2 models ...",
+        "training alone, round 1/1: accuracy 60.0 %, shared 25 %, 0:00 left",
+    ]
 
 
 def test_the_expected_time_of_a_long_run() -> None:
-    assert progress.expected(100.0, rounds=10, processes=1, baseline=True) == ""
-    line = progress.expected(4000.0, rounds=10, processes=2, baseline=True)
-    assert line.startswith(
-        "10 rounds will take about 1:06:40 or more with 2 processes, and about as long again"
+    assert progress.expected(50.0, rounds=10, processes=1, baseline=True) == ""
+    assert progress.expected(100.0, rounds=10, processes=1, baseline=True).startswith(
+        "10 rounds will take about 3:20 or more with 1 process, half of it for the training alone"
+    )
+    assert progress.expected(4000.0, rounds=10, processes=2, baseline=False) == (
+        "10 rounds will take about 1:06:40 or more with 2 processes; --rounds and --epochs make it shorter"
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -118,9 +120,11 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
-    with bar(10, out, ACCURACY) as on_round:
+    with bar(10, out, ACCURACY) as listener:
         for number in range(3):
-            on_round(Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0)
+            listener.on_round(
+                Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0
+            )
     last = out.getvalue()
     assert "round 3/10" in last
     assert "75.0 %" in last
@@ -131,10 +135,22 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 
 def test_a_bar_takes_rounds_that_nobody_looked_at() -> None:
     out = Terminal()
-    with bar(2, out, ACCURACY) as on_round:
-        on_round(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
-        on_round(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
+    with bar(2, out, ACCURACY) as listener:
+        listener.on_round(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
+        listener.on_round(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
     assert "round 2/2" in out.getvalue()
+
+
+def test_the_bar_goes_on_with_the_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    with bar(2, out, ACCURACY, alone=2) as listener:
+        for number in range(2):
+            listener.on_round(Round(number, np.arange(2), {}, {"accuracy": np.ones(2)}), 2.0)
+        listener.on_stage("saving 2 models")
+        listener.on_round_alone(Round(0, np.arange(2), {}, {"accuracy": np.ones(2)}), 1.0)
+    assert "alone 1/2" in out.getvalue()
+    assert "0:01 left" in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -167,6 +183,37 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
         "not comparable with the global model (1 of 4 values of clients are infinite)"
         in summary.conclusion(Gains(alone, diverged, personal))
     )
+
+
+def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result, tmp_path: Path) -> None:
+    """By hand: three clients lose two, three and four points; the accuracy rose by ten in the last rounds."""
+    alone, personal = np.array([0.52, 0.63, 0.74]), np.array([0.50, 0.60, 0.70])
+    rising = [[0.1, 0.2, 0.3], [0.2, 0.3, 0.4], [0.5, 0.6, 0.7]]
+    found = SimpleNamespace(
+        gains=Gains(alone, personal, personal),
+        experiment=result.experiment,
+        folder=tmp_path,
+        primary=ACCURACY,
+        metric_or_nan=lambda name: np.array(rising),
+        latest=lambda name: np.zeros(3),
+    )
+    said = summary.advice(cast(Result, found))
+    assert said.startswith("Training alone is better here. To try: `copfl choose -d digits`")
+    assert f"`copfl resume {tmp_path} --rounds 4`" in said
+    assert said.endswith("take `-a local`.")
+    found.metric_or_nan = lambda name: np.array([rising[-1]] * 3)  # it no longer rises
+    assert "resume" not in summary.advice(cast(Result, found))
+    for other in (alone, np.array([0.53, 0.62, 0.75])):  # better, and not distinguishable
+        found.gains = Gains(personal if other is alone else alone, personal, other)
+        assert summary.advice(cast(Result, found)) == ""
+    found.gains = None
+    assert summary.advice(cast(Result, found)) == ""
+
+
+def test_the_last_line_has_the_time_of_the_whole_command(result: Result) -> None:
+    out = io.StringIO()
+    summary.show(result, out, seconds=92.0)
+    assert out.getvalue().splitlines()[-1].endswith(", 1:32 in all.")
 
 
 def test_clients_have_the_names_of_their_groups() -> None:

@@ -124,7 +124,7 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
 
 
 def leaderboard(rows: Sequence[Row]) -> str:
-    """The tables of docs/leaderboard.md, as Markdown."""
+    """The tables of studies/bench/README.md, as Markdown."""
     if not rows:
         return "No rows are stored yet."
     found = standings(rows)

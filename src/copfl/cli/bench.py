@@ -52,7 +52,7 @@ def bench(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train an algorithm under the protocol of docs/leaderboard.md and show its row beside the stored ones.
+    """Train an algorithm under the protocol of studies/bench/README.md and show its row beside the stored ones.
 
     In every federation it tries three rates and three steps of the server on validation samples; the best of
     them trains with three seeds, and only those runs see test samples. The row is written as a record that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -45,6 +46,7 @@ def run(
 
     With data and no algorithm, it is what suits the data (docs/results.md).
     """
+    begin = time.monotonic()
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, prepare
@@ -58,7 +60,7 @@ def run(
         layers.append(toml.read_file(config))
     if ranks.started():
         layers.append({"run": {"workers": 1}})
-    show = Show(track or [], quiet, as_json)
+    show = Show(track or [], quiet, as_json, begin)
     with ranks.group():
         if ranks.follower():
             return follow()
@@ -90,11 +92,12 @@ def resume(
 
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
+    begin = time.monotonic()
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, reopen
 
-    show = Show(track or [], quiet, as_json)
+    show = Show(track or [], quiet, as_json, begin)
     with ranks.group():
         if ranks.follower():
             return follow()
@@ -115,6 +118,7 @@ class Show(NamedTuple):
     trackers: list[str]
     quiet: bool
     as_json: bool
+    begin: float  # of the command, by the monotonic clock
 
     @property
     def progress(self) -> bool:
@@ -130,19 +134,21 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
-    from copfl.experiment.run import lead, train
+    from copfl.experiment.run import lead, rounds_alone, train
     from copfl.experiment.trackers import tracking
     from copfl.report import summary
 
     try:
         with stoppable(), contextlib.ExitStack() as stack:
-            baseline = None
+            shown = None
             listeners = [stack.enter_context(tracking(show.trackers, folder.path, prepared.run.tables()))]
             if show.progress:
-                what = (prepared.settings.rounds, sys.stderr, prepared.task.metrics[0])
-                terminal = sys.stderr.isatty()
-                listeners.append(stack.enter_context(bar(*what)) if terminal else lines(*what))
-                baseline = lines(*what, title="training alone, round")
+                rounds, what = prepared.settings.rounds, (prepared.task.metrics[0], rounds_alone(prepared))
+                if sys.stderr.isatty():
+                    shown = stack.enter_context(bar(rounds, sys.stderr, *what))
+                else:
+                    shown = lines(rounds, options.logger(quiet=False), *what)
+                listeners.append(shown.on_round)
 
             def on_round(round: Round, seconds: float) -> None:
                 for listener in listeners:
@@ -151,14 +157,15 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
             leading = lead(prepared) if ranks.joined() else ""
             if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
-            result = train(prepared, folder, on_round, baseline)
+            others = (None, None) if shown is None else (shown.on_round_alone, shown.on_stage)
+            result = train(prepared, folder, on_round, *others)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
     if show.as_json:
         print(json.dumps(summary.as_json(result)))
     elif not show.quiet:
-        summary.show(result, sys.stdout)
+        summary.show(result, sys.stdout, time.monotonic() - show.begin)
     if show.progress:
         _warn(result.warnings[len(prepared.hints) :])
 

@@ -21,7 +21,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds
 from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, paired, record_of
-from copfl.comparison.runner import Log, TimeIsUp, all_done
+from copfl.comparison.runner import Forecast, Log, TimeIsUp, all_done
 from copfl.comparison.suitability import reasons, refusals
 from copfl.comparison.verdict import Against, Verdict
 from copfl.core.algorithm import AnyAlgorithm
@@ -44,8 +44,8 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment.convergence import rises
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.process import left_as_found
-from copfl.experiment.progress import span
-from copfl.experiment.run import Experiment, prepare, reopen, train
+from copfl.experiment.progress import lines, span
+from copfl.experiment.run import Experiment, OnRound, prepare, reopen, rounds_alone, train
 from copfl.settings.complete import complete
 from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
@@ -143,10 +143,11 @@ def choose(
     rounds = candidates[0].jobs[0].run.run.rounds
     limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
+    trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
+    race.passes = (1 + trained_twice) * retrain
     if limit.seconds:
         race.end = begin + (1 - WRITING) * limit.amount
-        trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
-        race.passes = (1 + trained_twice) * retrain
+        race.forecast = Forecast(later=math.inf, end=begin + limit.amount)  # it takes the time that it has
     standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
     settings = best.jobs[0].run
@@ -169,15 +170,23 @@ def choose(
     log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
     begun = RunFolder(out / "chosen").begun  # one that was stopped continues
 
-    def watch(round: Round, seconds: float) -> None:
-        if time.monotonic() > begin + limit.amount:
-            raise TimeIsUp
+    def stopping(show: OnRound) -> OnRound:
+        """After a round, what shows it, and the end of the time."""
 
-    on_round = watch if limit.seconds else None
+        def on_round(round: Round, seconds: float) -> None:
+            show(round, seconds)
+            if limit.seconds and time.monotonic() > begin + limit.amount:
+                raise TimeIsUp
+
+        return on_round
+
     try:
         with claimed(out / "chosen", new=not begun) as folder:
             experiment = reopen(folder) if begun else prepare(chosen)
-            tested = train(experiment, folder, on_round, on_round)
+            metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
+            shown = lines(experiment.settings.rounds, log, metric, alone)
+            after = (stopping(shown.on_round), stopping(shown.on_round_alone))
+            tested = train(experiment, folder, *after, shown.on_stage)
     except TimeIsUp:
         race.note(
             f"The time was up before {best.label} was trained on all training samples; the same again "
@@ -322,6 +331,7 @@ class Race:
     log: Log
     end: float = math.inf  # of the race, by the monotonic clock
     passes: int = 0  # trainings of the choice that must end before that: the choice and its baseline
+    forecast: Forecast = field(default_factory=Forecast)
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
@@ -381,7 +391,11 @@ class Race:
                     f"{' with add-ons' if addons else ''}; the shortest race has {len(candidates) + extra:,}"
                 )
             self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
+        again = self.passes * rounds * self.processes  # of the choice, which one process trains
         for place, rung in enumerate(stages):
+            done = stages[place - 1].rounds * stages[place - 1].seeds if place else 0
+            following = cost(stages) - cost(stages[: place + 1]) + extra + again
+            self.forecast.later = len(candidates) * (rung.rounds * rung.seeds - done) + following
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):
                 candidates = self.kept(standing, stages[place + 1].candidates)
@@ -478,7 +492,7 @@ class Race:
         missing = "could not run"
         try:
             jobs = [job for jobs in runs.values() for job in jobs]
-            all_done(jobs, self.processes, self.log, end=self.end)
+            all_done(jobs, self.processes, self.log, end=self.end, forecast=self.forecast)
         except RunError as error:
             self.note(str(error))
         except TimeIsUp:

@@ -18,7 +18,7 @@ from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
 from copfl.comparison.jobs import Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
-from copfl.comparison.runner import Log, all_done
+from copfl.comparison.runner import Forecast, Log, all_done
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, still_rising, write
@@ -118,9 +118,16 @@ def compare(
             label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
         return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
-    run = partial(all_done, processes=jobs, log=log, executor=executor)
+    tries = TRIALS if trials is None else trials
+    forecast = Forecast()
+    for entry, own in zip(rows, spaces, strict=True):
+        tuned = (search.whole_runs(tries) if searching else len(list(cells(own)))) if own else 0
+        forecast.later += complete(*layers_of(entry, base)).run.rounds * (
+            tuned * len(tune_seeds) + len(seeds)
+        )
+    run = partial(all_done, processes=jobs, log=log, executor=executor, forecast=forecast)
     shared = Search(
-        TRIALS if trials is None else trials,
+        tries,
         out / "tuning",
         tune_seeds[0],
         experiment.task.metrics[0],

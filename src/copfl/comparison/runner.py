@@ -35,7 +35,7 @@ from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.progress import INTERVAL, span
+from copfl.experiment.progress import Pace, span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, simulation_of
 from copfl.files import Busy
 from copfl.settings.complete import complete
@@ -70,6 +70,53 @@ class Done(NamedTuple):
     seconds: float
 
 
+@dataclass
+class Forecast:
+    """The time that is left of all runs of a command, by the rounds that they have trained."""
+
+    later: float = 0.0  # rounds of runs that are not yet planned
+    end: float = math.inf  # of the command, by the monotonic clock
+    begin: float = field(default_factory=lambda: time.monotonic())
+    trained: int = 0  # rounds of runs that have ended
+    due: dict[Path, int] = field(default_factory=dict)  # rounds that a planned run has to train
+    had: dict[Path, int] = field(default_factory=dict)  # rounds that it had before
+    counted: dict[Path, int] = field(default_factory=dict)  # rounds of a run that `later` no longer has
+
+    def plan(self, jobs: Sequence[Job]) -> None:
+        """Runs that are about to be trained, or are finished, are no longer `later`."""
+        for job in jobs:
+            path = job.path.absolute()
+            self.later = max(0.0, self.later - (job.rounds - self.counted.get(path, 0)))
+            self.counted[path], self.had[path] = job.rounds, rounds_of(job)
+            self.due[path] = max(0, job.rounds - self.had[path])
+
+    def ended(self, job: Job) -> None:
+        self.trained += self.due.pop(job.path.absolute(), 0)
+
+    def left(self, running: Sequence[Job] = ()) -> float:
+        """Seconds; infinite before the first round.
+
+        Args:
+            running: Planned runs that may have trained some of their rounds.
+        """
+        now, paths = time.monotonic(), {job.path.absolute(): job for job in running}
+        part = sum(min(self.due[path], rounds_of(job) - self.had[path]) for path, job in paths.items())
+        trained, remaining = self.trained + part, sum(self.due.values()) - part + self.later
+        estimate = (now - self.begin) / trained * remaining if trained else math.inf
+        return max(0.0, min(estimate, self.end - now))
+
+    def text(self, running: Sequence[Job] = ()) -> str:
+        """Such as "about 1:20 left"; "" before the first round."""
+        seconds = self.left(running)
+        return f"about {span(seconds)} left" if seconds < math.inf else ""
+
+
+def rounds_of(job: Job) -> int:
+    """The rounds that its folder has."""
+    file = job.path / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 def all_done(
     jobs: Sequence[Job],
     processes: int,
@@ -77,21 +124,31 @@ def all_done(
     what: str = "runs",
     executor: Executor | None = None,
     end: float = math.inf,
+    forecast: Forecast | None = None,
 ) -> None:
     """Runs every job that is not finished. A failure does not stop the others; a RunError names each.
 
-    At `end`, by the monotonic clock, the runs are stopped with TimeIsUp: those in other processes at once,
-    one in this process after its round.
+    Args:
+        jobs: The runs.
+        processes: How many train at a time.
+        log: Gets lines of progress, with the time that is left.
+        what: What the runs are called.
+        executor: Trains them elsewhere.
+        end: By the monotonic clock, when the runs are stopped with TimeIsUp: those in other processes at once,
+            one in this process after its round.
+        forecast: Of a command that has more runs than these.
     """
+    forecast = Forecast() if forecast is None else forecast
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
-    problems, clock, count, total = dict[str, list[str]](), time.monotonic(), 0, len(left)
+    problems, count, total = dict[str, list[str]](), 0, len(left)
+    forecast.plan(distinct)
     while left:
         parallel = executor is None and min(processes, len(left)) > 1
-        runner = Runner(log, end, executor=executor)
-        ended = in_processes(left, processes, log, end) if parallel else runner.run(left)
+        runner = Runner(log, end, executor=executor, forecast=forecast)
+        ended = in_processes(left, processes, log, end, forecast) if parallel else runner.run(left)
         with contextlib.closing(ended):  # ends the processes whatever happens here
             busy = list[Path]()
             for job, error, _ in ended:
@@ -99,8 +156,8 @@ def all_done(
                     busy.append(job.path.absolute())
                     continue
                 count += 1
-                remaining = (time.monotonic() - clock) / count * (total - count)
-                how = f"done, about {span(remaining)} left"
+                forecast.ended(job)
+                how = ", ".join(filter(None, ["done", forecast.text()]))
                 if error is not None:
                     reason = str(error).removeprefix(f"{job.title}: ")
                     problems.setdefault(reason, []).append(job.title)
@@ -136,6 +193,7 @@ class Runner:
     loaded: tuple[str, Dataset] | None = None  # the last data set: jobs share it, and some take a minute
     loading: float = 0.0  # seconds spent on data sets
     executor: Executor | None = None  # trains the jobs elsewhere; `known` and `check` are then not called
+    forecast: Forecast | None = None  # of the command; None: no lines while a job trains
 
     def run(self, jobs: Sequence[Job]) -> Generator[Done]:
         """Every job as it ends. Its folder stays locked until the next one is asked for."""
@@ -145,7 +203,7 @@ class Runner:
                 yield from self._batched(group)
             return
         work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
-        for job in (yield from submitted(groups, self.executor, work, self.log, self.end)):
+        for job in (yield from submitted(groups, self.executor, work, self.log, self.end, self.forecast)):
             yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
@@ -218,7 +276,21 @@ class Runner:
         start, rounds = started_with(experiment), experiment.settings.rounds
         self.check(job, start, experiment.federation.dataset.note)
         lean = LeanFolder(job.path, start=start, rounds=rounds, until=job.rounds, pause=self.pause)
-        return Prepared(experiment, lean, _stop_at(self.end, rounds, job.rounds))
+        return Prepared(experiment, lean, self._on_round(job))
+
+    def _on_round(self, job: Job) -> OnRound:
+        """What is called after each round of the job: it says how far it is, and stops it in time."""
+        rounds, pace = job.run.run.rounds, Pace()
+        stop = _stop_at(self.end, rounds, job.rounds)
+
+        def watch(round: Round, seconds: float) -> None:
+            done = round.number + 1
+            if self.forecast is not None and done < job.rounds and pace.is_due():
+                parts = [f"{job.title}: round {done}/{rounds}", self.forecast.text([job])]
+                self.log(", ".join(filter(None, parts)))
+            stop(round, seconds)
+
+        return watch
 
     def _experiment(self, job: Job, folder: RunFolder) -> Experiment:
         """The experiment of the job, on a data set that is loaded once for many jobs."""
@@ -291,13 +363,14 @@ def submitted(
     work: Callable[[list[Job]], list[Done]],
     log: Log,
     end: float = math.inf,
+    forecast: Forecast | None = None,
 ) -> Generator[Done, None, list[Job]]:
     """Every job of these groups as it ends, from any executor. Returns what is left when it breaks.
 
     A group whose worker was lost is submitted again, `ATTEMPTS` times in all.
     """
     waiting: dict[Future[list[Done]], tuple[list[Job], int]] = {}
-    left = list[Job]()
+    left, pace = list[Job](), Pace()
 
     def submit(group: list[Job], attempt: int) -> None:
         placed = [job._replace(path=job.path.absolute()) for job in group]  # a worker has its own folder
@@ -307,12 +380,12 @@ def submitted(
         for group in groups:
             submit(group, 1)
         while waiting:
-            patience = min(INTERVAL, max(0.0, end - time.monotonic()))
+            patience = max(0.0, min(pace.next, end) - time.monotonic())
             ended, _ = futures.wait(waiting, patience, futures.FIRST_COMPLETED)
             if not ended and time.monotonic() >= end:
                 raise TimeIsUp
-            if not ended:
-                log(_progress([job for group, _ in waiting.values() for job in group]))
+            if not ended and pace.is_due():
+                log(_progress([job for group, _ in waiting.values() for job in group], forecast))
             for future in [future for future in waiting if future in ended]:  # in the order of the jobs
                 group, attempt = waiting.pop(future)
                 error = futures.CancelledError() if future.cancelled() else future.exception()
@@ -338,38 +411,41 @@ def submitted(
     return left
 
 
-def _progress(jobs: Sequence[Job]) -> str:
-    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 waiting"."""
-    running = list[str]()
-    for job in jobs:
-        file = job.path / "rounds.jsonl"
-        done = file.read_bytes().count(b"\n") if file.exists() else 0
-        if done:
-            running.append(f"{job.title}: round {done}/{job.run.run.rounds}")
+def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
+    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 waiting; about 2:10 left"."""
+    rounds = [(job, rounds_of(job)) for job in jobs]
+    running = [f"{job.title}: round {done}/{job.run.run.rounds}" for job, done in rounds if done]
     more = [f"{len(running) - SHOWN} more"] if len(running) > SHOWN else []
-    return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting"])
+    left = [] if forecast is None else [forecast.text(jobs)]
+    return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 
 def in_processes(
-    jobs: Sequence[Job], processes: int, log: Log = print, end: float = math.inf
+    jobs: Sequence[Job],
+    processes: int,
+    log: Log = print,
+    end: float = math.inf,
+    forecast: Forecast | None = None,
 ) -> Generator[Done]:
     """Every job as it ends, from processes that import torch once and run one job after another.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
     """
-    for job in (yield from _pool(jobs, processes, log, end)):
-        if (yield from _pool([job], 1, log, end)):
+    for job in (yield from _pool(jobs, processes, log, end, forecast)):
+        if (yield from _pool([job], 1, log, end, forecast)):
             advice = "perhaps for lack of memory; run the same again with one process (jobs 1)"
             yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
 
 
-def _pool(jobs: Sequence[Job], processes: int, log: Log, end: float) -> Generator[Done, None, list[Job]]:
+def _pool(
+    jobs: Sequence[Job], processes: int, log: Log, end: float, forecast: Forecast | None
+) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
     pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, init_worker)
     complete = False
     try:
-        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log, end)
+        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log, end, forecast)
         complete = not left
     finally:
         for process in list((pool._processes or {}).values()) if not complete else ():

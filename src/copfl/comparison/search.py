@@ -96,6 +96,14 @@ def halving(
     return [list(own.values()) for own in found]
 
 
+def whole_runs(trials: int) -> float:
+    """What the halving of so many trials costs, in runs of all rounds."""
+    counts = [trials]
+    for _ in FRACTIONS[1:]:
+        counts.append(math.ceil(counts[-1] / KEPT))
+    return sum(count * fraction for count, fraction in zip(counts, FRACTIONS, strict=True))
+
+
 def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -> list[float]:
     """The primary metric of each on its validation samples, the mean over clients and seeds."""
     plans = [search.jobs_of(candidate, fraction) for candidate in candidates]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,67 +15,137 @@ if TYPE_CHECKING:
 
 RECENT = 20  # rounds from which the time left is estimated
 LONG_RUN = 120  # seconds from which the expected time is printed
-INTERVAL = 30  # seconds between two lines, so that a short run prints none
+FIRST, INTERVAL = 5, 30  # seconds until the first line, and between two lines
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
 
+class Listener(NamedTuple):
+    """What shows a run: functions that are called as it goes on."""
+
+    on_round: Callable[[Round, float], None]
+    on_round_alone: Callable[[Round, float], None]  # of the training alone, which follows
+    on_stage: Callable[[str], None]  # what is done between and after the rounds
+
+
 @contextlib.contextmanager
-def bar(rounds: int, out: IO[str], metric: MetricInfo) -> Iterator[Callable[[Round, float], None]]:
-    """A function that shows a round as it ends."""
+def bar(rounds: int, out: IO[str], metric: MetricInfo, alone: int = 0) -> Iterator[Listener]:
+    """A bar of the whole run.
+
+    Args:
+        rounds: Of the run.
+        out: The terminal.
+        metric: The one that is shown.
+        alone: Rounds of the training alone that follows.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(file=out)
-    described = _described(rounds, metric, long=console.width >= TEXT_WIDTH)
+    described = _described(rounds, metric, alone, long=console.width >= TEXT_WIDTH)
     columns = (TextColumn("{task.fields[place]}"), BarColumn(20), TextColumn("{task.description}"))
     progress = Progress(*(columns if console.width >= BAR_WIDTH else columns[::2]), console=console)
-    job = progress.add_task("first round ...", total=rounds, place="")
+    job = progress.add_task("first round ...", total=rounds + alone, place="")
 
-    def on_round(round: Round, seconds: float) -> None:
-        done, text = round.number + 1, described(round, seconds)
-        progress.update(job, completed=done, place=f"round {done}/{rounds}", description=text)
+    def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:
+        done, text = round.number + 1, described(round, seconds, is_alone)
+        place = f"alone {done}/{alone}" if is_alone else f"round {done}/{rounds}"
+        progress.update(job, completed=rounds * is_alone + done, place=place, description=text)
 
     progress.start()
     try:
-        yield on_round
+        yield Listener(
+            on_round,
+            lambda round, seconds: on_round(round, seconds, True),
+            lambda stage: progress.update(job, place="", description=f"{stage} ..."),
+        )
     finally:
         progress.live.transient = not progress.tasks[job].completed  # without a round, the bar disappears
         progress.stop()
 
 
-def lines(
-    rounds: int, out: IO[str], metric: MetricInfo, title: str = "round"
-) -> Callable[[Round, float], None]:
-    """A function that prints a line for a round that ends at least INTERVAL seconds after the last line."""
-    described, printed = _described(rounds, metric, long=True), time.monotonic()
+def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: int = 0) -> Listener:
+    """Logs a line from time to time: see `Pace`, and the arguments of `bar`."""
+    described, pace = _described(rounds, metric, alone, long=True), Pace()
 
-    def on_round(round: Round, seconds: float) -> None:
-        nonlocal printed
-        text, now = described(round, seconds), time.monotonic()
-        if now - printed >= INTERVAL:
-            printed = now
-            print(f"{title} {round.number + 1}/{rounds}: {text}", file=out, flush=True)
+    def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:
+        text = described(round, seconds, is_alone)
+        if pace.is_due():
+            title, count = ("training alone, round", alone) if is_alone else ("round", rounds)
+            log(f"{title} {round.number + 1}/{count}: {text}")
 
-    return on_round
+    def on_stage(stage: str) -> None:
+        if pace.is_due():
+            log(f"{stage} ...")
+
+    return Listener(on_round, lambda round, seconds: on_round(round, seconds, True), on_stage)
+
+
+class Pace:
+    """When lines are printed: the first after FIRST seconds, so that a short run has none, then every INTERVAL."""
+
+    def __init__(self) -> None:
+        self.next = time.monotonic() + FIRST
+
+    def is_due(self) -> bool:
+        """Whether a line is to be printed now; the next one is then due after the interval."""
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + INTERVAL
+        return True
+
+
+class TimeLeft:
+    """The seconds that are left of a run: its rounds, what is computed and saved after them, the training alone.
+
+    A round of the training alone is taken for one of the run until it begins, and what is saved for one more.
+    """
+
+    def __init__(self, rounds: int, alone: int = 0) -> None:
+        self.rounds, self.alone = rounds, alone
+        self.seconds: dict[bool, list[float]] = {False: [], True: []}  # of the latest rounds; True: alone
+
+    def after(self, done: int, seconds: float, is_alone: bool = False) -> float:
+        """The estimate after a round.
+
+        Args:
+            done: The rounds that are done, of the run or of the training alone.
+            seconds: What the last one took.
+            is_alone: Whether it is one of the training alone.
+        """
+        recent = self.seconds[is_alone]
+        recent[:] = [*recent, seconds][-RECENT:]
+        usual = recent[1:] if 1 < len(recent) < RECENT else recent  # the first one also prepares
+        still = self.alone - done if is_alone else self.rounds - done + self.alone + bool(self.alone)
+        return still * sum(usual) / len(usual)
 
 
 def expected(seconds: float, rounds: int, processes: int, baseline: bool) -> str:
-    """A line about the time that a long run will take on a CPU; empty for a short one."""
-    if seconds < LONG_RUN:
+    """A line about the time that a long run will take on a CPU; empty for a short one.
+
+    Args:
+        seconds: What the rounds take.
+        rounds: Of the run.
+        processes: That train them.
+        baseline: Whether as many rounds of training alone follow.
+    """
+    whole = seconds * (1 + baseline)
+    if whole < LONG_RUN:
         return ""
-    alone = ", and about as long again for the training alone (--no-local-baseline)" * baseline
+    alone = ", half of it for the training alone (--no-local-baseline)" * baseline
     return (
-        f"{rounds} rounds will take about {span(seconds)} or more with {processes} process"
+        f"{rounds} rounds will take about {span(whole)} or more with {processes} process"
         f"{'es' * (processes > 1)}{alone}; --rounds and --epochs make it shorter"
     )
 
 
-def _described(rounds: int, metric: MetricInfo, long: bool) -> Callable[[Round, float], str]:
+def _described(
+    rounds: int, metric: MetricInfo, alone: int, long: bool
+) -> Callable[[Round, float, bool], str]:
     """A function that describes a round: mean primary metric, shared fraction, time left."""
-    recent = list[float]()
+    left = TimeLeft(rounds, alone)
 
-    def text(round: Round, seconds: float) -> str:
-        recent[:] = [*recent, seconds][-RECENT:]
+    def text(round: Round, seconds: float, is_alone: bool) -> str:
         parts = []
         values = round.clients.get(metric.name, np.array(np.nan))
         if not np.isnan(values).all():
@@ -83,7 +153,7 @@ def _described(rounds: int, metric: MetricInfo, long: bool) -> Callable[[Round, 
             parts.append(f"{metric.title} {shown}" if long else shown)
         if round.federation.get("shared") and long:  # of training alone it is 0, and says nothing
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
-        parts.append(f"{span((rounds - round.number - 1) * sum(recent) / len(recent))} left")
+        parts.append(f"{span(left.after(round.number + 1, seconds, is_alone))} left")
         return ", ".join(parts)
 
     return text

@@ -37,6 +37,7 @@ from copfl.settings.schema import KINDS, Run
 from copfl.stats import Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
+OnStage = Callable[[str], None]  # what is done after the rounds, before it is
 
 
 @left_as_found()
@@ -205,8 +206,17 @@ def train(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
+    on_stage: OnStage | None = None,
 ) -> Result:
-    """`execute` of a run by itself: if every client diverges, it ends with an error."""
+    """`execute` of a run by itself, and the training alone: if every client diverges, it ends with an error.
+
+    Args:
+        experiment: What is trained.
+        folder: Where it is stored; None: nowhere.
+        on_round: Is called after every round.
+        on_baseline_round: Is called after every round of the training alone.
+        on_stage: Is called with what is done after the rounds, before it is.
+    """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
     check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
@@ -216,15 +226,24 @@ def train(
             on_round(round, seconds)
         check(round, seconds)
 
-    result = execute(experiment, folder, after)
+    tell = on_stage or (lambda stage: None)
+    result = execute(experiment, folder, after, on_stage=tell)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
+        tell(f"comparing {len(compared)} models")
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
+        tell("training alone")
         result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)
     return result
+
+
+def rounds_alone(e: Experiment) -> int:
+    """The rounds of training alone that follow those of the run."""
+    alone = _baseline(e) if e.settings.local_baseline else None
+    return 0 if alone is None or alone is e else e.settings.rounds
 
 
 def _alone(result: Result, on_round: OnRound | None) -> Numbers:
@@ -262,16 +281,20 @@ def execute(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
+    on_stage: OnStage | None = None,
 ) -> Result:
     """Trains the rounds that are left, fits the new clients, and keeps every client's model."""
+    tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
     result = train_rounds(e, folder, on_round, executor, models)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
         simulation, clients = simulation_of(e), settings.split_clients
+        tell(f"fitting {len(clients[1])} new clients")
         result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
         if folder is not None:
             new_clients.write(result.new_clients, folder.path)
     if models is not None:
+        tell(f"saving {e.clients} models")
         models.settle(result.state.round)
         for n in filter(models.wanted, range(e.clients)):
             stage = models.stage(n)

@@ -56,14 +56,20 @@ def as_json(result: Result) -> dict[str, Any]:
     if (gains := result.gains) is not None:
         content["alone"], content["gain"] = gains.alone, gains.gain
         content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
-        content["spread"] = gains.spread
+        content["spread"], content["advice"] = gains.spread, advice(result)
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
 
 
-def show(result: Result, out: IO[str]) -> None:
-    """Writes the table, as wide as the terminal or 100 characters."""
+def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
+    """Writes the table, as wide as the terminal or 100 characters.
+
+    Args:
+        result: Of the run.
+        out: The terminal or file.
+        seconds: What the whole command took, with preparation, training alone and saving.
+    """
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     models = "global: the global model; personal: the client's model after local training."
@@ -99,9 +105,13 @@ def show(result: Result, out: IO[str]) -> None:
         print(f"\n{as_text(table, width)}", file=out)
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
-    folder = "" if result.folder is None else f" Folder: {result.folder}"
+    if found := advice(result):
+        print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)
     early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
-    print(f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}.{folder}", file=out)
+    whole = "" if seconds is None else f", {span(seconds)} in all"
+    last = [f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}{whole}."]
+    last += [] if result.folder is None else [f"Folder: {result.folder}"]
+    print((" " if len(" ".join(last)) <= width else "\n").join(last), file=out)
 
 
 def _table(result: Result, width: int) -> Table:
@@ -164,6 +174,23 @@ def conclusion(gains: Gains) -> str:
         f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
+
+
+def advice(result: Result) -> str:
+    """What to try after a run whose models are distinguishably worse than those trained alone; else ""."""
+    gains, e = result.gains, result.experiment
+    if gains is None:
+        return ""
+    known = gains.gain[~np.isnan(gains.gain)]
+    if unknown_reason([known]) or len(known) < 2 or not over_clients([known]).high < 0:
+        return ""
+    data = f" -d {e.run.data.name}" if e.run.data.name else ""
+    tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
+    honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
+    if result.folder is not None and still_rises(honest, result.primary):
+        more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}`"
+        tries.append(f"the values still rise: {more} trains on")
+    return f"Training alone is better here. To try: {'; '.join(tries)}. If none is, take `-a local`."
 
 
 def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:

@@ -61,9 +61,9 @@ def test_the_committed_pictures_are_those_of_the_experiments(store: records.Stor
 
 
 def test_the_summary_quotes_the_records(store: records.Store) -> None:
-    """The numbers of docs/reproduction.md about table 1, in all columns under both protocols."""
+    """The numbers of docs/results.md about table 1, in all columns under both protocols."""
     table1 = findings_of("table1", store)
-    text = " ".join((STUDY.parents[1] / "docs" / "reproduction.md").read_text("utf-8").split())
+    text = " ".join((STUDY.parents[1] / "docs" / "results.md").read_text("utf-8").split())
     gains: dict[str, list[float]] = {}
     for protocol in table1.protocols:
         for column in table1.experiment.columns:

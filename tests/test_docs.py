@@ -16,11 +16,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "studies").rglob("*.md")),
 ]  # those of CONTRIBUTING.md are run by tests/test_readme.py
-EXECUTED = [
-    p
-    for p in PAGES
-    if any(block.is_executed for block in code_blocks.blocks(p.read_text("utf-8")))
-]
+EXECUTED = [p for p in PAGES if any(block.is_executed for block in code_blocks.blocks(p.read_text("utf-8")))]
 COMMAND = re.compile(r"\s*(\$ |pip |python |copfl (?!on )[a-z-]+( |$))")
 
 

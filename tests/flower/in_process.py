@@ -20,54 +20,48 @@ from copfl.flower.status import read_app
 from copfl.settings import toml
 from copfl.settings.complete import complete
 from copfl.settings.flat import flattened, nested
-from tests.flower.network import DirectTransport
 from tests.flower.signing import MessageTransport, knowing, proposed
 
 RUN = "first"
-
-
-class QuestionTransport(MessageTransport):
-    """The same before the encoders are agreed on, when there are no settings of a training yet."""
-
-    def __init__(self, run_config: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> None:
-        DirectTransport.__init__(self, None, nodes)  # type: ignore[arg-type]
-        self.run_config = run_config
 
 
 def up(
     folder: Path, *, sites: Sequence[Path] = (), config: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The record of each round of the app in the folder; the arguments are those of `copfl.flower.local.up`."""
-    if sites:
-        nodes = site_nodes(folder, sites)
-    else:
-        nodes = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE)))
-    nodes = [knowing(node) for node in nodes]
-    online, given = dict(enumerate(nodes, 100)), {**(config or {}), "network.min_replies": len(nodes)}
-
-    settings = _settings(folder) | given
-    contract = settings.get("samples.contract")
+    run = toml.read_file(folder / RUN_FILE)
+    node_configs = site_nodes(folder, sites) if sites else partition_nodes(folder, complete(run))
+    nodes = [knowing(node_config) for node_config in node_configs]
+    given = {**(config or {}), "network.min_replies": len(nodes)}
+    contract = _settings(folder).get("samples.contract")
     if contract and not Contract.read(contract).is_frozen:
-        settings |= {AGREE: True, "session.run": f"{RUN}-agree"}
-        signed, terms = proposed(settings, nodes), terms_of(settings)
-        transport = QuestionTransport({**settings, KEY: signed.text}, online)
-        runs = ServerFolder(str(folder / RUNS), settings["session.run"], resume=False)
-        runs.path.mkdir(parents=True)
-        questioner = statistics_server_class(terms.federation.secure.aggregation)
-        freeze(folder, questioner(terms, transport, runs, pause=0, retry=0, proposal=signed.proposal).agreed())
-        settings = _settings(folder) | given
-
-    settings |= {"session.run": RUN}
+        freeze(folder, _agreed(folder, _settings(folder) | given, nodes))
+    settings = _settings(folder) | given | {"session.run": RUN}
     signed = proposed(settings, nodes)
-    trainer = server_class(bool(settings.get("secure.aggregation")))
-    yield from trainer(
+    yield from server_class(bool(settings.get("secure.aggregation")))(
         settings_of(settings),
-        MessageTransport({**settings, KEY: signed.text}, online),
+        MessageTransport({**settings, KEY: signed.text}, nodes),
         ServerFolder(str(folder / "runs"), RUN, resume=False),
         pause=0,
         retry=0,
         proposal=signed.proposal,
     ).rounds()
+
+
+def _agreed(folder: Path, settings: dict[str, Any], nodes: list[dict[str, Any]]) -> Contract:
+    """The contract with the encoders that the nodes agree on."""
+    settings = {**settings, AGREE: True, "session.run": f"{RUN}-agree"}
+    signed, terms = proposed(settings, nodes), terms_of(settings)
+    runs = ServerFolder(str(folder / RUNS), settings["session.run"], resume=False)
+    runs.path.mkdir(parents=True)
+    return statistics_server_class(terms.federation.secure.aggregation)(
+        terms,
+        MessageTransport({**settings, KEY: signed.text}, nodes),
+        runs,
+        pause=0,
+        retry=0,
+        proposal=signed.proposal,
+    ).agreed()
 
 
 def _settings(folder: Path) -> dict[str, Any]:

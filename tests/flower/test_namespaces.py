@@ -1,4 +1,4 @@
-"""The commands of docs/tutorials/federation.md on four machines: network namespaces, each with an address and a folder."""
+"""The commands of docs/tutorials/federation.md on four machines: network namespaces, each with its own folder."""
 
 from __future__ import annotations
 
@@ -133,5 +133,7 @@ def test_the_tutorial_on_four_machines(machines: dict[str, Machine], tmp_path: P
         report = machine.run(use.replace("clinic/nodes/0/state", "moved").replace("north", site))
         assert "the model of round 5 of 5" in report
         assert len((machine.folder / "answers.csv").read_text().splitlines()) == 201
-        columns = {column.name: column for column in copfl.load(machine.folder / "moved").description.input.columns}
+        columns = {
+            column.name: column for column in copfl.load(machine.folder / "moved").description.input.columns
+        }
         assert columns["ward"].categories == ("bone", "heart", "lung", "skin")

@@ -1,4 +1,4 @@
-# One image for the server and the nodes of a federation: compose.yaml, docs/deploy.md.
+# One image for the server and the nodes of a federation: compose.yaml, docs/operations.md#containers.
 FROM python:3.12-slim
 
 # torch without CUDA, which is smaller; for GPUs: --build-arg PIP_EXTRA_INDEX_URL=

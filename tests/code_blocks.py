@@ -9,8 +9,9 @@ block gives the reason for not running it:
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
 Runs have one round, large batches and no local baseline; comparisons have five clients, one seed, a small model, one
-process and no charts, and tune only what the command names, with two values; new clients have one local update. The
-test checks that the commands work, not their results.
+process and no charts, and tune only what the command names, with two values; new clients have one local update.
+`copfl federate up` has its nodes in this process; with COPFL_SLOW=1 it starts real ones. The test checks that the
+commands work, not their results.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+from tests.slow import SLOW
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 1
@@ -59,6 +62,11 @@ class Block(NamedTuple):
     @property
     def skipped(self) -> bool:
         return self.mark.startswith("not run:")
+
+    @property
+    def is_executed(self) -> bool:
+        """Whether a session runs it, or saves it as a file."""
+        return not self.skipped and (self.language in RUN or self.mark.startswith("file: "))
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -151,6 +159,7 @@ def call(words: list[str]) -> tuple[int, str]:
         words = [*words, "--rounds", str(ROUNDS + 1)]
     output = io.StringIO()
     with (
+        nodes_in_this_process() if words[:2] == ["federate", "up"] and not SLOW else contextlib.nullcontext(),
         mock.patch.object(sys, "argv", ["copfl", *words]),
         mock.patch.object(new_clients, "UPDATES", ROUNDS),
         contextlib.redirect_stdout(output),
@@ -160,6 +169,14 @@ def call(words: list[str]) -> tuple[int, str]:
             cli.main()
         except SystemExit as exit:
             return int(exit.code or 0), output.getvalue()[-2000:]
+
+
+def nodes_in_this_process() -> contextlib.AbstractContextManager[object]:
+    """Makes `copfl federate up` start no processes."""
+    from copfl.flower import local
+    from tests.flower import in_process
+
+    return mock.patch.object(local, "up", in_process.up)
 
 
 def two_of(tuned: str) -> str:

@@ -16,11 +16,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "studies").rglob("*.md")),
 ]  # those of CONTRIBUTING.md are run by tests/test_readme.py
-EXECUTED = [
-    p
-    for p in PAGES
-    if any(b.language in code_blocks.RUN and not b.skipped for b in code_blocks.blocks(p.read_text("utf-8")))
-]
+EXECUTED = [p for p in PAGES if any(block.is_executed for block in code_blocks.blocks(p.read_text("utf-8")))]
 COMMAND = re.compile(r"\s*(\$ |pip |python |copfl (?!on )[a-z-]+( |$))")
 
 
@@ -37,7 +33,7 @@ def test_every_code_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     session = code_blocks.Session(tmp_path)
     for block in code_blocks.blocks(page.read_text("utf-8")):
-        if block.language in code_blocks.RUN and not block.skipped:
+        if block.is_executed:
             try:
                 session.execute(block)
             except Exception as error:

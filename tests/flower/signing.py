@@ -10,7 +10,6 @@ from copfl.flower import proposal, worker
 from copfl.flower.keys import SigningKey, fingerprint, new_key, own_key
 from copfl.flower.proposal import Member, Signed
 from copfl.flower.registry import key_path
-from copfl.flower.settings import settings_of
 from copfl.flower.transport import Content, Reply, as_record
 from copfl.flower.worker import Request
 from copfl.wire import Packet
@@ -51,17 +50,18 @@ def answer(node: dict[str, Any], run_config: dict[str, Any], kind: str, content:
 
 
 class MessageTransport(DirectTransport):
-    """Sends whole messages to the nodes."""
+    """Sends whole messages to the nodes, of a training or of the agreement on encoders before it."""
 
-    def __init__(self, run_config: dict[str, Any], nodes: dict[int, dict[str, Any]]) -> None:
-        plain = {key: value for key, value in run_config.items() if key != proposal.KEY}
-        super().__init__(settings_of(plain), nodes)
+    def __init__(self, run_config: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
+        # The nodes read their settings from the run config.
+        super().__init__(None, dict(enumerate(nodes, 100)))  # type: ignore[arg-type]
         self.run_config = run_config
 
     def send(self, node_id: int, request: str, content: Content, seconds: float) -> str:
         message_id = str(len(self.sent))
         self.sent.append((node_id, request, Packet(*content)))
         reply = answer(self.online[node_id], self.run_config, request, content)
+        self.received.append(Packet(*reply))
         self.inbox[message_id] = Reply(message_id, reply)
         return message_id
 

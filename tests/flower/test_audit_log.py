@@ -23,6 +23,7 @@ from copfl.flower.keys import fingerprint
 from copfl.flower.proposal import KEY
 from copfl.flower.registry import CHALLENGE
 from copfl.flower.secure_server import server_class
+from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import as_text, status
 from copfl.flower.transport import HELLO, TRAIN
@@ -192,10 +193,11 @@ def trained(
     run_config = CONFIG | {"run.rounds": 2} | (config or {})
     nodes = [knowing(node) for node in write_nodes(digits(), tmp_path / "nodes")]
     signed = proposed(run_config, nodes)
-    transport = MessageTransport(run_config | {KEY: signed.text}, dict(enumerate(nodes, 100)))
+    transport = MessageTransport(run_config | {KEY: signed.text}, nodes)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
-    kind = server_class(transport.settings.federation.secure.aggregation)
-    server = kind(transport.settings, transport, folder, pause=0, retry=0, proposal=signed.proposal)
+    settings = settings_of(run_config)
+    kind = server_class(settings.federation.secure.aggregation)
+    server = kind(settings, transport, folder, pause=0, retry=0, proposal=signed.proposal)
     list(server.rounds())
     answer(nodes[1], run_config, TRAIN, ("", b""))  # unsigned
     found = verified(state_of(nodes[1]) / FILE)

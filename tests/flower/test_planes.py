@@ -175,10 +175,12 @@ def proxy(folder: Path, keys: Path, ports: Ports) -> Iterator[None]:
 
 
 def coordinator(folder: Path, name: str = "coordinator") -> None:
-    """The certificate of docs/deploy.md, by its command."""
+    """The certificate of docs/operations.md, by its command."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: apt-get install openssl")
-    (command,) = re.findall(r"^openssl req -x509 .*", (ROOT / "docs" / "deploy.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(
+        r"^openssl req -x509 .*", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE
+    )
     subprocess.run(command.replace("coordinator", name).split(), cwd=folder, check=True, capture_output=True)
 
 

@@ -304,8 +304,8 @@ def test_a_node_is_the_client_whose_key_it_has(nodes: list[dict[str, Any]], tmp_
 def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, **options: Any) -> Any:
     """A server over whole messages."""
     signed = proposed(config, nodes)
-    transport = MessageTransport(config | {KEY: signed.text}, dict(enumerate(nodes, 100)))
-    settings = transport.settings
+    transport = MessageTransport(config | {KEY: signed.text}, nodes)
+    settings = settings_of(config)
     folder, lines = ServerFolder(str(runs), settings.federation.session.run, resume=False), list[str]()
     kind = server_class(settings.federation.secure.aggregation)
     given: dict[str, Any] = {"pause": 0, "retry": 0, "proposal": signed.proposal} | options

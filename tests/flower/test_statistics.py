@@ -30,14 +30,11 @@ from copfl.flower.state import ServerFolder
 from copfl.flower.statistics_server import statistics_server_class
 from copfl.flower.statistics_terms import like_centres, terms_of
 from copfl.flower.status import read_app
-from copfl.flower.transport import Content, Reply
 from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
-from copfl.wire import Packet
 from tests.code_blocks import call
 from tests.data.sites import CANDIDATES, CONTRACT, WARDS, rows_of, write_pooled, write_rows, write_sites
-from tests.flower.network import DirectTransport
-from tests.flower.signing import answer, knowing, proposed, state_of
+from tests.flower.signing import MessageTransport, answer, knowing, proposed, state_of
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -63,31 +60,15 @@ def nodes_of(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-class Transport(DirectTransport):
-    """Whole messages to the nodes, through their policies, proposals and audit logs."""
-
-    def __init__(self, run_config: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
-        super().__init__(None, dict(enumerate(nodes, 100)))  # type: ignore[arg-type]
-        self.run_config = run_config
-
-    def send(self, node_id: int, request: str, content: Content, seconds: float) -> str:
-        message_id = str(len(self.sent))
-        self.sent.append((node_id, request, Packet(*content)))
-        reply = answer(self.online[node_id], self.run_config, request, content)
-        self.received.append(Packet(*reply))
-        self.inbox[message_id] = Reply(message_id, reply)
-        return message_id
-
-
 class Agreed(NamedTuple):
     contract: Contract
-    transport: Transport
+    transport: MessageTransport
 
 
 def agree(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> Agreed:
     """The statistics phase of this run config, with the nodes as members."""
     signed = proposed(config, nodes)
-    terms, transport = terms_of(config), Transport({**config, KEY: signed.text}, nodes)
+    terms, transport = terms_of(config), MessageTransport({**config, KEY: signed.text}, nodes)
     folder = ServerFolder(str(runs), config["session.run"], resume=False)
     folder.path.mkdir(parents=True, exist_ok=True)
     kind = statistics_server_class(terms.federation.secure.aggregation)
@@ -297,7 +278,7 @@ def test_a_policy_keeps_statistics_at_home(
     run_config = {**config, KEY: proposed(config, nodes).text}
     terms = terms_of(config)
     folder = ServerFolder(str(tmp_path), "first", resume=False)
-    server = statistics_server_class(False)(terms, Transport(run_config, nodes), folder)
+    server = statistics_server_class(False)(terms, MessageTransport(run_config, nodes), folder)
     server.centres = like_centres(terms.question)
     head, body = answer(nodes[1], run_config, "train", server.down(1))
     assert f"[{line}]" in json.loads(head)["refused"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
+from copfl.data.contract import Column, Contract
 from copfl.flower import ledger, node
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
@@ -24,9 +26,12 @@ from copfl.flower.policy.record import Policy, Privacy
 from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals
 from copfl.flower.private_node import SecretNoise, upload_noise
+from copfl.flower.proposal import KEY
 from copfl.flower.settings import Settings, settings_of
 from copfl.wire import Head
+from tests.data.sites import rows_of, write_rows
 from tests.flower.network import CONFIG, digits, write_nodes
+from tests.flower.signing import answer, knowing, proposed
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
@@ -141,3 +146,32 @@ def test_requests_that_spend_at_the_same_time_share_one_limit(
     with ThreadPoolExecutor(2) as threads:
         assert sorted(threads.map(is_entered, "ab")) == [False, True]
     assert len(Ledger(tmp_path).releases()) == 1
+
+
+@pytest.mark.parametrize(("present", "is_answered"), [(1, False), (4, False), (5, True)])
+def test_a_contract_does_not_choose_a_few_rows(present: int, is_answered: bool, tmp_path: Path) -> None:
+    """Without the rows that lack a rare value, a node trained on one row, and its upload was that row's gradient."""
+    files = {}
+    for part in ("data", "test"):
+        rows = [{**row, "lab": 3.5 if n < present else ""} for n, row in enumerate(rows_of("north"))]
+        files[part] = str(write_rows(tmp_path / f"{part}.csv", rows))
+    config = knowing({**files, "state-dir": str(tmp_path / "state")})
+    columns = (Column(name=name, type="number", mean=0.0, deviation=1.0) for name in ("age", "lab"))
+    target = Column(name="outcome", type="category", categories=("ill", "well"))
+    contract = Contract(missing="drop", columns=tuple(columns), targets=(target,))
+    run_config = {
+        "run.clients": 1,
+        "session.run": "test",
+        "algorithm.name": "fedavg",
+        "model.name": "mlp",
+        "samples.shape": [2],
+        "samples.classes": ["ill", "well"],
+        "samples.contract": contract.as_json(),
+    }
+    settings = settings_of(run_config)
+    down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 1), torch.tensor(0))
+    packet = wire.encode(down, Head("down", "test", settings.layout, 0, 0), about={"counted": -1})
+    head, _ = answer(config, {**run_config, KEY: proposed(run_config, [config]).text}, "train", packet)
+    refused = json.loads(head).get("refused", "")
+    assert ("[statistics.smallest_count]" in refused) is not is_answered
+    assert (refused == "") is is_answered

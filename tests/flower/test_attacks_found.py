@@ -220,7 +220,12 @@ def test_a_noised_upload_is_never_refused_for_its_values(
 
 @pytest.mark.parametrize(
     ("size", "clip", "noise", "error"),
-    [(1.0, 1.0, 1.0, ""), (60.0, 1.0, 1.0, "may be"), (0.0, 0.1, 1e-4, "too small"), (0.0, 1.0, 10.0, "may be")],
+    [
+        (1.0, 1.0, 1.0, ""),
+        (60.0, 1.0, 1.0, "may be"),
+        (0.0, 0.1, 1e-4, "too small"),
+        (0.0, 1.0, 10.0, "may be"),
+    ],
 )
 def test_a_model_has_room_for_noise(size: float, clip: float, noise: float, error: str) -> None:
     """In a range of 64 with steps of 2^-9: the model, the clip and eight deviations of the noise."""

@@ -186,9 +186,7 @@ def sums_of(question: Question, site: Site, smallest: int, centres: Vector | Non
             entries += [0.0, 0.0]
             continue
         moments = Moments.of(values)
-        entries += (
-            moments.first(scale) if centres is None else moments.second(scale, float(centres[number]))
-        )
+        entries += moments.first(scale) if centres is None else moments.second(scale, float(centres[number]))
     if centres is None:
         for column in question.listed:
             counts = site.counts[column.name]

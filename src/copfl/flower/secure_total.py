@@ -74,7 +74,9 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
     """
     largest = float(model.abs().max()) + clip + 8 * deviation
     if not largest <= rules.range:
-        raise WireError(f"a noised value may be {largest:.3g}, and {rules.range:g} is the most; raise secure.range")
+        raise WireError(
+            f"a noised value may be {largest:.3g}, and {rules.range:g} is the most; raise secure.range"
+        )
     typical = math.sqrt(float(model.double().square().mean()) + deviation**2)
     if rules.step / math.sqrt(12) > LARGEST_ERROR * typical:
         raise WireError(

@@ -144,8 +144,8 @@ def _names(content: object) -> dict[str, list[str]]:
         is_list = isinstance(names, list) and len(names) <= MOST_CATEGORIES
         if not is_list or not all(map(_is_name, names)):
             raise WireError(
-                f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, of at most {LONGEST_NAME} "
-                "characters"
+                f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, "
+                f"of at most {LONGEST_NAME} characters"
             )
     return {str(column): list(names) for column, names in content.items()}
 

@@ -56,7 +56,7 @@ class Clustered(FedAvg):
 
     def client_update(self, *args: Any) -> ClientOutput:
         output = super().client_update(*args)
-        return output._replace(upload=Numbered(*output.upload, torch.tensor(3)))
+        return output._replace(upload=Numbered(output.upload.w, output.upload.size, torch.tensor(3)))
 
     def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> SumWithSquares:
         squares = upload.cluster.double().square().reshape(1)

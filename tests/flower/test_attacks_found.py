@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -195,9 +196,8 @@ def test_a_noised_upload_is_never_refused_for_its_values(
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", "test", settings.layout, 0, 0)
     cohort = dict(enumerate(["a", "b", "c"]))
-    trained: list[bool] = []
-    train = node.train
-    monkeypatch.setattr(node, "train", lambda *args: (trained.append(True), train(*args))[1])
+    training = Mock(wraps=node.train)
+    monkeypatch.setattr(node, "train", training)
 
     def words(first: float) -> Words:
         model = innermost(down).w.clone()
@@ -209,13 +209,13 @@ def test_a_noised_upload_is_never_refused_for_its_values(
 
     with pytest.raises(WireError, match="a noised value may be"):
         words(rules.range)
-    assert not trained
+    training.assert_not_called()
     largest = torch.tensor([2 * rules.range, -2 * rules.range, 1.0])
     sums = secure_total.sums_of(largest, {}, rules)
     sent = dequantised(secure_total.words_of(sums, rules, noised=True), rules)
     assert sent.tolist() == [rules.range, -rules.range, 1.0]
     assert len(words(rules.range / 2)) > settings.task.d
-    assert trained
+    training.assert_called_once()
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class Moments(NamedTuple):
     Of values over a huge range, only the large ones would be above zero in a sum of squares.
     """
 
-    count: int
+    number: int
     total: float
     mean: float
     rest: float  # sum of the differences to the mean: what rounding left
@@ -160,13 +160,13 @@ class Moments(NamedTuple):
 
     def first(self, scale: Scale) -> list[float]:
         """The number of values and their sum."""
-        return [float(self.count), (self.total - self.count * scale.middle) / scale.half]
+        return [float(self.number), (self.total - self.number * scale.middle) / scale.half]
 
     def second(self, scale: Scale, centre: float) -> list[float]:
         """The sums of the differences to the centre, and of their squares."""
         shift = self.mean - centre
-        differences = self.count * shift + self.rest
-        squares = self.squares + 2 * shift * self.rest + self.count * shift * shift
+        differences = self.number * shift + self.rest
+        squares = self.squares + 2 * shift * self.rest + self.number * shift * shift
         return [differences / scale.half, squares / scale.half / scale.half]
 
 

@@ -19,7 +19,7 @@ from copfl.flower import node, own_code, secure_node, statistics_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
 from copfl.flower.node import NodeData
-from copfl.flower.node_message import NodeConfig
+from copfl.flower.node_message import NodeConfig, node_policy
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Bounds, Code, Statistics
@@ -102,7 +102,7 @@ class Resident:
             if self._bounds is not None:
                 _require_batch(self._bounds, settings, found.train)
             self._data = key, found
-        _require_rows(node.node_policy(node_config).statistics, self._data[1])
+        _require_rows(node_policy(node_config).statistics, self._data[1])
         return self._data[1]
 
 

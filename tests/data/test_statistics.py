@@ -103,6 +103,23 @@ def test_one_row_that_differs_keeps_the_sum_back() -> None:
     assert not may_leave(np.arange(4.0), 5)
 
 
+@pytest.mark.parametrize("centre", [0.0, 4.0, -1e17])
+@pytest.mark.parametrize("half", [1.0, 6.5 / 1.6e-162, 1.5e308, 6.5 / 1.7e308])
+def test_neither_range_nor_centre_tells_which_values_are_large(half: float, centre: float) -> None:
+    """Two columns with the same sum and sum of squares get the same answers, though one has larger values.
+
+    The squares of differences over 1e163 are 0, but for the large ones: their sum was that of single rows.
+    """
+    column = Column(name="x", type="number", minimum=-half, maximum=half)
+    question = Question((column,), (), ())
+    answers = []
+    for triple in ([1.0, 5.0, 6.0], [2.0, 3.0, 7.0]):
+        site = Site({"x": np.array(triple * 5)}, {}, {})
+        first, second = sums_of(question, site, 5), sums_of(question, site, 5, np.array([centre]))
+        answers.append([*first, *second])
+    assert answers[0] == answers[1]
+
+
 def test_a_site_with_few_rows_changes_nothing(tmp_path: Path) -> None:
     files = write_sites(tmp_path)
     sites = [site_of(CONTRACT, paths) for paths in files.values()]

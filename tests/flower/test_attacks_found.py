@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,16 +19,25 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
-from copfl.flower import ledger, node
+from copfl.core.payload import innermost
+from copfl.data.contract import Column, Contract
+from copfl.errors import WireError
+from copfl.flower import ledger, node, secure_total
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
 from copfl.flower.policy.record import Policy, Privacy
 from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals
 from copfl.flower.private_node import SecretNoise, upload_noise
+from copfl.flower.proposal import KEY
+from copfl.flower.secure_node import Training
+from copfl.flower.secure_phases import Asked, Session
+from copfl.flower.secure_sum import Rules, Words, dequantised
 from copfl.flower.settings import Settings, settings_of
 from copfl.wire import Head
+from tests.data.sites import rows_of, write_rows
 from tests.flower.network import CONFIG, digits, write_nodes
+from tests.flower.signing import answer, knowing, proposed
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
@@ -141,3 +152,83 @@ def test_requests_that_spend_at_the_same_time_share_one_limit(
     with ThreadPoolExecutor(2) as threads:
         assert sorted(threads.map(is_entered, "ab")) == [False, True]
     assert len(Ledger(tmp_path).releases()) == 1
+
+
+@pytest.mark.parametrize(("present", "is_answered"), [(1, False), (4, False), (5, True)])
+def test_a_contract_does_not_choose_a_few_rows(present: int, is_answered: bool, tmp_path: Path) -> None:
+    """Without the rows that lack a rare value, a node trained on one row, and its upload was that row's gradient."""
+    files = {}
+    for part in ("data", "test"):
+        rows = [{**row, "lab": 3.5 if n < present else ""} for n, row in enumerate(rows_of("north"))]
+        files[part] = str(write_rows(tmp_path / f"{part}.csv", rows))
+    config = knowing({**files, "state-dir": str(tmp_path / "state")})
+    columns = (Column(name=name, type="number", mean=0.0, deviation=1.0) for name in ("age", "lab"))
+    target = Column(name="outcome", type="category", categories=("ill", "well"))
+    contract = Contract(missing="drop", columns=tuple(columns), targets=(target,))
+    run_config = {
+        "run.clients": 1,
+        "session.run": "test",
+        "algorithm.name": "fedavg",
+        "model.name": "mlp",
+        "samples.shape": [2],
+        "samples.classes": ["ill", "well"],
+        "samples.contract": contract.as_json(),
+    }
+    settings = settings_of(run_config)
+    down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 1), torch.tensor(0))
+    packet = wire.encode(down, Head("down", "test", settings.layout, 0, 0), about={"counted": -1})
+    head, _ = answer(config, {**run_config, KEY: proposed(run_config, [config]).text}, "train", packet)
+    refused = json.loads(head).get("refused", "")
+    assert ("[statistics.smallest_count]" in refused) is not is_answered
+    assert (refused == "") is is_answered
+
+
+def test_a_noised_upload_is_never_refused_for_its_values(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model at the end of the range, a node refused the uploads that passed it: a bit with its own noise alone.
+
+    The epsilon of a secure sum counts the noise of all. Now the model is refused, before the node trains.
+    """
+    settings = settings_of(NOISED | {"secure.aggregation": True})
+    noised, rules = settings.noised, settings.rules
+    assert noised is not None
+    down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
+    head = Head("down", "test", settings.layout, 0, 0)
+    cohort = dict(enumerate(["a", "b", "c"]))
+    training = Mock(wraps=node.train)
+    monkeypatch.setattr(node, "train", training)
+
+    def words(first: float) -> Words:
+        model = innermost(down).w.clone()
+        model[0] = first
+        message = down._replace(down=down.down._replace(w=model))
+        packet = wire.encode(message, head, about={"counted": -1})
+        asked = Asked(settings, config, head, {}, Session(cohort=cohort), None, Training(node.node_data))
+        return asked.summand.contribution(asked, packet).words
+
+    with pytest.raises(WireError, match="a noised value may be"):
+        words(rules.range)
+    training.assert_not_called()
+    largest = torch.tensor([2 * rules.range, -2 * rules.range, 1.0])
+    sums = secure_total.sums_of(largest, {}, rules)
+    sent = dequantised(secure_total.words_of(sums, rules, noised=True), rules)
+    assert sent.tolist() == [rules.range, -rules.range, 1.0]
+    assert len(words(rules.range / 2)) > settings.task.d
+    training.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("size", "clip", "noise", "error"),
+    [
+        (1.0, 1.0, 1.0, ""),
+        (60.0, 1.0, 1.0, "may be"),
+        (0.0, 0.1, 1e-4, "too small"),
+        (0.0, 1.0, 10.0, "may be"),
+    ],
+)
+def test_a_model_has_room_for_noise(size: float, clip: float, noise: float, error: str) -> None:
+    """In a range of 64 with steps of 2^-9: the model, the clip and eight deviations of the noise."""
+    rules = Rules(3, range=64.0, bits=16)
+    with pytest.raises(WireError, match=error) if error else contextlib.nullcontext():
+        secure_total.require_room(torch.full((5,), size), clip, noise, rules)

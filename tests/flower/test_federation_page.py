@@ -206,6 +206,17 @@ def test_all_that_members_send_is_escaped(tmp_path: Path) -> None:
     assert script in json.dumps(data_of(html))  # the name is in a chart
 
 
+@pytest.mark.parametrize("weights", [[5e-324, 0.0, 0.0], [1e12, -1e12, 5e-324]])
+def test_weights_that_add_up_to_nearly_nothing_have_a_page(weights: list[float], tmp_path: Path) -> None:
+    """A share of 1e-323 is infinite, which JSON does not have: no page was served while the run had this round."""
+    state = ServerState(tmp_path / "clinic")
+    state.start()
+    state.begin_round(1)
+    per_client = {"accuracy": [0.5] * 3, "weight": weights}
+    state.end_round(1, per_client=per_client)
+    assert "weight" in FederationPage(state.app).html()
+
+
 def test_the_page_is_for_who_has_its_address(tmp_path: Path) -> None:
     with PageServer(FederationPage(ServerState(tmp_path / "clinic").app), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,7 +14,7 @@ import copfl
 from copfl.data.agreed_encoders import Encoders
 from copfl.data.contract import Column, Contract
 from copfl.data.datasets import load
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, WireError
 from copfl.flower import deployed
 from copfl.flower.agreement import FILE as CONTRACT_FILE
 from copfl.flower.agreement import contract_at, freeze
@@ -27,7 +27,7 @@ from copfl.flower.policy.request import refusals
 from copfl.flower.proposal import KEY
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
-from copfl.flower.statistics_server import statistics_server_class
+from copfl.flower.statistics_server import _names, statistics_server_class
 from copfl.flower.statistics_terms import like_centres, terms_of
 from copfl.flower.status import read_app
 from copfl.settings.flat import flattened, nested
@@ -377,3 +377,11 @@ def test_real_processes_agree_train_and_predict(secure: bool, tmp_path: Path) ->
         code, output = call(["predict", str(state), "--data", str(site), "--out", str(answers)])
         assert code == 0, output
         assert len(answers.read_text().splitlines()) == len(site.read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", ["ill\n[tool]", "\ud800", "\u2028", "x" * 501, 7, None])
+def test_a_member_names_no_category_that_the_others_refuse(name: object) -> None:
+    """The frozen contract had it, and every node refused the run config; with half a character it was not written."""
+    with pytest.raises(WireError, match="texts in one line"):
+        _names({"outcome": ["well", name]})
+    assert _names({"outcome": ["well", "krank ä"]}) == {"outcome": ["well", "krank ä"]}

@@ -399,3 +399,24 @@ def test_a_mean_of_accuracies_reveals_each_to_a_server_that_knows_the_test_sets(
     fractions = [np.arange(n + 1) / n for n in sizes]
     sums = fractions[0][:, None, None] + fractions[1][:, None] + fractions[2]
     assert np.argwhere(np.abs(sums - mean) < 3 * rules.step).tolist() == [list(correct)]
+
+
+def test_sums_of_the_same_clients_with_and_without_a_row_reveal_the_row() -> None:
+    """One step of plain descent on all samples: the difference of n * w is the gradient of the row left out."""
+    rate, sizes, width, features = 0.1, [6, 7, 8], 33, 30
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sum(sizes), features)), rng.integers(0, 3, sum(sizes))
+    torch.manual_seed(0)
+    task = task_of(MLP((features,), 3, width=width), 3, dtype=torch.float64)
+    algorithm = FedAvg(Sgd(lr=rate), epochs=1)
+    totals = [
+        rounds_of(algorithm, task, divided(x[:rows], y[:rows], [6, 7, rows - 13]), [(0, 1, 2)])[0].total
+        for rows in (21, 20)
+    ]
+    gradient = (task.initial - (totals[0].w - totals[1].w)) / rate
+    weights, biases = gradient[: width * features].view(width, features), gradient[width * features :][:width]
+    unit = int(biases.abs().argmax())
+    row = (
+        weights[unit] / biases[unit]
+    ).numpy()  # of a linear layer, the gradient is that of the bias times the input
+    assert np.corrcoef(row, x[20])[0, 1] > 0.999

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,27 @@ def test_a_client_whose_training_broke_sends_noise_and_keeps_its_record() -> Non
     assert torch.isfinite(given.upload.w).all()
     assert float((given.upload.w - down.down.w).std()) == pytest.approx(1 / math.sqrt(2), rel=0.15)
     assert tree.finite(given.client)
+
+
+@dataclass(frozen=True)
+class FromEndToEnd(FedAvg):
+    """One weight goes from nearly the lowest number to nearly the largest: both are finite, their difference is not."""
+
+    def downlink(self, server: Any, ids: torch.Tensor) -> Any:
+        down = super().downlink(server, ids)
+        lowest = torch.full_like(down.w[:, :1], -0.9 * torch.finfo(down.w.dtype).max)
+        return down._replace(w=torch.cat([lowest, down.w[:, 1:]], 1))
+
+    def client_update(self, task: Any, client: Any, down: Any, *further: Any) -> Any:
+        output = super().client_update(task, client, down._replace(w=task.initial), *further)
+        return output._replace(upload=output.upload._replace(w=torch.cat([-down.w[:1], output.upload.w[1:]])))
+
+
+def test_a_change_that_overflows_is_no_more_visible_than_a_broken_training() -> None:
+    """The upload was not a number, and the node refused: a bit about its data without noise."""
+    down, private = turn(Private(FromEndToEnd(), 2, 2, clip=1.0, noise=1.0))
+    assert torch.isfinite(private.upload.w).all()
+    assert float((private.upload.w - down.down.w)[1:].std()) == pytest.approx(1 / math.sqrt(2), rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedper"])

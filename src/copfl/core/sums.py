@@ -44,9 +44,13 @@ def total_is_one_sum(
     def adds_up(name: str) -> bool:
         """Whether a further field adds up too, by itself or weighted, and is no second model update.
 
-        SCAFFOLD's control variates are the update again, with other weights: two sums of the same vectors.
+        SCAFFOLD's control variates are the update again, with other weights: two sums of the same vectors. A field of
+        whole numbers or truth values, such as the number of a cluster, cannot be tested by small changes, and is none.
         """
-        is_short = 2 * getattr(upload, name).numel() < task.d
+        field = getattr(upload, name)
+        if not field.is_floating_point():
+            return False
+        is_short = 2 * field.numel() < task.d
         moved = (_moved(first, name, random, weighted) for weighted in (False, True))
         return is_short and any(same_total(first, others) for others in moved)
 

@@ -65,8 +65,10 @@ class Column:
             return f"a {self.type} has no range, mean or deviation"
         if names and self.type not in (CATEGORY, BOOLEAN):
             return f"a {self.type} has no categories"
-        if self.minimum is not None and self.maximum is not None and not self.minimum < self.maximum:
-            return "its minimum must be below its maximum"
+        if self.minimum is not None and self.maximum is not None:
+            half = self.maximum / 2 - self.minimum / 2
+            if not 0 < half < math.inf:
+                return "its minimum must be below its maximum"
         if (self.mean is None) != (self.deviation is None):
             return "it has a mean or a deviation alone; give both or none"
         if self.deviation is not None and self.deviation <= 0:

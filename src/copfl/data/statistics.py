@@ -41,7 +41,8 @@ class Scale(NamedTuple):
     def of(cls, column: Column) -> "Scale":
         if column.minimum is None or column.maximum is None:
             return cls()
-        return cls((column.minimum + column.maximum) / 2, (column.maximum - column.minimum) / 2)
+        low, high = column.minimum / 2, column.maximum / 2  # of halves neither sum nor difference overflows
+        return cls(low + high, high - low)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,42 @@ def may_leave(values: NDArray[np.float64], smallest: int) -> bool:
     return others == 0 or others >= smallest
 
 
+class Moments(NamedTuple):
+    """All that an answer depends on, whatever the range and the centre: floats round sums, and never single values.
+
+    Of values over a huge range, only the large ones would be above zero in a sum of squares.
+    """
+
+    number: int
+    total: float
+    mean: float
+    rest: float  # sum of the differences to the mean: what rounding left
+    squares: float  # sum of their squares
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> "Moments":
+        mean = float(values.mean())
+        differences = values - mean
+        return cls(
+            len(values),
+            float(values.sum()),
+            mean,
+            float(differences.sum()),
+            float(np.square(differences).sum()),
+        )
+
+    def first(self, scale: Scale) -> list[float]:
+        """The number of values and their sum."""
+        return [float(self.number), (self.total - self.number * scale.middle) / scale.half]
+
+    def second(self, scale: Scale, centre: float) -> list[float]:
+        """The sums of the differences to the centre, and of their squares."""
+        shift = self.mean - centre
+        differences = self.number * shift + self.rest
+        squares = self.squares + 2 * shift * self.rest + self.number * shift * shift
+        return [differences / scale.half, squares / scale.half / scale.half]
+
+
 def sums_of(question: Question, site: Site, smallest: int, centres: Vector | None = None) -> Vector:
     """The vector that a site gives.
 
@@ -148,11 +185,8 @@ def sums_of(question: Question, site: Site, smallest: int, centres: Vector | Non
         if not may_leave(values, smallest):
             entries += [0.0, 0.0]
             continue
-        if centres is None:
-            entries += [float(len(values)), float(((values - scale.middle) / scale.half).sum())]
-        else:
-            differences = (values - centres[number]) / scale.half
-            entries += [float(differences.sum()), float(np.square(differences).sum())]
+        moments = Moments.of(values)
+        entries += moments.first(scale) if centres is None else moments.second(scale, float(centres[number]))
     if centres is None:
         for column in question.listed:
             counts = site.counts[column.name]

@@ -1,6 +1,7 @@
 """The coordinator's page: a federation's members, rounds and audit log, while a run continues and afterwards."""
 
 import datetime
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -476,7 +477,7 @@ def _by_member(found: Watched, name: str, factor: float, as_share: bool = False)
         for record in found.rounds:
             values = record.per_client.get(name, {})
             whole = sum(value or 0.0 for value in values.values()) if as_share else 1.0
-            row.append(_times(values.get(client), factor / whole) if whole else None)
+            row.append(_times(values.get(client), factor, whole) if whole else None)
         table[label if label not in table else f"{label} (client {client})"] = row
     return table
 
@@ -496,8 +497,10 @@ def _heat(
     return Heat(name, title, about, list(values), columns, cells, what, "round", unit, row_title="member")
 
 
-def _times(value: float | None, factor: float) -> Value:
-    return None if value is None else factor * value
+def _times(value: float | None, factor: float, whole: float = 1.0) -> Value:
+    """The value times the factor, of a whole; None where that is no number: members may report any."""
+    product = math.nan if value is None else factor * (value / whole)
+    return product if math.isfinite(product) else None
 
 
 def _clock(at: datetime.datetime | None, found: Watched) -> str:

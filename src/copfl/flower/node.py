@@ -59,6 +59,7 @@ class NodeData(NamedTuple):
     task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
     validation: Data | None = None  # samples that it does not train on; None: it trains on all
+    left_out: int = 0  # rows of its table that lack a value which the data contract asks for
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
@@ -70,13 +71,13 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset, rows = _of_file(settings, Path(source), node_config)
+        dataset, rows, left_out = _of_file(settings, Path(source), node_config)
     else:
         try:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-        rows = dataset.train.x
+        rows, left_out = dataset.train.x, 0
     samples, device = hashes_of(rows), node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
@@ -88,7 +89,7 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     if not (settings.federation.augment or traits(settings.algorithm).cut):
         task, splits = of_one_client(task, splits)
     train, *validation, test = splits
-    return NodeData(train, test, samples, task, bundled, validation[0] if validation else None)
+    return NodeData(train, test, samples, task, bundled, validation[0] if validation else None, left_out)
 
 
 def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Data) -> tuple[Data, ...]:
@@ -104,8 +105,8 @@ def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Dat
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 
-def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Inputs]:
-    """The data of a file or folder, and its samples as they are on disk.
+def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Inputs, int]:
+    """The data of a file or folder, its samples as they are on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a server that
     proposes other encoders, or other columns, asks for the same data.
@@ -113,7 +114,7 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
         dataset = load(path)
-        return dataset, dataset.train.x
+        return dataset, dataset.train.x, 0
     if not samples.contract:
         raise DataError(
             f"{path.name} is a table, and the federation has no data contract; its app must be made with "
@@ -125,7 +126,9 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
     files = [path, *([] if test is None else [Path(test).expanduser()])]
     tables = [read_table(file) for file in files]
     dataset = Contract.read(samples.contract).encoders.dataset_of(tables, path.stem, samples.kind)
-    return dataset, {name: cells.astype(str) for name, cells in row_texts(tables[0]).items()}
+    used = len(dataset.train.y) + (len(dataset.test.y) if test is None else 0)
+    rows = {name: cells.astype(str) for name, cells in row_texts(tables[0]).items()}
+    return dataset, rows, len(tables[0]) - used
 
 
 def node_device(node_config: NodeConfig) -> torch.device:

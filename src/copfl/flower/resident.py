@@ -19,10 +19,11 @@ from copfl.flower import node, own_code, secure_node, statistics_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
 from copfl.flower.node import NodeData
-from copfl.flower.node_message import NodeConfig
+from copfl.flower.node_message import NodeConfig, node_policy
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import policy_of
-from copfl.flower.policy.record import Bounds, Code
+from copfl.flower.policy.record import Bounds, Code, Statistics
+from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.private_node import epsilon_of_upload
 from copfl.flower.registry import state_dir
 from copfl.flower.secure_phases import MASKED
@@ -101,6 +102,7 @@ class Resident:
             if self._bounds is not None:
                 _require_batch(self._bounds, settings, found.train)
             self._data = key, found
+        _require_rows(node_policy(node_config).statistics, self._data[1])
         return self._data[1]
 
 
@@ -112,6 +114,16 @@ def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
     )  # the length of texts is the node's
     batch = min(run.run.batch, int(train.size))
     require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
+
+
+def _require_rows(statistics: Statistics, found: NodeData) -> None:
+    """PolicyError if the contract chooses so few of the node's rows that an upload would reveal them."""
+    if found.left_out and int(found.train.size) < statistics.smallest_count:
+        why = (
+            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
+            "contract, and an upload would reveal them; fill missing values, or leave such a column out"
+        )
+        raise PolicyError((Refusal("statistics.smallest_count", why),), "request")
 
 
 def _version(path: Path) -> tuple[int, int, int]:

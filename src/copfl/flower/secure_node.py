@@ -8,11 +8,13 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
+from copfl.core.payload import innermost
 from copfl.flower import node, secure_total
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER
 from copfl.flower.node import LoadData, node_data
 from copfl.flower.node_message import NodeConfig, head_of
+from copfl.flower.private_node import upload_noise
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
 from copfl.flower.secure_memory import Memory, changes_allowed
@@ -38,6 +40,9 @@ class Training(NamedTuple):
             changes_allowed(asked.node_config),
         )
         memory.history(samples).expect(invited, allowed)  # before it trains
+        if (noised := settings.noised) is not None:
+            model = innermost(node.decode(settings, asked.node_config, packet)[1]).w
+            secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
         trained = node.train(settings, asked.node_config, packet, lambda *_: data)
         clients, rules = settings.federation.clients, settings.rules
         with torch.no_grad():
@@ -46,7 +51,7 @@ class Training(NamedTuple):
         sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(total))
         return Contribution(
-            secure_total.words_of(sums, rules),
+            secure_total.words_of(sums, rules, noised=noised is not None),
             samples,
             hashlib.sha256(fingerprints.encode()).hexdigest(),
             {Field.NOTE: trained.note},

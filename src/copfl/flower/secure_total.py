@@ -42,15 +42,47 @@ def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported
     return Sums(total, pairs)
 
 
-def words_of(sums: Sums, rules: Rules) -> Words:
-    """All numbers of a contribution, quantised; WireError names the field that cannot be sent."""
+def words_of(sums: Sums, rules: Rules, *, noised: bool = False) -> Words:
+    """All numbers of a contribution, quantised; WireError names the field that cannot be sent.
+
+    One with noise is never refused, see `require_room`: what is out of range becomes the end of the range.
+    """
     words = []
     for path, t in tree.named(sums):
-        error = LARGEST_ERROR if path.startswith("total") else 1.0  # metrics may be near zero
+        values = t.detach().cpu().double().reshape(-1).numpy()
+        if noised:
+            values = values.clip(-rules.range, rules.range)
+        is_checked = path.startswith("total") and not noised  # metrics may be near zero
+        error = LARGEST_ERROR if is_checked else 1.0  # no rounding is larger
         refused = f"{path} cannot be added securely: {{}}; nothing was sent"
         with raised_as(WireError, refused, WireError):  # the value itself stays here
-            words.append(quantised(t.detach().cpu().double().reshape(-1).numpy(), rules, error))
+            words.append(quantised(values, rules, error))
     return np.concatenate(words)
+
+
+def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> None:
+    """WireError if noised uploads of this model would be out of range, or too small for the step of a sum.
+
+    By the model and the noise alone. Whether one upload is out of range would tell the server about it, and it has a
+    part of the noise that the sum has.
+
+    Args:
+        model: that the client received.
+        clip: the largest norm of its change.
+        deviation: of the noise of one upload.
+        rules: of the sum.
+    """
+    largest = float(model.abs().max()) + clip + 8 * deviation
+    if not largest <= rules.range:
+        raise WireError(
+            f"a noised value may be {largest:.3g}, and {rules.range:g} is the most; raise secure.range"
+        )
+    typical = math.sqrt(float(model.double().square().mean()) + deviation**2)
+    if rules.step / math.sqrt(12) > LARGEST_ERROR * typical:
+        raise WireError(
+            f"noised values of about {typical:.2g} are too small for steps of {rules.step:.2g}; raise secure.bits, or "
+            "lower secure.range"
+        )
 
 
 def sums_from(values: Floats, like: Sums) -> Sums:

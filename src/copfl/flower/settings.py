@@ -57,7 +57,7 @@ class Terms:
         return rules_of(self.federation)
 
     @property
-    def noised(self) -> AnyAlgorithm | None:
+    def noised(self) -> SecretNoise | None:
         """The algorithm, if it adds noise to what is sent."""
         return None
 
@@ -71,7 +71,7 @@ class Settings(Terms):
     shape: Shape
 
     @property
-    def noised(self) -> AnyAlgorithm | None:
+    def noised(self) -> SecretNoise | None:
         return self.algorithm if isinstance(self.algorithm, SecretNoise) else None
 
 

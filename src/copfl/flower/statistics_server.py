@@ -134,14 +134,24 @@ class SecureStatisticsServer(StatisticsServer, SecureExchange):
 
 
 def _names(content: object) -> dict[str, list[str]]:
-    """The categories that a node names; WireError if they are no lists of short texts."""
+    """The categories that a node names; WireError if they are no lists of short texts in one line.
+
+    Nodes accept no others in a run config: one member could make the frozen contract useless for all.
+    """
     if not isinstance(content, Mapping):
         raise WireError("it names no categories")
     for names in content.values():
         is_list = isinstance(names, list) and len(names) <= MOST_CATEGORIES
-        if not is_list or not all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in names):
-            raise WireError(f"its categories are no lists of at most {MOST_CATEGORIES:,} texts")
+        if not is_list or not all(map(_is_name, names)):
+            raise WireError(
+                f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, "
+                f"of at most {LONGEST_NAME} characters"
+            )
     return {str(column): list(names) for column, names in content.items()}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def statistics_server_class(secure: bool) -> type[StatisticsServer]:

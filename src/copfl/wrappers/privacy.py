@@ -69,7 +69,8 @@ class Private(RoundWrapper):
         output = super().client_update(task, client, down, data, plan)
         _check_upload(output)
         update = update_of(down.down, output.upload)
-        finite = tree.finite((output.client, output.upload), task.device)
+        # The difference of two large numbers may overflow where both are finite.
+        finite = tree.finite((output.client, output.upload, update.change), task.device)
         change = torch.where(finite, update.change, 0)
         # In double precision: squares of small numbers are 0 in single precision, and long sums are inexact, so a
         # norm would be too small, and the update larger than the clip. The one rounding is after the noise.

@@ -21,12 +21,22 @@ def balanced(rng: np.random.Generator, rounds: int, clients: int) -> Numbers:
     return np.stack([rng.permutation(row) for _ in range(rounds)])
 
 
-def true_benefit(effects: Numbers) -> Numbers:
+def weights(membership: Numbers, differences: Numbers) -> Numbers:
+    """Of the judges: 1 over the root mean square of what their own membership does not explain."""
+    found = []
+    for own, column in zip(membership.T, differences.T, strict=True):
+        judged = ~np.isnan(column)
+        own, column = own[judged], column[judged]
+        found.append(1 / math.sqrt(np.mean((column - own * np.mean(own * column)) ** 2)))
+    return np.array(found)
+
+
+def true_benefit(effects: Numbers, weight: Numbers) -> Numbers:
     """From effects [client, judge]: the mean over judges j ≠ i of the effect of i minus that of all k ≠ j."""
     clients = len(effects)
     others = [[k for k in range(clients) if k != j] for j in range(clients)]
     relative = effects - np.array([effects[others[j], j].mean() for j in range(clients)])
-    return np.array([relative[i, others[i]].mean() for i in range(clients)])
+    return np.array([np.average(relative[i, o], weights=weight[o]) for i, o in enumerate(others)])
 
 
 def test_exact_effects_are_found_whatever_clients_say_of_themselves() -> None:
@@ -35,10 +45,22 @@ def test_exact_effects_are_found_whatever_clients_say_of_themselves() -> None:
     for boast in (0.0, 100.0):
         np.fill_diagonal(effects, boast * np.arange(6))
         found = group_benefit(membership, membership @ effects)
-        np.testing.assert_allclose(found.value, true_benefit(effects), atol=1e-9)
+        weight = weights(membership, membership @ effects)
+        np.testing.assert_allclose(found.value, true_benefit(effects, weight), atol=1e-9)
         np.testing.assert_allclose(found.error, 0, atol=1e-9)
         assert found.freedom == 20 - 6 + 1
-        assert found.value.sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_a_judge_that_reports_huge_numbers_counts_as_much_as_another() -> None:
+    rng = np.random.default_rng(0)
+    membership, effects = balanced(rng, 40, 8), np.repeat(np.linspace(-1, 1, 8)[:, None], 8, 1)
+    effects[:, 0] *= -1  # the liar
+    differences = membership @ effects + 0.1 * rng.normal(size=(40, 8))
+    honest = group_benefit(membership, differences)
+    differences[:, 0] *= 1e6
+    lied_to = group_benefit(membership, differences)
+    np.testing.assert_array_equal(np.argsort(lied_to.value), np.argsort(honest.value))
+    assert (lied_to.verdicts[0], lied_to.verdicts[-1]) == ("lower", "higher")
 
 
 def test_with_an_odd_number_of_clients_the_larger_half_is_no_benefit() -> None:
@@ -47,7 +69,9 @@ def test_with_an_odd_number_of_clients_the_larger_half_is_no_benefit() -> None:
     effects = rng.normal(size=(5, 5))
     for of_size in (0.0, 10.0):  # a half of three is better by so much than one of two
         differences = membership @ effects + of_size * membership.sum(1, keepdims=True)
-        np.testing.assert_allclose(group_benefit(membership, differences).value, true_benefit(effects), atol=1e-9)
+        found = group_benefit(membership, differences)
+        truth = true_benefit(effects, weights(membership, differences))
+        np.testing.assert_allclose(found.value, truth, atol=1e-9)
 
 
 def test_clients_that_are_absent_at_times() -> None:
@@ -57,7 +81,8 @@ def test_clients_that_are_absent_at_times() -> None:
         row[rng.permutation(6)[:4]] = rng.permutation([1, 1, -1, -1])
     differences = np.where(membership == 0, np.nan, membership @ effects)
     found = group_benefit(membership, differences)
-    np.testing.assert_allclose(found.value, true_benefit(effects), atol=1e-9)
+    truth = true_benefit(effects, weights(membership, differences))
+    np.testing.assert_allclose(found.value, truth, atol=1e-9)
     assert found.freedom == int((membership != 0).sum(0).min()) - 5
 
 
@@ -70,11 +95,11 @@ def test_standard_errors_by_hand() -> None:
     hat = free @ inverse @ free.T
     residuals = differences - hat @ differences
     corrected = residuals / np.sqrt(1 - np.diag(hat))[:, None]
-    weights = np.vstack([inverse @ free.T, -(inverse @ free.T).sum(0)])  # [clients, rounds], coefficients that sum to 0
-    value, variance = 0.0, np.zeros(12)
+    linear = np.vstack([inverse @ free.T, -(inverse @ free.T).sum(0)])  # [clients, rounds], coefficients that sum to 0
+    value, variance, of_judges = 0.0, np.zeros(12), weights(membership, differences)
     for judge in (1, 2, 3):  # of client 0
         others = [k for k in range(4) if k != judge]
-        of_judge = (weights[0] - weights[others].mean(0)) / 3
+        of_judge = (linear[0] - linear[others].mean(0)) * of_judges[judge] / of_judges[1:].sum()
         value += of_judge @ differences[:, judge]
         variance += of_judge * corrected[:, judge]
     found = group_benefit(membership, differences)
@@ -136,7 +161,9 @@ def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool)
         np.fill_diagonal(effects, 10 * rng.random(clients))
         noise = 2 * rng.normal(size=(rounds, 1)) + rng.normal(size=(rounds, clients))
         found = group_benefit(membership, scale[:, None] * (membership @ effects + noise))
-        hits += covered(found, scale.mean() * true_benefit(effects))
+        many = balanced(rng, 500, clients)
+        of_judges = weights(many, many @ effects + math.sqrt(5) * rng.normal(size=(500, clients)))
+        hits += covered(found, scale.mean() * true_benefit(effects, of_judges))
     assert 0.90 <= np.mean(hits) <= 0.99
 
 
@@ -162,7 +189,9 @@ def test_coverage_in_a_run_whose_halves_are_drawn_again() -> None:
     replay.observed(e, observe)
     table = np.stack(differences)  # [rounds, halves, clients]
     effects = np.linalg.pinv(rows) @ table.mean(0)
-    truth, rng = true_benefit(effects), np.random.default_rng(0)
+    every = table.transpose(1, 0, 2).reshape(-1, 4)  # all halves in all rounds
+    weight = weights(np.repeat(rows, len(table), 0), every)
+    truth, rng = true_benefit(effects, weight), np.random.default_rng(0)
     hits = list[bool]()
     for _ in range(300):
         drawn = rng.integers(0, len(firsts), len(table))

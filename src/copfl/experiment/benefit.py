@@ -9,6 +9,9 @@ second and 0 for an absent client, estimates by how much a half with client i lo
 is the mean over the others j ≠ i of b_ij minus the mean of b_kj over all k ≠ j. So it is relative to the mean
 client, and no client's judgement of itself counts, neither for itself nor in what the others are compared with.
 
+The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise those whose
+losses are large would decide: clients with wrong labels, or that report false numbers. So none counts much more than another.
+
 The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they cover
 the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as gains
 shrink, which HC2 standard errors allow for.
@@ -29,8 +32,8 @@ NOTHING = 1e-8  # unexplained by a regression that fits a round exactly, whateve
 class Judgement(NamedTuple):
     """What one judge, or the sum over several, says of each client."""
 
-    value: Numbers  # [clients], the sum over judges of the estimates
-    judges: Numbers  # [clients], how many they are
+    value: Numbers  # [clients], the sum over judges of the estimates times the weight of the judge
+    weight: Numbers  # [clients], the sum of the weights
     errors: Numbers  # [rounds, clients], what the error of each round may have added to the value
 
     def plus(self, other: "Judgement") -> "Judgement":
@@ -114,11 +117,14 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
     contrast = inverse[others] - inverse[others].mean(0)
     residuals, unexplained = differences - rows @ (inverse @ differences), regression.unexplained
     errors = contrast * residuals / np.sqrt(np.maximum(unexplained, NOTHING))
-    value, judges = np.zeros((2, rows.shape[1]))
-    value[others], judges[others] = contrast @ differences, 1
-    of_rounds = np.zeros(rows.shape)
-    of_rounds[:, others] = np.where(unexplained > NOTHING, errors, np.inf).T  # fitted by itself: error not known
-    return Judgement(value, judges, of_rounds)
+    own = rows[:, judge]
+    of_others = differences - own * (own @ differences) / (own @ own)
+    scale = math.sqrt((of_others**2).mean())
+    value, weight, of_rounds = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), np.zeros(rows.shape)
+    if scale > 0:
+        value[others], weight[others] = contrast @ differences / scale, 1 / scale
+        of_rounds[:, others] = np.where(unexplained > NOTHING, errors / scale, np.inf).T  # inf: error not known
+    return Judgement(value, weight, of_rounds)
 
 
 def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
@@ -154,8 +160,8 @@ def of_sum(total: Judgement, freedom: int) -> Benefit:
         freedom: The smallest number of degrees of freedom of a judge: its rounds minus the rank of their
             memberships, T - n + 1 if all clients take part in T rounds with halves of equal size.
     """
-    judges = np.where(total.judges > 0, total.judges, np.nan)
-    return Benefit(total.value / judges, np.sqrt((total.errors**2).sum(0)) / judges, freedom)
+    weight = np.where(total.weight > 0, total.weight, np.nan)
+    return Benefit(total.value / weight, np.sqrt((total.errors**2).sum(0)) / weight, freedom)
 
 
 def rounds_wanted(clients: int) -> int:

@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from copfl.engine.halves import DIFFERENCE, HALF
+from copfl.experiment import records
 from copfl.stats import LEVEL, Interval, Numbers, holm, t_quantile
 
 NOTHING = 1e-8  # unexplained by a regression that fits a round exactly, whatever its difference is
@@ -150,6 +152,14 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
             errors[rounds] = one.errors
             total = total.plus(one._replace(errors=errors))
     return of_sum(total, min(freedom, default=0))
+
+
+def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
+    """The benefit from the records of a run; None where no round has halves."""
+    if not any(DIFFERENCE in line["per_client"] for line in lines):
+        return None
+    membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
+    return group_benefit(np.nan_to_num(membership), differences)
 
 
 def of_sum(total: Judgement, freedom: int) -> Benefit:

@@ -118,6 +118,14 @@ def test_the_sum_of_the_judges_is_all_that_is_needed() -> None:
         np.testing.assert_allclose(a, b)
 
 
+def test_without_an_interval_there_is_no_value() -> None:
+    pairs = np.array([[1.0, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
+    membership = pairs[[0, 0, 0, 0, 1, 1, 1, 2]]  # the last division came once, and is fitted whatever its difference is
+    found = group_benefit(membership, np.random.default_rng(0).normal(size=(8, 4)))
+    assert np.isnan(found.value).all()
+    assert found.verdicts == ["not known"] * 4
+
+
 @pytest.mark.parametrize("rounds", [0, 3, 5])
 def test_of_too_few_rounds_nothing_is_known(rounds: int) -> None:
     rng = np.random.default_rng(0)

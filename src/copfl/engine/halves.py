@@ -5,11 +5,10 @@ each client is worth to the others.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core import tree
@@ -17,10 +16,9 @@ from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.batches import choose
 from copfl.core.random import HALVES, hashed
 from copfl.core.task import Data, Task
+from copfl.data.federation import Federation
+from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
-
-if TYPE_CHECKING:
-    from copfl.engine.simulate import Simulation
 
 LEAST = 4  # clients of a round: each half is a mean
 HALF, DIFFERENCE = "half", "half_difference"  # metrics of a client: 1 or -1; its loss with the second minus the first
@@ -39,54 +37,49 @@ class Halves(NamedTuple):
         return ids[order[: len(ids) // 2]]
 
 
-def half_metrics(
-    simulation: "Simulation",
-    clients: Store,
+def loss_differences(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    mapping: Mapping,
+    federation: Federation,
     server: Any,
-    total: Any,
-    half: Any,
+    totals: tuple[Any, Any],
+    clients: Store,
     parts: Sequence[Ids],
-    first: NDArray[np.bool_],
-    healthy: NDArray[np.bool_],
-) -> dict[str, Values]:
-    """Each participant's half, and its loss with the second half's model minus that with the first's.
+) -> Values:
+    """Each participant's loss with the second half's model minus that with the first's; nan where it has none.
 
-    On its validation samples where it has such, else on its training samples. A client that was left out of the round
-    is in no half.
+    On its validation samples where it has such, else on its training samples.
 
     Args:
-        simulation: The constants of the simulation.
-        clients: The records after the local updates.
+        algorithm: What the clients train with.
+        task: What they learn.
+        mapping: How a function is mapped over clients.
+        federation: Their samples.
         server: The server before the round.
-        total: The sum of the summands.
-        half: The same of the first half alone.
+        totals: The sum of the summands, and that of the first half alone.
+        clients: The records after the local updates.
         parts: The participants, in chunks.
-        first: Which of the participants are in the first half.
-        healthy: Which of them are in the total.
     """
-    algorithm, task, federation = simulation.algorithm, simulation.task, simulation.federation
     samples = federation.train if federation.validation is None else federation.validation
+    whole, half = totals
 
     def loss(row: tuple[Any, Any, Data]) -> Tensor:
         client, down, data = row
         scores = task.scores(algorithm.personal_model(task, client, down), data)
         return torch.where(scores.counted > 0, scores.loss.double(), torch.nan)
 
-    rest = tree.each(torch.sub, total, half)
     losses = []
     with torch.no_grad():
-        for one in (half, rest):
-            after = algorithm.server_update(task, server, one)[0]
+        for total in (half, tree.each(torch.sub, whole, half)):
+            after = algorithm.server_update(task, server, total)[0]
             for part in parts:
                 ids = torch.from_numpy(part).to(task.device)
                 rows = clients.rows(ids), algorithm.downlink(after, ids), samples.rows(part)
-                losses.append(simulation.mapping.over(loss, rows))
+                losses.append(mapping.over(loss, rows))
     of_first, of_second = torch.cat(losses).cpu().numpy().reshape(2, -1)
     difference = np.asarray(of_second - of_first)
-    return {
-        HALF: np.where(healthy, np.where(first, 1.0, -1.0), 0.0),
-        DIFFERENCE: np.where(np.isfinite(difference), difference, np.nan),
-    }
+    return np.where(np.isfinite(difference), difference, np.nan)
 
 
 def not_a_mean(algorithm: AnyAlgorithm, task: Task, example: ClientOutput, clients: int) -> str:

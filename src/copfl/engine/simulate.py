@@ -26,7 +26,7 @@ from copfl.core.selection import BestRounds
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
-from copfl.engine.halves import Halves, half_metrics
+from copfl.engine.halves import DIFFERENCE, HALF, Halves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
 from copfl.engine.store import DiskStore, MemoryStore
@@ -120,9 +120,10 @@ def simulate(
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
         if halves is not None:
-            healthy = per_client["healthy"] > 0
-            first = np.isin(ids, halves.first(seed, state.round - 1))
-            per_client |= half_metrics(simulation, state.clients, before, total, half, parts, first, healthy)
+            sides = np.where(np.isin(ids, halves.first(seed, state.round - 1)), 1.0, -1.0)
+            per_client[HALF] = np.where(per_client["healthy"] > 0, sides, 0.0)
+            how = algorithm, task, mapping, federation
+            per_client[DIFFERENCE] = loss_differences(*how, before, (total, half), state.clients, parts)
         if best is not None:
             best.add(state.round, ids, per_client)
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)

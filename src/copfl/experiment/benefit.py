@@ -171,7 +171,9 @@ def of_sum(total: Judgement, freedom: int) -> Benefit:
             memberships, T - n + 1 if all clients take part in T rounds with halves of equal size.
     """
     weight = np.where(total.weight > 0, total.weight, np.nan)
-    return Benefit(total.value / weight, np.sqrt((total.errors**2).sum(0)) / weight, freedom)
+    error = np.sqrt((total.errors**2).sum(0)) / weight
+    known = np.isfinite(error)  # a value without an interval is not reported
+    return Benefit(np.where(known, total.value / weight, np.nan), np.where(known, error, np.nan), freedom)
 
 
 def rounds_wanted(clients: int) -> int:

@@ -111,7 +111,10 @@ def tables(cells: dict[Cell, Run]) -> list[Table]:
         list(
             rows(
                 cells,
-                *(lambda runs, t=t: over(runs, lambda run: auc(benefit(run, t).value, run.bad)) for t in ROUNDS),
+                *(
+                    lambda runs, t=t: over(runs, lambda run: auc(benefit(run, t).value, run.bad))
+                    for t in ROUNDS
+                ),
                 lambda runs: over(runs, lambda run: auc(run.weight, run.bad)),
             )
         ),
@@ -155,7 +158,9 @@ def harms(cells: dict[Cell, Run]) -> Table:
     head = ["setting", "harm", "without a harmful client", "without an honest client"]
     kinds = (True, False)
     body = list(rows(cells, *(lambda runs, bad=bad: over(runs, lambda run: gain(run, bad)) for bad in kinds)))
-    return Table("What the others lose without a client: test loss of the received model, in thousandths", head, body)
+    return Table(
+        "What the others lose without a client: test loss of the received model, in thousandths", head, body
+    )
 
 
 def main(argv: list[Any]) -> None:

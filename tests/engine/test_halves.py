@@ -78,7 +78,9 @@ def test_a_run_is_the_same_with_and_without(how: dict[str, Any]) -> None:
 
 def test_workers_give_the_same_differences() -> None:
     one, two = (
-        execute(experiment(ALGORITHMS["fedavg"](), engine="vmap", chunk=2, workers=workers, benefit=True), None)
+        execute(
+            experiment(ALGORITHMS["fedavg"](), engine="vmap", chunk=2, workers=workers, benefit=True), None
+        )
         for workers in (1, 2)
     )
     np.testing.assert_array_equal(one.metric(DIFFERENCE), two.metric(DIFFERENCE))

@@ -95,7 +95,9 @@ def test_standard_errors_by_hand() -> None:
     hat = free @ inverse @ free.T
     residuals = differences - hat @ differences
     corrected = residuals / np.sqrt(1 - np.diag(hat))[:, None]
-    linear = np.vstack([inverse @ free.T, -(inverse @ free.T).sum(0)])  # [clients, rounds], coefficients that sum to 0
+    linear = np.vstack(
+        [inverse @ free.T, -(inverse @ free.T).sum(0)]
+    )  # [clients, rounds], coefficients that sum to 0
     value, variance, of_judges = 0.0, np.zeros(12), weights(membership, differences)
     for judge in (1, 2, 3):  # of client 0
         others = [k for k in range(4) if k != judge]
@@ -114,13 +116,15 @@ def test_the_sum_of_the_judges_is_all_that_is_needed() -> None:
     assert regression is not None
     judgements = [judged(regression, differences[:, n], n) for n in range(6)]
     together = of_sum(reduce(Judgement.plus, judgements), regression.freedom)
-    for a, b in zip(together, group_benefit(membership, differences), strict=True):
-        np.testing.assert_allclose(a, b)
+    at_once = group_benefit(membership, differences)
+    np.testing.assert_allclose(together.value, at_once.value)
+    np.testing.assert_allclose(together.error, at_once.error)
+    assert together.freedom == at_once.freedom
 
 
 def test_without_an_interval_there_is_no_value() -> None:
     pairs = np.array([[1.0, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]])
-    membership = pairs[[0, 0, 0, 0, 1, 1, 1, 2]]  # the last division came once, and is fitted whatever its difference is
+    membership = pairs[[0, 0, 0, 0, 1, 1, 1, 2]]  # the last division came once: it is fitted exactly
     found = group_benefit(membership, np.random.default_rng(0).normal(size=(8, 4)))
     assert np.isnan(found.value).all()
     assert found.verdicts == ["not known"] * 4
@@ -190,7 +194,9 @@ def test_coverage_in_a_run_whose_halves_are_drawn_again() -> None:
     def losses_of(snapshot: replay.RoundSnapshot, half: frozenset[int]) -> Numbers:
         down = e.algorithm.downlink(snapshot.server_of(half), torch.arange(4))
         with torch.no_grad():
-            models = [e.algorithm.personal_model(e.task, *tree.row((snapshot.clients, down), n)) for n in range(4)]
+            models = [
+                e.algorithm.personal_model(e.task, *tree.row((snapshot.clients, down), n)) for n in range(4)
+            ]
             samples = [tree.row(e.federation.train.rows([n]), 0) for n in range(4)]
             return np.array([float(e.task.scores(*pair).loss) for pair in zip(models, samples, strict=True)])
 

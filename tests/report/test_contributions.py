@@ -66,7 +66,11 @@ def test_a_run_without_halves_has_none(runs: dict[str, Path]) -> None:
 
 def line(round: int, half: list[float], difference: list[float | None]) -> dict[str, object]:
     same = {"weight": [0.25] * 4, "bytes_up": [1.0] * 4, "bytes_down": [2.0] * 4}
-    return {"round": round, "clients": [0, 1, 2, 3], "per_client": {HALF: half, DIFFERENCE: difference, **same}}
+    return {
+        "round": round,
+        "clients": [0, 1, 2, 3],
+        "per_client": {HALF: half, DIFFERENCE: difference, **same},
+    }
 
 
 def test_ranks_are_shown_only_where_intervals_allow() -> None:

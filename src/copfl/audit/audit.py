@@ -21,12 +21,12 @@ from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
 from copfl.files import write_bytes
+from copfl.report.contributions import UNIT
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest
 from copfl.stats import Numbers, averaged, mean_of_known
-from copfl.report.contributions import UNIT
 from copfl.tables import Table, as_markdown, interval, number, plain, with_spread
 
 BENEFIT = "benefit"  # a score, too: what the correlations with the measured contributions say of it
@@ -359,14 +359,23 @@ def _clients(found: Audit) -> Table:
     errors = [seed.benefit_error for seed in found.seeds if seed.benefit_error is not None]
     benefits: list[list[str]] = [[] for _ in found.names]
     if errors:
-        pairs = zip(found.mean("scores", BENEFIT), np.sqrt(np.square(errors).sum(0)) / len(errors), strict=True)
+        pairs = zip(
+            found.mean("scores", BENEFIT), np.sqrt(np.square(errors).sum(0)) / len(errors), strict=True
+        )
         benefits = [[with_spread(UNIT * value, UNIT * error, "+.2f")] for value, error in pairs]
     rows = []
     for n, name in enumerate(found.names):
         gains = [metric.text(value[n], error[n], sign="+") for value, error in means]
         own = metric.text(accuracy[n])
         rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *benefits[n], *gains, own])
-    head = ["", "weight", "rank", *(["benefit"] if errors else []), *(CONTRIBUTIONS[name] for name in found.contributions), metric.title]
+    head = [
+        "",
+        "weight",
+        "rank",
+        *(["benefit"] if errors else []),
+        *(CONTRIBUTIONS[name] for name in found.contributions),
+        metric.title,
+    ]
     title = f"Contribution of each client in {metric.gains}, {found.title}"
     about = f"{NOTES['clients']} {NOTES['benefit']}" if errors else NOTES["clients"]
     return Table(title, head, rows, [about + _seeds(found)])

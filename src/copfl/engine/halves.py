@@ -21,18 +21,21 @@ from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
 
 LEAST = 4  # clients of a round: each half is a mean
-HALF, DIFFERENCE = "half", "half_difference"  # metrics of a client: 1 or -1; its loss with the second minus the first
+HALF, DIFFERENCE = (
+    "half",
+    "half_difference",
+)  # metrics of a client: 1 or -1; its loss with the second minus the first
 
 
 class Halves(NamedTuple):
     """Which clients there are to divide."""
 
     population: Ids
-    count: int  # of them take part in a round
+    participants: int  # how many of them take part in a round
 
     def first(self, seed: int, round: int) -> Ids:
         """The clients of the first half in this round, each set equally likely; of an odd number the smaller part."""
-        ids = self.population[choose(seed, round, len(self.population), self.count)]
+        ids = self.population[choose(seed, round, len(self.population), self.participants)]
         order = np.argsort(hashed(seed, HALVES, round, ids.astype(np.uint64)))
         return ids[order[: len(ids) // 2]]
 

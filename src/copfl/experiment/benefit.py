@@ -9,8 +9,8 @@ second and 0 for an absent client, estimates by how much a half with client i lo
 is the mean over the others j ≠ i of b_ij minus the mean of b_kj over all k ≠ j. So it is relative to the mean
 client, and no client's judgement of itself counts, neither for itself nor in what the others are compared with.
 
-The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise those whose
-losses are large would decide: clients with wrong labels, or that report false numbers. So none counts much more than another.
+The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise those
+whose losses are large would decide: clients with wrong labels, or that report false numbers.
 
 The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they cover
 the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as gains
@@ -69,11 +69,15 @@ class Benefit(NamedTuple):
     @property
     def verdicts(self) -> list[str]:
         """What may be said of each client against the mean client."""
-        above = zip(self.p_values, self.value, strict=True)
-        return [
-            "not known" if math.isnan(p) else "not distinguishable" if p >= 1 - LEVEL else "higher" if b > 0 else "lower"
-            for p, b in above
-        ]
+
+        def verdict(p: float, value: float) -> str:
+            if math.isnan(p):
+                return "not known"
+            if p >= 1 - LEVEL:
+                return "not distinguishable"
+            return "higher" if value > 0 else "lower"
+
+        return list(map(verdict, self.p_values.tolist(), self.value.tolist()))
 
     @property
     def ranks(self) -> list[tuple[int, int]]:
@@ -108,7 +112,7 @@ def design(rows: Numbers) -> Design | None:
     least = rows.shape[1] - 1  # halves of equal size leave open what all clients have in common
     if least < 2 or len(rows) <= least:  # before the inverse, whose cost grows with the clients
         return None
-    found = Design(rows, np.linalg.pinv(rows), int(np.linalg.matrix_rank(rows)))
+    found = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
     return found if found.rank >= least and found.freedom > 0 else None
 
 
@@ -125,7 +129,9 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
     value, weight, of_rounds = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), np.zeros(rows.shape)
     if scale > 0:
         value[others], weight[others] = contrast @ differences / scale, 1 / scale
-        of_rounds[:, others] = np.where(unexplained > NOTHING, errors / scale, np.inf).T  # inf: error not known
+        of_rounds[:, others] = np.where(
+            unexplained > NOTHING, errors / scale, np.inf
+        ).T  # inf: error not known
     return Judgement(value, weight, of_rounds)
 
 

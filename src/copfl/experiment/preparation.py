@@ -185,20 +185,25 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) ->
 def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation) -> None:
     """A UsageError where halves of the uploads say nothing about what a client is worth to the others."""
     if ranks.joined():
-        raise UsageError("run.benefit=true needs one process or run.workers; torchrun has no halves of the uploads")
+        raise UsageError(
+            "run.benefit=true needs one process or run.workers; torchrun has no halves of the uploads"
+        )
     if run.privacy:
         raise UsageError(
             "run.benefit=true releases more sums of the same uploads than [privacy] accounts for; leave out one of them"
         )
     if run.run.participants < LEAST:
         raise UsageError(
-            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here {run.run.participants} take part"
+            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here {run.run.participants} "
+            "take part"
         )
     samples = tree.row(clients.train.rows([0]), 0)
     example = example_output(algorithm, task, samples, clients.dataset.augment, clients.clients)
     if problem := not_a_mean(algorithm, task, example, clients.clients):
         name = run.algorithm.title or "the algorithm"
-        raise UsageError(f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out")
+        raise UsageError(
+            f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out"
+        )
 
 
 class Computed(NamedTuple):

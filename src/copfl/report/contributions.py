@@ -17,10 +17,10 @@ from copfl.tables import NONE, Table, interval, number, plain, size
 UNIT = 1000  # benefits are shown in thousandths
 ROWS = 30  # of more clients than this, those whose benefit differs most from the mean client's
 ABOUT = (
-    "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one of two random "
-    "halves of the uploads than with the mean client; its own judgement does not count. In brackets the 95 % interval. "
-    "Higher, lower: than the mean client, corrected for the number of clients. It is no measure of effort: a client "
-    "that sends nothing new may be above those whose updates disturb the others (docs/audit.md)."
+    "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one of two "
+    "random halves of the uploads than with the mean client. Its own judgement does not count. Higher, lower: than the "
+    "mean client, corrected for the number of clients. It is no measure of effort: a client that sends nothing new "
+    "may be above those whose updates disturb the others (docs/audit.md)."
 )
 
 
@@ -68,23 +68,28 @@ def contributions(
 def table(found: Contributions) -> Table:
     """A row per client."""
     benefit, clients = found.benefit, len(found.names)
-    chosen = range(clients)
+    chosen = list(range(clients))
     notes = [ABOUT]
     if clients > ROWS:
         chosen = sorted(np.argsort(np.nan_to_num(benefit.p_values, nan=2.0), kind="stable")[:ROWS].tolist())
-        notes.insert(0, f"The {ROWS} of {clients} clients whose benefit differs most clearly; the others are in the JSON.")
+        notes.insert(
+            0,
+            f"The {ROWS} of {clients} clients whose benefit differs most clearly.",
+        )
     if found.rounds < (wanted := rounds_wanted(clients)):
-        notes.append(f"{found.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals.")
+        notes.append(
+            f"{found.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."
+        )
     verdicts, ranks = benefit.verdicts, benefit.ranks
     rows = []
     for n in chosen:
-        bounds = (UNIT * end for end in benefit.interval(n))
+        ends = benefit.interval(n)
         low, high = ranks[n]
         rank = NONE if (low, high) == (1, clients) else str(low) if low == high else f"{low} to {high}"
         cells = [
             found.names[n],
             number(UNIT * benefit.value[n], "+.2f"),
-            interval(*bounds, "+.2f"),
+            interval(UNIT * ends.low, UNIT * ends.high, "+.2f"),
             verdicts[n],
             rank,
             number(found.weight[n], ".2f"),

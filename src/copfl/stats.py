@@ -132,12 +132,13 @@ def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     count, mean = len(means), float(means.mean())
     if count < 2:
         return Interval(-math.inf, math.inf)
-    half = _t_quantile((1 + level) / 2, count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
+    half = t_quantile((1 + level) / 2, count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
     return Interval(mean - half, mean + half)
 
 
 @cache  # a page has thousands of intervals, with a few numbers of seeds
-def _t_quantile(probability: float, freedom: int) -> float:
+def t_quantile(probability: float, freedom: int) -> float:
+    """Of the t distribution with these degrees of freedom."""
     from scipy import stats
 
     return float(stats.t.ppf(probability, freedom))

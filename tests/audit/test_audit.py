@@ -15,6 +15,7 @@ from copfl.audit.audit import Cache, relative_weights, run_audit
 from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
+from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
 from copfl.tables import as_markdown
 from tests.audit.small import run_folder
@@ -190,3 +191,18 @@ def test_new_clients_have_no_weight(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", new_clients=0.4)
     found = run_audit(run, baselines=(), retrain=False)
     assert np.isnan(found.mean("scores", "weight")).sum() == 1
+
+
+def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", clients=4, rounds=20, benefit=True)
+    audited = run_audit(path, baselines=[], sampling=EXACT)
+    result = auditing.as_json(audited)
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    expected = of_records(lines, 4)
+    assert expected is not None
+    np.testing.assert_allclose(result["mean"]["scores"]["benefit"], expected.value)
+    pairs = {(pair["score"], pair["contribution"]) for pair in result["correlations"]}
+    assert ("benefit", "leave_one_out_others") in pairs
+    clients, *_ = auditing.tables_of(audited)
+    assert "benefit" in clients.head
+    assert "±" in clients.rows[0][clients.head.index("benefit")]

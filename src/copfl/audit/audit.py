@@ -1,5 +1,6 @@
 """The audit of one run: the contribution of each client, the scores, and their rank correlations."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +17,25 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
+from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
 from copfl.files import write_bytes
+from copfl.report.contributions import UNIT
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest
 from copfl.stats import Numbers, averaged, mean_of_known
-from copfl.tables import Table, as_markdown, interval, number, plain
+from copfl.tables import Table, as_markdown, interval, number, plain, with_spread
 
-SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
+BENEFIT = "benefit"  # a score, too: what the correlations with the measured contributions say of it
+SCORES = {
+    "weight": "weight",
+    "gradient_score": "gradient part",
+    "prediction_score": "prediction part",
+    BENEFIT: "benefit to the others",
+}
 MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
 
 # Of a run: accuracy, accuracy_global, or another primary metric: [clients]; scores: [rounds, clients] each.
@@ -74,8 +83,10 @@ def metrics_of(result: Result) -> Metrics:
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
     primary = result.primary.name
-    accuracies = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
-    return dict(plain({**accuracies, "scores": scores}))
+    content = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
+    benefit = of_records(result.records, len(content["accuracy"]))
+    more = {} if benefit is None else {"benefit": benefit.value, "benefit_error": benefit.error}
+    return dict(plain({**content, "scores": scores, **more}))
 
 
 class Seed(NamedTuple):
@@ -92,6 +103,7 @@ class Seed(NamedTuple):
     halves: dict[str, float]  # by score: rank correlation of the first half of the rounds with the second
     accuracy: Numbers  # or another primary metric, after training, on the client's own test samples
     accuracy_global: Numbers  # of the global model
+    benefit_error: Numbers | None = None  # standard errors of the score "benefit", where the run measured it
 
 
 class Audit(NamedTuple):
@@ -162,6 +174,7 @@ def run_audit(
         layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
         if algorithm not in (None, own):  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
+            layers += [{"run": {"benefit": False}}]  # the baseline is for its scores
         return prepare(complete(*layers, values={"partition": partition, **(values or {})}))
 
     every_seed = list(dict.fromkeys([seed, *seeds]))
@@ -212,13 +225,19 @@ def audit(
             run["scores"] |= {f"{name} {score}": rows for score, rows in scores.items()}
         without = []
         for client in range(first.clients) if retrain else ():
-            work = partial(replay.without, e, [client])
+            work = partial(replay.without, _without_halves(e), [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
         found.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
     data, partition = first.federation.dataset, first.federation.partition
     clients = list(names) or client_titles(names_of_clients(data, partition))
     metric = MetricInfo(**first.task.metrics[0].as_json())
     return Audit(title or first.title, rounds, clients, sampling, found, metric)
+
+
+def _without_halves(e: Experiment) -> Experiment:
+    """The same experiment without the cost of the halves."""
+    settings = dataclasses.replace(e.settings, benefit=False)
+    return dataclasses.replace(e, run=dataclasses.replace(e.run, run=settings))
 
 
 def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_round: OnRound) -> Metrics:
@@ -264,17 +283,24 @@ def _one_seed(
     def halves(rows: Numbers) -> Numbers:
         return np.stack([mean_of_known(half) for half in np.split(rows, [len(rows) // 2]) if len(half)])
 
+    scores = {name: mean_of_known(rows) for name, rows in weights.items()}
+    next_round = {name: stats.successive_agreement(rows) for name, rows in weights.items()}
+    of_halves = {name: stats.agreement(halves(rows)) for name, rows in weights.items()}
+    if "benefit" in run:
+        scores[BENEFIT] = np.array(run["benefit"], np.float64)
+        next_round[BENEFIT] = of_halves[BENEFIT] = math.nan  # it is of all rounds together
     return Seed(
         seed=seed,
         exact=bool(run["exact"]),
         reproduced=reproduced,
         orders=sum(int(one["orders"]) for one in run["shapley"]),
-        scores={name: mean_of_known(rows) for name, rows in weights.items()},
+        scores=scores,
         values=values,
         errors=errors,
-        next_round={name: stats.successive_agreement(rows) for name, rows in weights.items()},
-        halves={name: stats.agreement(halves(rows)) for name, rows in weights.items()},
+        next_round=next_round,
+        halves=of_halves,
         **accuracies,
+        benefit_error=np.array(run["benefit_error"], np.float64) if "benefit" in run else None,
     )
 
 
@@ -315,6 +341,7 @@ NOTES = {
     "gain in the others' personal models, or in the global model on all test samples, over training "
     "without the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the "
     "global model and for the personal models. ± standard error over clients and sampled orders.",
+    "benefit": "Benefit: to the others, in thousandths of their loss per round, from random halves of the uploads.",
     "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
     "the values when the clients are resampled: an interval that contains 0 is inconclusive.",
     "stability": "Of the clients' ranks in a round and the next, in the two halves, and under two seeds.",
@@ -329,14 +356,29 @@ def _clients(found: Audit) -> Table:
     rank, metric = stats.ranked(-weight), found.metric
     accuracy = mean_of_known(np.stack([seed.accuracy for seed in found.seeds]))
     means = [(found.mean("values", name), found.mean("errors", name)) for name in found.contributions]
+    errors = [seed.benefit_error for seed in found.seeds if seed.benefit_error is not None]
+    benefits: list[list[str]] = [[] for _ in found.names]
+    if errors:
+        pairs = zip(
+            found.mean("scores", BENEFIT), np.sqrt(np.square(errors).sum(0)) / len(errors), strict=True
+        )
+        benefits = [[with_spread(UNIT * value, UNIT * error, "+.2f")] for value, error in pairs]
     rows = []
     for n, name in enumerate(found.names):
         gains = [metric.text(value[n], error[n], sign="+") for value, error in means]
         own = metric.text(accuracy[n])
-        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *gains, own])
-    head = ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), metric.title]
+        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *benefits[n], *gains, own])
+    head = [
+        "",
+        "weight",
+        "rank",
+        *(["benefit"] if errors else []),
+        *(CONTRIBUTIONS[name] for name in found.contributions),
+        metric.title,
+    ]
     title = f"Contribution of each client in {metric.gains}, {found.title}"
-    return Table(title, head, rows, [NOTES["clients"] + _seeds(found)])
+    about = f"{NOTES['clients']} {NOTES['benefit']}" if errors else NOTES["clients"]
+    return Table(title, head, rows, [about + _seeds(found)])
 
 
 def _correlations(found: Audit, measure: str) -> Table:

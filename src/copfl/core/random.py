@@ -14,7 +14,7 @@ from copfl.kernels.draws import hashed as hashed
 from copfl.kernels.draws import mixed, shift_right
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE, HALVES = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 
 def normal(key: Tensor, like: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class Chunk(NamedTuple):
     test: Data
     plan: Plan
     validation: Data | None = None
+    first_half: Tensor | None = None  # [N] bool, see engine.halves; None: no halves are averaged
 
 
 class ChunkResult(NamedTuple):
@@ -66,6 +67,7 @@ class ChunkResult(NamedTuple):
     client: Any
     total: Any  # the sum of their summands; None: another part's total has it
     metrics: Metrics
+    half: Any = None  # the sum over the first half alone
 
 
 def call_directly(f: Callable[[A], B], given: A, variant: object) -> B:
@@ -110,7 +112,7 @@ def renewed(mapping: Mapping) -> Mapping:
 def _lasting(result: ChunkResult | Sequence[ChunkResult]) -> Any:
     """The parts that are needed after the next chunk; the store copies the clients' records before that."""
     if isinstance(result, ChunkResult):
-        return result.total, result.metrics
+        return result.total, result.metrics, result.half
     return tuple(map(_lasting, result))
 
 
@@ -158,7 +160,8 @@ def total_of(
     rows = Submission(chunk.ids, updated.upload, updated.client)
     summands = mapping.over(lambda row: algorithm.summand(task, chunk.server, row.id, row.upload), rows)
     healthy = updated.metrics["healthy"] > 0
-    return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics)
+    half = None if chunk.first_half is None else healthy_total(healthy & chunk.first_half, summands)
+    return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics, half)
 
 
 def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models: EvalModels) -> ClientResult:

@@ -26,6 +26,7 @@ from copfl.core.selection import BestRounds
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
+from copfl.engine.halves import DIFFERENCE, HALF, Halves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
 from copfl.engine.store import DiskStore, MemoryStore
@@ -41,6 +42,7 @@ class Simulation(NamedTuple):
     mapping: Mapping
     seed: int = 0
     batch: int = 32
+    halves: Halves | None = None  # whose models are compared; None: no halves
 
 
 class Executor(Protocol):
@@ -82,7 +84,7 @@ def simulate(
     Everything random is a function of the seed, the round and the client, so the loop can stop and resume
     anywhere. The clients of each round are chosen from the `population`, by default from all.
     """
-    algorithm, task, federation, mapping, seed, batch = simulation
+    algorithm, task, federation, mapping, seed, batch, halves = simulation
     fraction_of("the clients", participation=participation)
     at_least(1, batch=batch, eval_every=eval_every)
     at_least(0, seed=seed)
@@ -107,15 +109,21 @@ def simulate(
         results = executor.local_updates(state, parts, (*asked, MODEL) if candidates else asked)
         results = _measured(task, federation, ids, results)
         results = _taken(results, ids, candidates, models, state.round + 1, best)
-        total = tree.summed(_totals(results, metrics))
+        total, half = tree.summed(_totals(results, metrics))
         # 2. The server gets the total and nothing else.
         with torch.no_grad():
-            state.server, whole = algorithm.server_update(task, state.server, total)
+            before = state.server
+            state.server, whole = algorithm.server_update(task, before, total)
         state.round += 1
         # 3. The metrics are copied to the host once a round.
         per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(metrics).items()}
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
+        if halves is not None:
+            sides = np.where(np.isin(ids, halves.first(seed, state.round - 1)), 1.0, -1.0)
+            per_client[HALF] = np.where(per_client["healthy"] > 0, sides, 0.0)
+            how = algorithm, task, mapping, federation
+            per_client[DIFFERENCE] = loss_differences(*how, before, (total, half), state.clients, parts)
         if best is not None:
             best.add(state.round, ids, per_client)
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
@@ -176,11 +184,11 @@ def _with_ids(results: Iterator[ChunkResult], ids: Ids) -> Iterator[tuple[Ids, C
 
 
 def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[Any]:
-    """The total of each part; its metrics are appended to the list."""
+    """The total of each part and of the first half in it; its metrics are appended to the list."""
     for result in results:
         metrics.append(result.metrics)
         if result.total is not None:
-            yield result.total
+            yield result.total, result.half
 
 
 def _measured(
@@ -297,4 +305,7 @@ def chunk_input(
     validation = None
     if federation.validation is not None:
         validation = federation.validation.rows(part, 1 if widths is None else widths.validation)
-    return Chunk(server, ids, clients.rows(ids), train, test, batches, validation)
+    first_half = None
+    if simulation.halves is not None:
+        first_half = torch.isin(ids, ids.new_tensor(simulation.halves.first(simulation.seed, round)))
+    return Chunk(server, ids, clients.rows(ids), train, test, batches, validation, first_half)

@@ -17,6 +17,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Optimizer
 from copfl.data.partition import Partition
 from copfl.engine import ranks, simulate
+from copfl.engine.halves import Halves
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
@@ -267,7 +268,7 @@ def _baseline(e: Experiment) -> Experiment | None:
     algorithm = new_clients.alone_of(e.algorithm, e.run.addons)
     if algorithm is None:
         return None
-    settings = dataclasses.replace(e.settings, eval_models="final")
+    settings = dataclasses.replace(e.settings, eval_models="final", benefit=False)
     none = {kind: KINDS[kind]() for kind in WRAPPERS}
     chosen = schema.Algorithm(name="local", epochs=algorithm.total_epochs)
     run = dataclasses.replace(e.run, **{**none, "addons": e.run.addons}, algorithm=chosen, run=settings)
@@ -378,7 +379,9 @@ def train_rounds(
 def simulation_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
     task, federation = e.training[:2]
-    return simulate.Simulation(e.algorithm, task, federation, e.engine, e.settings.seed, e.settings.batch)
+    settings = e.settings
+    halves = Halves(settings.split_clients[0], settings.participants) if settings.benefit else None
+    return simulate.Simulation(e.algorithm, task, federation, e.engine, settings.seed, settings.batch, halves)
 
 
 def _executor(

@@ -23,6 +23,7 @@ from copfl.report.run_data import Paired, RunData, Runs, paired
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
+BENEFIT = "What is each client worth to the others?"
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
 NAMED = 5  # clients that a sentence names
 OVER_CLIENTS = "95 % interval over clients"
@@ -67,6 +68,7 @@ def sections(runs: Runs) -> list[Section]:
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
         Section("gain", "Gain", "Does it pay for each client?", gain),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
+        Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
         Section("audit", "Audit", audit, each(run_charts.audit)),
         Section("personal", "Personal parameters", "Which parameters are personal?", personal),

@@ -8,6 +8,7 @@ import numpy as np
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.gains import similar_first
+from copfl.report import contributions
 from copfl.report.run_data import MODELS, RunData, Runs, paired
 from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, capital
@@ -150,6 +151,23 @@ def scores(run: RunData) -> Iterator[Chart]:
             centre=share,
             centre_title=equal,
         )
+
+
+def benefit(run: RunData) -> Iterator[Chart]:
+    """The benefit of each client to the others, of a run that measured it."""
+    if (found := contributions_of(run)) is not None:
+        yield contributions.chart(found)
+
+
+def contributed(runs: Runs) -> list[Table]:
+    """What each client contributes, a table per run that measured it."""
+    found = [(run, contributions_of(run)) for run in runs]
+    tables = [(run, contributions.table(one)) for run, one in found if one is not None]
+    return [t._replace(title=f"{t.title}: {run.label}") if len(runs) > 1 else t for run, t in tables]
+
+
+def contributions_of(run: RunData) -> contributions.Contributions | None:
+    return contributions.contributions(run.records, run.client_names, run.sizes[0], run.gains, run.primary)
 
 
 def audit(run: RunData) -> Iterator[Chart]:

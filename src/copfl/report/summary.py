@@ -15,6 +15,7 @@ from copfl.data.schemes import names_of_clients
 from copfl.experiment.convergence import still_rises
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
+from copfl.report import contributions
 from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
@@ -57,6 +58,8 @@ def as_json(result: Result) -> dict[str, Any]:
         content["alone"], content["gain"] = gains.alone, gains.gain
         content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
         content["spread"], content["advice"] = gains.spread, advice(result)
+    if (contributed := _contributions(result)) is not None:
+        content["contributions"] = contributions.as_json(contributed)
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
@@ -103,6 +106,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     if result.new_clients is not None:
         table = new_clients_table(result.new_clients, result.primary, client_names(experiment.federation))
         print(f"\n{as_text(table, width)}", file=out)
+    if (contributed := _contributions(result)) is not None:
+        print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     if found := advice(result):
@@ -152,6 +157,13 @@ def _table(result: Result, width: int) -> Table:
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
     title = f"{experiment.title}: {metric.in_unit} on each client's own test samples"
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
+
+
+def _contributions(result: Result) -> contributions.Contributions | None:
+    federation = result.experiment.federation
+    samples = [len(part) for part in federation.partition.train]
+    names = client_names(federation)
+    return contributions.contributions(result.records, names, samples, result.gains, result.primary)
 
 
 def client_names(federation: Federation) -> list[str]:

@@ -10,7 +10,7 @@ from copfl.settings.toml import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 COMPUTING = "device engine chunk threads workers store cache_features"
-KEEPING = "checkpoint_every save_models eval_models local_baseline"
+KEEPING = "checkpoint_every save_models eval_models local_baseline benefit"
 NEUTRAL = {
     "data": {"dir", "code"},
     "model": {"code"},

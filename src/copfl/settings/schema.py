@@ -424,6 +424,12 @@ class RunSettings:
         "--local-baseline/--no-local-baseline",
         shown="on in `copfl run`",
     )
+    benefit: bool = setting(
+        False,
+        "Measure what each client is worth to the others, from random halves of the uploads.",
+        "Federation",
+        "--benefit",
+    )
     save_models: bool = setting(True, "Write every client's personal model when the run ends.")
 
     def __post_init__(self) -> None:

@@ -1,0 +1,187 @@
+"""What each client is worth to the others: main effects from the means of random halves of the clients.
+
+In round t the uploads are also averaged in two random halves, and client j measures on its own samples
+
+    d_tj = loss of the second half's model - loss of the first half's     positive: the first half is better for j
+
+A regression over the rounds, d_tj = Σ_i x_ti b_ij + error, with the membership x_ti = 1 in the first half, -1 in the
+second and 0 for an absent client, estimates by how much a half with client i lowers the loss of j. The benefit of i
+is the mean over the others j ≠ i of b_ij minus the mean of b_kj over all k ≠ j. So it is relative to the mean
+client, and no client's judgement of itself counts, neither for itself nor in what the others are compared with.
+
+The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise those
+whose losses are large would decide: clients with wrong labels, or that report false numbers.
+
+The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they cover
+the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as gains
+shrink, which HC2 standard errors allow for.
+
+A judge needs the memberships and its own differences; all that is needed of several judges is a sum (`Judgement`).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from copfl.engine.halves import DIFFERENCE, HALF
+from copfl.experiment import records
+from copfl.stats import LEVEL, Interval, Numbers, holm, t_quantile
+
+NOTHING = 1e-8  # unexplained by a regression that fits a round exactly, whatever its difference is
+
+
+class Judgement(NamedTuple):
+    """What one judge, or the sum over several, says of each client."""
+
+    value: Numbers  # [clients], the sum over judges of the estimates times the weight of the judge
+    weight: Numbers  # [clients], the sum of the weights
+    errors: Numbers  # [rounds, clients], what the error of each round may have added to the value
+
+    def plus(self, other: "Judgement") -> "Judgement":
+        return Judgement(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Benefit(NamedTuple):
+    """The benefit of each client to the others, as loss per round; nan where it is not known. [clients] each."""
+
+    value: Numbers
+    error: Numbers  # standard errors
+    freedom: int  # degrees of freedom of the t intervals; 0 where nothing is known
+
+    def interval(self, client: int) -> Interval:
+        """The t interval of one client, without correction for the number of clients."""
+        half = t_quantile((1 + LEVEL) / 2, self.freedom) * self.error[client] if self.freedom else math.nan
+        return Interval(float(self.value[client] - half), float(self.value[client] + half))
+
+    @property
+    def p_values(self) -> Numbers:
+        """Of a benefit like the mean client's, corrected by Holm for the number of clients; nan where not known."""
+        from scipy import stats
+
+        known = np.flatnonzero(np.isfinite(self.error))
+        distance = np.abs(self.value[known])
+        ratio = np.divide(distance, self.error[known], out=np.zeros(len(known)), where=distance > 0)
+        result = np.full(len(self.value), np.nan)
+        result[known] = holm((2 * stats.t.sf(ratio, self.freedom)).tolist()) if self.freedom else np.nan
+        return result
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What may be said of each client against the mean client."""
+
+        def verdict(p: float, value: float) -> str:
+            if math.isnan(p):
+                return "not known"
+            if p >= 1 - LEVEL:
+                return "not distinguishable"
+            return "higher" if value > 0 else "lower"
+
+        return list(map(verdict, self.p_values.tolist(), self.value.tolist()))
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """The ranks that each client may have, 1 is the highest benefit: those that no interval excludes.
+
+        (1, number of clients) for a client that no other is distinguishable from.
+        """
+        clients = range(len(self.value))
+        low, high = np.array([self.interval(n) for n in clients]).reshape(-1, 2).T
+        return [(1 + int((low > high[n]).sum()), len(low) - int((high < low[n]).sum())) for n in clients]
+
+
+class Design(NamedTuple):
+    """The regression on the memberships of some rounds: the same for all who judge in these rounds."""
+
+    rows: Numbers  # [rounds, clients], the memberships
+    inverse: Numbers  # [clients, rounds], the pseudo-inverse of the rows
+    rank: int
+
+    @property
+    def freedom(self) -> int:
+        return len(self.rows) - self.rank
+
+    @property
+    def unexplained(self) -> Numbers:
+        """[rounds], 1 minus the leverage of each round."""
+        return np.asarray(1 - np.einsum("tn,nt->t", self.rows, self.inverse))
+
+
+def design(rows: Numbers) -> Design | None:
+    """The regression on these memberships, [rounds, clients]; None where they do not determine it."""
+    least = rows.shape[1] - 1  # halves of equal size leave open what all clients have in common
+    if least < 2 or len(rows) <= least:  # before the inverse, whose cost grows with the clients
+        return None
+    found = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
+    return found if found.rank >= least and found.freedom > 0 else None
+
+
+def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
+    """The estimates of one judge, from its own differences [rounds]."""
+    rows, inverse, _ = regression
+    others = np.delete(np.arange(rows.shape[1]), judge)
+    contrast = inverse[others] - inverse[others].mean(0)
+    residuals, unexplained = differences - rows @ (inverse @ differences), regression.unexplained
+    errors = contrast * residuals / np.sqrt(np.maximum(unexplained, NOTHING))
+    own = rows[:, judge]
+    of_others = differences - own * (own @ differences) / (own @ own)
+    scale = math.sqrt((of_others**2).mean())
+    value, weight, of_rounds = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), np.zeros(rows.shape)
+    if scale > 0:
+        value[others], weight[others] = contrast @ differences / scale, 1 / scale
+        of_rounds[:, others] = np.where(
+            unexplained > NOTHING, errors / scale, np.inf
+        ).T  # inf: error not known
+    return Judgement(value, weight, of_rounds)
+
+
+def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
+    """The benefit of each client to the others.
+
+    Args:
+        membership: [rounds, clients], 1 in the first half, -1 in the second, 0 absent.
+        differences: [rounds, clients], each client's loss with the second half's model minus that with the
+            first's; nan where it does not judge.
+    """
+    clients = membership.shape[1]
+    total = Judgement(np.zeros(clients), np.zeros(clients), np.zeros(membership.shape))
+    judging = np.isfinite(differences)
+    freedom: list[int] = []
+    for rounds in np.unique(judging, axis=1).T:
+        regression = design(membership[rounds])
+        if regression is None:
+            continue
+        freedom.append(regression.freedom)
+        for judge in np.flatnonzero((judging == rounds[:, None]).all(0)).tolist():
+            one = judged(regression, differences[rounds, judge], judge)
+            errors = np.zeros(membership.shape)
+            errors[rounds] = one.errors
+            total = total.plus(one._replace(errors=errors))
+    return of_sum(total, min(freedom, default=0))
+
+
+def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
+    """The benefit from the records of a run; None where no round has halves."""
+    if not any(DIFFERENCE in line["per_client"] for line in lines):
+        return None
+    membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
+    return group_benefit(np.nan_to_num(membership), differences)
+
+
+def of_sum(total: Judgement, freedom: int) -> Benefit:
+    """The benefit from the sum over the judges.
+
+    Args:
+        total: The sum of their judgements.
+        freedom: The smallest number of degrees of freedom of a judge: its rounds minus the rank of their
+            memberships, T - n + 1 if all clients take part in T rounds with halves of equal size.
+    """
+    weight = np.where(total.weight > 0, total.weight, np.nan)
+    error = np.sqrt((total.errors**2).sum(0)) / weight
+    known = np.isfinite(error)  # a value without an interval is not reported
+    return Benefit(np.where(known, total.value / weight, np.nan), np.where(known, error, np.nan), freedom)
+
+
+def rounds_wanted(clients: int) -> int:
+    """The number of rounds below which most intervals are too wide to say anything."""
+    return 2 * clients + 10

@@ -1,0 +1,153 @@
+"""Are harmful clients found by their benefit to the others? python studies/benefit/study.py OUT.jsonl.
+
+Twenty clients have the digits, four of them do harm of one kind. A run measures the benefit of each client; ten more
+train the federation again without one client each, which is what the benefit should predict. The
+estimator was chosen with seeds 0 and 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+from parallel import run_jobs  # type: ignore[import-not-found]
+
+CLIENTS, BAD, ROUNDS, EVAL_EVERY = 20, 0.2, 50, 5
+HONEST = 6  # of the honest clients, as many are left out in turn as well
+SKEW = ("classes", {"per_client": 4, "train_per_class": 10, "test_per_class": 10})
+SETTINGS: dict[str, tuple[str, tuple[str, dict[str, Any]]]] = {  # algorithm and partition
+    "fedavg, Dirichlet": ("fedavg", ("dirichlet", {"alpha": 0.5})),
+    "fedavg, 4 classes": ("fedavg", SKEW),
+    "fedper, 4 classes": ("fedper", SKEW),
+    "copfl, 4 classes": ("copfl", SKEW),
+}
+# Attacks and their strength; wrong labels are in the data, so that these clients judge by them as well.
+HARMS: dict[str, tuple[str, float]] = {
+    "wrong labels": ("", 0.0),
+    "reversed updates": ("sign_flip", 1.0),
+    "noise": ("noise", 5.0),
+    "free riders": ("free_rider", 0.01),
+}
+ALL = -1  # the run of all clients
+
+
+class Job(NamedTuple):
+    setting: str
+    harm: str
+    seed: int
+    without: int  # the client whose uploads do not arrive; ALL: none
+
+
+def left_out(seed: int) -> list[int]:
+    """The clients without which the federation is trained again: all that do harm, and some others."""
+    from copfl.wrappers.attacks import choose_attackers
+
+    bad = choose_attackers(seed, CLIENTS, BAD)
+    return [*bad, *[client for client in range(CLIENTS) if client not in bad][:HONEST]]
+
+
+def experiment(job: Job, device: str) -> Any:
+    """The run of a job, with the numbers of the clients that do harm."""
+    from copfl.data.datasets import load
+    from copfl.data.samples import Samples
+    from copfl.experiment.preparation import partition, prepare
+    from copfl.settings.complete import complete
+    from copfl.wrappers.attacks import Attacked, choose_attackers
+
+    algorithm, (scheme, options) = SETTINGS[job.setting]
+    layers = {
+        "algorithm": {"name": algorithm},
+        "partition": {"name": scheme, **options},
+        "model": {"name": "mlp", "width": 64},
+        "optimizer": {"lr": 5e-3} if algorithm == "copfl" else {"name": "adam", "lr": 2e-3},
+        "run": {
+            "clients": CLIENTS,
+            "rounds": ROUNDS,
+            "seed": job.seed,
+            "batch": 16,
+            "device": device,
+            "engine": "vmap",
+            "threads": 1,
+            "eval_every": EVAL_EVERY,
+            "eval_models": "personal",
+            "save_models": False,
+            "benefit": job.without == ALL,
+        },
+    }
+    digits = load("digits")
+    parts = partition(complete(layers, values={"data": digits}), digits)
+    bad = choose_attackers(job.seed, CLIENTS, BAD)
+    attack, strength = HARMS[job.harm]
+    if not attack:
+        y, rng = digits.train.y.copy(), np.random.default_rng(job.seed)
+        for client in bad:
+            own = parts.train[client]
+            y[own] = (y[own] + rng.integers(1, 10, len(own))) % 10
+        digits = dataclasses.replace(digits, train=Samples(digits.train.x, y))
+    made = prepare(complete(layers, values={"data": digits, "partition": parts}))
+    if attack:
+        attacked = Attacked(made.algorithm, attack, bad, strength, job.seed)
+        made = dataclasses.replace(made, algorithm=attacked)
+    return made, bad
+
+
+def record(job: Job, device: str = "cpu") -> dict[str, Any]:
+    """Each client's test loss and accuracy before and after training, over the last third of the evaluations.
+
+    Of the run with all clients also the halves, the losses in them, and the weights.
+    """
+    from copfl.audit import replay
+    from copfl.engine.halves import DIFFERENCE, HALF
+    from copfl.experiment.run import execute
+    from copfl.stats import averaged, mean_of_known
+
+    started = time.monotonic()
+    made, bad = experiment(job, device)
+    result = execute(made, None) if job.without == ALL else replay.without(made, [job.without])
+    values: dict[str, Any] = {"bad": list(bad)}
+    for name in ("test_loss", "test_loss_before", "accuracy", "accuracy_before"):
+        table = result.metric(name)
+        known = table[~np.isnan(table).all(1)]
+        values[name] = rounded(mean_of_known(known[-averaged(len(known)) :]))
+    if job.without == ALL:
+        values["half"] = result.metric(HALF).astype(int).tolist()
+        values["difference"] = [rounded(row) for row in result.metric(DIFFERENCE)]
+        values["weight"] = rounded(mean_of_known(result.metric("weight")))
+    return values | {"seconds": round(time.monotonic() - started, 2)}
+
+
+def rounded(row: Any) -> list[float | None]:
+    """With five significant digits; null where a number is not finite."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in row]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--settings", default=";".join(SETTINGS))
+    parser.add_argument("--harms", default=";".join(HARMS))
+    parser.add_argument("--seeds", default="10,11,12,13,14")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
+    args = parser.parse_args()
+    cells = [
+        (setting, harm, int(seed))
+        for seed in args.seeds.split(",")
+        for setting in args.settings.split(";")
+        for harm in args.harms.split(";")
+    ]
+    # All runs that measure the benefit first; then those without a client, seed by seed.
+    planned = [Job(*cell, ALL) for cell in cells]
+    planned += [Job(*cell, client) for cell in cells for client in left_out(cell[-1])]
+    run_jobs(planned, record, args.out, args.processes, args.budget)
+
+
+if __name__ == "__main__":
+    main()

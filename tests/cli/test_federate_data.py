@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from copfl.data.contract_file import read_contract
+from copfl.errors import UsageError
+from copfl.flower import local
 from copfl.flower.agreement import contract_at
 from copfl.flower.proposal import read
 from copfl.flower.proposal_text import described
@@ -49,9 +51,8 @@ def test_from_a_table_to_an_app(sites: dict[str, str]) -> None:
     assert any("open, to be agreed: age, sodium, income, ward, outcome" in line for line in lines)
     assert "copfl federate agree clinic --proposal first.json" in output
     assert contract_at(Path("first.json")) == contract_at(Path("clinic"))
-    code, output = call(["federate", "up", "clinic"])
-    assert code == 2
-    assert "name the file of each node with --site FILE" in output
+    with pytest.raises(UsageError, match="name the file of each node with --site FILE"):
+        next(local.up("clinic"))
     code, output = call(f"federate up clinic --site {sites['north']} --nodes 3".split())
     assert code == 2
     assert "there are 1 files for 3 nodes" in output

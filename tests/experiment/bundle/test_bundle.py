@@ -56,15 +56,18 @@ WITHOUT_WEIGHTS = ("ifca", "ktpfl", "local", "reads")  # one vector at the serve
 ONLY_MEAN = ("fedex_lora", "flex_lora")  # they refuse a step of the server
 
 
+def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
+    """The settings of these add-ons, and of a step of the server where the algorithm takes one."""
+    has_step = bool(ADDONS[addons]) and algorithm not in WITHOUT_WEIGHTS + ONLY_MEAN
+    return {"addons": ADDONS[addons]} | ({"server": {"name": "momentum"}} if has_step else {})
+
+
 @pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"select": "best", "rounds": 2}
-    if ADDONS[addons]:
-        settings["addons"] = ADDONS[addons]
-        if name not in WITHOUT_WEIGHTS + ONLY_MEAN:
-            settings["server"] = {"name": "momentum"}
-    result = trained(name, tmp_path, out=tmp_path / "run", **settings)
+    result = trained(
+        name, tmp_path, out=tmp_path / "run", select="best", rounds=2, **settings_with(addons, name)
+    )
     table = {"test": result.final("accuracy"), "validation": result.final("accuracy_validation")}
     assert scores(result, result.client_model) == table["test"].tolist()
     for n in range(result.experiment.clients):

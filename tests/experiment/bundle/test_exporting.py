@@ -24,7 +24,7 @@ from copfl.errors import UsageError
 from copfl.experiment.bundle import exporting, mlflow_folder
 from copfl.models import build
 from tests.commands import called
-from tests.experiment.bundle.test_bundle import samples_of
+from tests.experiment.bundle.test_bundle import ADDONS, samples_of, settings_with
 from tests.experiment.bundle.test_tables import frame
 from tests.experiment.test_client_models import trained
 from tests.models import tiny
@@ -184,10 +184,13 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
 
 
 @slow
+@pytest.mark.parametrize("addons", ADDONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_onnx_gives_the_number_of_the_table_for_every_algorithm(name: str, tmp_path: Path) -> None:
+def test_onnx_gives_the_number_of_the_table_for_every_algorithm(
+    name: str, addons: str, tmp_path: Path
+) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
-    result = trained(name, tmp_path, out=tmp_path / "run")
+    result = trained(name, tmp_path, out=tmp_path / "run", **settings_with(addons, name))
     bundle, (x, y) = copfl.load(tmp_path / "run", 1), samples_of(result, 1)
     with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
         file, *_ = exporting.write(bundle, "onnx", tmp_path / "model.onnx")

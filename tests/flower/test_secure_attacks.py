@@ -17,6 +17,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
+from copfl.data.contract import Column, Contract
 from copfl.errors import RunError, UsageError, WireError
 from copfl.flower import node, secure_memory, secure_node, secure_phases, secure_sum
 from copfl.flower.keys import own_key
@@ -182,6 +183,34 @@ def test_a_smaller_cohort_first_and_the_larger_one_later_is_refused(nodes: Nodes
         Malicious(nodes, run="second").total(ALL)
 
 
+def test_a_second_sum_that_leaves_out_rows_is_refused(nodes: Nodes) -> None:
+    """Of the same members: the difference of both sums would be the update of the rows that are left out."""
+    Malicious(nodes).total(ALL)
+    fewer = {"run.validation": 0.1}
+    second = Malicious(nodes, run="second", config=fewer)
+    with pytest.raises(WireError, match="two sums over different rows reveals them"):
+        second.total(ALL)
+    assert second.asked[-1] == ("masked", 0)
+    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in nodes.items()}
+    Malicious(allowed, run="second", config=fewer).total(ALL)
+
+
+def test_the_settings_that_leave_out_rows() -> None:
+    def rows(missing: str, **keys: Any) -> str:
+        age = Column(name="age", type="number", mean=0.0, deviation=1.0)
+        target = Column(name="outcome", type="category", categories=("ill", "well"))
+        contract = Contract(missing=missing, columns=(age,), targets=(target,))
+        table = {"samples.shape": [1], "samples.classes": ["ill", "well"], "model.name": "mlp"}
+        return secure_node.rows_of(settings_of({**table, "samples.contract": contract.as_json(), **keys}))
+
+    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == ""
+    assert rows("drop") == "complete in age, outcome"
+    assert (
+        rows("drop", **{"run.validation": 0.2})
+        == "but 0.2 for validation with seed 0; complete in age, outcome"
+    )
+
+
 def test_a_member_lost_after_the_keys_is_noticed(nodes: Nodes) -> None:
     Malicious(nodes).total(ALL)
     second = Malicious(nodes, run="second")
@@ -300,7 +329,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     assert np.array_equal(Malicious(nodes, run="second").total(ALL), undisturbed)
     assert kills == [phase, phase]
     memory = json.loads((Path(nodes[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
-    assert [(len(members), len(uploads)) for _, members, uploads in memory] == [(5, 1)]
+    assert [(len(members), rows, len(uploads)) for _, members, rows, uploads in memory] == [(5, "", 1)]
 
 
 # -- what the owner may allow --------------------------------------------------------------------------------

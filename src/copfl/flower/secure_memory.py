@@ -2,8 +2,9 @@
 
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by one
 member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed, after
-a rollback, or if the server changes the model by a little. So a node's data are added up with one cohort only,
-unless the node's owner allows it to change.
+a rollback, or if the server changes the model by a little. The same holds for two sums of which one leaves out rows of
+a node. So a node's data are added up with one cohort and one selection of rows only, unless the node's owner allows
+them to change.
 """
 
 import json
@@ -26,39 +27,47 @@ class Added(NamedTuple):
 
     samples: str  # the name of the data
     cohort: frozenset[str]  # members
+    rows: str  # which of the data train; empty: all of them
     uploads: frozenset[str]  # digests of what was added up
 
 
 class History(tuple[Added, ...]):
     """The sums that contain some data, in order."""
 
-    def changes(self, *further: frozenset[str]) -> int:
-        """How often the cohort has changed, with further sums."""
-        cohorts = [*(added.cohort for added in self), *further]
-        return sum(before != after for before, after in pairwise(cohorts))
+    def changes(self, *further: tuple[frozenset[str], str]) -> int:
+        """How often the cohort or the rows have changed, with further sums."""
+        sums = [*((added.cohort, added.rows) for added in self), *further]
+        return sum(before != after for before, after in pairwise(sums))
 
-    def expect(self, invited: frozenset[str], allowed: int) -> None:
+    def expect(self, invited: frozenset[str], rows: str, allowed: int) -> None:
         """WireError if no sum of some of these members would be admitted."""
         likely = self[-1].cohort if self and self[-1].cohort <= invited else invited
-        if self.changes(likely) > allowed:
-            raise self._refusal(likely)
+        if self.changes((likely, rows)) > allowed:
+            raise self._refusal(likely, rows)
 
-    def admit(self, cohort: frozenset[str], upload: str, allowed: int) -> None:
+    def admit(self, cohort: frozenset[str], rows: str, upload: str, allowed: int) -> None:
         """WireError if a sum over the cohort could be subtracted from an earlier one."""
         if any(upload in added.uploads and added.cohort != cohort for added in self):
             raise WireError(
                 f"the same upload of this node was added up with other members than {fingerprint(cohort)}: the "
                 "difference of both sums would reveal single uploads"
             )
-        if self.changes(cohort) > allowed:
-            raise self._refusal(cohort)
+        if self.changes((cohort, rows)) > allowed:
+            raise self._refusal(cohort, rows)
 
-    def _refusal(self, cohort: frozenset[str]) -> WireError:
+    def _refusal(self, cohort: frozenset[str], rows: str) -> WireError:
+        changes = self.changes((cohort, rows))
+        if self[-1].rows != rows:
+            return WireError(
+                f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
+                "asked for: the difference of two sums over different rows reveals them; keep missing values and "
+                f"validation as they were, or ask the node's owner to set {CHANGES}={changes}"
+            )
         before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
         return WireError(
             f"this node's data were added up with the members {before}, and are asked for with "
             f"{fingerprint(cohort)}: the difference of two sums over different members reveals single uploads; "
-            f"wait for the same members, or ask the node's owner to set {CHANGES}={self.changes(cohort)}"
+            f"wait for the same members, or ask the node's owner to set {CHANGES}={changes}"
         )
 
 
@@ -68,7 +77,7 @@ def fingerprint(members: Collection[str]) -> str:
 
 
 def changes_allowed(node_config: Mapping[str, Any]) -> int:
-    """How often the node's owner allows the cohort to change."""
+    """How often the node's owner allows the cohort, or the rows that train, to change."""
     changes = node_config.get(CHANGES, 0)
     if type(changes) is not int or changes < 0:
         raise UsageError(f"{CHANGES}={changes!r} must be a whole number: how often the cohort may change")
@@ -87,15 +96,17 @@ class Memory(KnownData):
         """The sums that contain one of these samples."""
         return History(added for added in self._read() if self.overlap(samples, added.samples))
 
-    def remember(self, samples: str, cohort: frozenset[str], upload: str) -> None:
+    def remember(self, samples: str, cohort: frozenset[str], rows: str, upload: str) -> None:
         """Writes down a sum, before this node takes part in it."""
-        earlier, added = self._read(), Added(samples, cohort, frozenset([upload]))
-        if earlier and earlier[-1][:2] == added[:2]:
+        earlier, added = self._read(), Added(samples, cohort, rows, frozenset([upload]))
+        if earlier and earlier[-1][:3] == added[:3]:
             added = added._replace(uploads=added.uploads | earlier.pop().uploads)
         else:
             text = "copfl: this node's data are added up with %d members, fingerprint %s"
             logging.getLogger("flwr").info(text, len(cohort), fingerprint(cohort))
-        content = [(name, sorted(members), sorted(uploads)) for name, members, uploads in (*earlier, added)]
+        content = [
+            (sums.samples, sorted(sums.cohort), sums.rows, sorted(sums.uploads)) for sums in (*earlier, added)
+        ]
         write_json(self.folder / FILE, content)
 
     def _read(self) -> list[Added]:
@@ -103,4 +114,7 @@ class Memory(KnownData):
         damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError, TypeError):
             stored = json.loads(path.read_text()) if path.exists() else []
-            return [Added(str(name), frozenset(members), frozenset(made)) for name, members, made in stored]
+            return [
+                Added(str(name), frozenset(members), str(rows), frozenset(uploads))
+                for name, members, rows, uploads in stored
+            ]

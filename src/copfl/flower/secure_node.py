@@ -9,6 +9,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.payload import innermost
+from copfl.data.contract import Contract
 from copfl.flower import node, secure_total
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER
@@ -39,7 +40,7 @@ class Training(NamedTuple):
             asked.identities(asked.session.cohort.values()),
             changes_allowed(asked.node_config),
         )
-        memory.history(samples).expect(invited, allowed)  # before it trains
+        memory.history(samples).expect(invited, rows_of(settings), allowed)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(node.decode(settings, asked.node_config, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
@@ -62,8 +63,20 @@ class Training(NamedTuple):
     def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
         """The data are added up with one cohort, see `secure_memory`."""
         memory, session = Memory(asked.folder), asked.session
-        memory.history(session.samples).admit(cohort, session.upload, changes_allowed(asked.node_config))
-        memory.remember(session.samples, cohort, session.upload)
+        assert isinstance(asked.settings, Settings)
+        rows, allowed = rows_of(asked.settings), changes_allowed(asked.node_config)
+        memory.history(session.samples).admit(cohort, rows, session.upload, allowed)
+        memory.remember(session.samples, cohort, rows, session.upload)
+
+
+def rows_of(settings: Settings) -> str:
+    """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
+    run, text = settings.run.run, settings.federation.samples.contract
+    kept = [f"but {run.validation:g} for validation with seed {run.seed}"] if run.validation else []
+    if text and (contract := Contract.read(text)).missing == "drop":
+        columns = (*contract.target_names, *(column.name for column in contract.features))
+        kept.append(f"complete in {', '.join(sorted(columns))}")
+    return "; ".join(kept)
 
 
 def local_update(
@@ -103,8 +116,9 @@ def _plain_update(
     data = load_data(settings, node.numbered(node_config, head))
     alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    history.expect(alone, changes_allowed(node_config))  # before it trains
+    rows = rows_of(settings)
+    history.expect(alone, rows, changes_allowed(node_config))  # before it trains
     reply = node.local_update(settings, node_config, packet, lambda *_: data)
     if history:
-        memory.remember(samples, alone, hashlib.sha256(reply.body).hexdigest())
+        memory.remember(samples, alone, rows, hashlib.sha256(reply.body).hexdigest())
     return reply

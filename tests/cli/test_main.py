@@ -451,11 +451,12 @@ def test_output_that_cannot_be_written(here: Path) -> None:
     line = " ".join(command("data", "check", "digits"))
     piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())
     assert piped.stderr == ""
-    full = subprocess.run(
-        f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment()
-    )
-    assert full.returncode == 2
-    assert full.stderr == "copfl: the output: No space left on device\n"
+    for unbuffered in ({"PYTHONUNBUFFERED": "1"}, {"PYTHONUNBUFFERED": ""}):  # at the first line, or at the end
+        full = subprocess.run(
+            f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment() | unbuffered
+        )
+        assert full.returncode == 2
+        assert full.stderr == "copfl: the output: No space left on device\n"
 
 
 def test_names_that_the_output_cannot_show_are_no_reason_to_fail(

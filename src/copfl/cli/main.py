@@ -86,6 +86,7 @@ def main() -> NoReturn:
     except OSError as error:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
         _discard_output()
+        code = 2  # also where the command had ended, and its buffered output could not be written
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -451,9 +451,10 @@ def test_output_that_cannot_be_written(here: Path) -> None:
     line = " ".join(command("data", "check", "digits"))
     piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())
     assert piped.stderr == ""
-    for unbuffered in ({"PYTHONUNBUFFERED": "1"}, {"PYTHONUNBUFFERED": ""}):  # at the first line, or at the end
+    for unbuffered in ("1", ""):  # it fails at the first line, or at the end
+        variables = environment() | {"PYTHONUNBUFFERED": unbuffered}
         full = subprocess.run(
-            f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment() | unbuffered
+            f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=variables
         )
         assert full.returncode == 2
         assert full.stderr == "copfl: the output: No space left on device\n"

@@ -72,7 +72,7 @@ class Training(NamedTuple):
 def rows_of(settings: Settings) -> str:
     """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
     run, text = settings.run.run, settings.federation.samples.contract
-    kept = [f"but {run.validation:g} for validation with seed {run.seed}"] if run.validation else []
+    kept = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
     if text and (contract := Contract.read(text)).missing == "drop":
         columns = (*contract.target_names, *(column.name for column in contract.features))
         kept.append(f"complete in {', '.join(sorted(columns))}")

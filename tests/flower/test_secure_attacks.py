@@ -205,6 +205,7 @@ def test_the_settings_that_leave_out_rows() -> None:
 
     assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == ""
     assert rows("drop") == "complete in age, outcome"
+    assert rows("fill", **{"run.validation": 0.15}) != rows("fill", **{"run.validation": 0.1500000001})
     assert (
         rows("drop", **{"run.validation": 0.2})
         == "but 0.2 for validation with seed 0; complete in age, outcome"

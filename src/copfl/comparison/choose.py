@@ -1,9 +1,9 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for most of the rounds with the first seed. Those beyond the best third are
-dropped. The others train for all rounds, and the last two with a second seed. So the budget is spent on
-rounds, as the order after few rounds is not that after all of them. From half of the rounds on, what is
-distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples
+Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are dropped. The
+others train for all rounds, and the last eighth with the other seeds. The order after few rounds is not that after all
+of them, so half of the rounds come before more seeds. From half of the rounds on, what is distinguishably worse than
+the best is dropped too. A run continues from its checkpoint. Test samples
 never enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun,
 and what is running when the time is up is stopped.
 

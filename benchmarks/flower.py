@@ -41,6 +41,7 @@ from copfl.flower.state import ServerFolder
 from copfl.flower.status import read_app
 from copfl.settings import toml
 from copfl.settings.complete import complete
+from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 
 WAYS = ("node", "worker", "process")
@@ -61,7 +62,7 @@ def processor_seconds(pids: list[int]) -> dict[int, float]:
 def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
     """One federation, from its start to its end."""
     settings: Tables = {
-        "run": {"rounds": rounds, "clients": 3},
+        "run": {"rounds": rounds, "clients": 3, "batch": 32},
         "network": {"min_replies": 3},
         "algorithm": {"name": "copfl"},
         "model": {"name": "mlp"},
@@ -95,7 +96,8 @@ def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
 def distance(app: Path, nodes: list[dict[str, Any]]) -> float:
     """How far the server and the clients are from where the simulation ends."""
     torch.set_num_threads(1)
-    settings: Settings = settings_of({**read_app(app)["config"], "session.run": "benchmark"})
+    run_config = flattened(nested(read_app(app)["config"])) | {"session.run": "benchmark"}
+    settings: Settings = settings_of(run_config)
     dataset = load("digits")
     state = simulated(settings, Federation(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
     rows, last = state.clients.rows(torch.arange(len(nodes))), settings.federation.rounds - 1

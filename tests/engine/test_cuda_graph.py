@@ -139,6 +139,7 @@ def test_what_lasts_is_copied_and_room_for_it_is_found_before_anything_is_writte
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("out of memory"), False),
     ],

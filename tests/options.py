@@ -9,7 +9,7 @@ import pytest
 
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
-from copfl.settings.checking import built, parameters_of
+from copfl.settings.checking import parameters_of, with_options
 
 # Options whose values no list has: parts of the model, and numbers that switch something on or off.
 OTHERS: dict[str, tuple[Any, ...]] = {
@@ -65,7 +65,7 @@ def _values(name: str, option: str, default: Any) -> tuple[Any, ...]:
 def words(name: str, option: str) -> tuple[str, ...]:
     """The values of an option, which the message about a wrong one lists."""
     with pytest.raises(UsageError) as refused:
-        built(ALGORITHMS[name], {option: "?"})
+        with_options(ALGORITHMS[name](), {option: "?"})
     known = re.search(r"[Kk]nown: ([\w, ]+)", str(refused.value))
     assert known, f"the message about {name}.{option} lists no values: {refused.value}"
     return tuple(known[1].split(", "))

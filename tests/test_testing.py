@@ -17,7 +17,7 @@ from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
 from copfl.parts import Cowa, Pwpm
 from copfl.parts.averaging import Server, Total
 from copfl.settings import presets
-from copfl.settings.checking import built
+from copfl.settings.checking import with_options
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
 from tests.options import shown, variants
 
@@ -51,7 +51,7 @@ OPTIONS = [*variants("copfl"), *({k: v for k, v in table.items() if k != "name"}
 def test_copfl_has_no_side_effects_with_any_option_or_preset(options: dict[str, Any]) -> None:
     """That a run can be repeated and the engines agree, with them all: experiment/test_repeatable.py."""
     counted = {key: 1 if str(value).endswith("%") else value for key, value in options.items()}
-    dict(algorithm_checks(built(COPFL, counted), rounds=2))["no side effects"]()
+    dict(algorithm_checks(with_options(COPFL(), counted), rounds=2))["no side effects"]()
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
-from copfl.settings.checking import built
+from copfl.settings.checking import with_options
 from copfl.testing import small_federation
 from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, slopes
 
@@ -32,7 +32,7 @@ A, B = (2.0, 1.0, 0.5), (-0.5, 0.75, 1.5)
 
 
 def build(**options: Any) -> COPFL:
-    made: COPFL = built(COPFL, options)
+    made: COPFL = with_options(COPFL(), options)
     return made
 
 

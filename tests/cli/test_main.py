@@ -302,7 +302,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --set iid.alpha=5 --partition iid", "iid={'alpha': 5} is no setting; allowed are adapter"),
         ("run --set partition.alpha=5 --partition iid", "partition.alpha=5 is no setting; allowed are none"),
         ("rum", r"No such command '?rum'?.*`copfl --help` describes"),
-        ("run --rounds many", "run.rounds='many' must be a whole number, at least 1"),
+        ("run --rounds many", "Invalid value for '--rounds' / '-r': 'many' is not a valid integer"),
         ("run --dataset digitz", "data.name='digitz' is unknown; .*did you mean \"digits\"?"),
         ("run --dataset cifar10", "no data folder was given; name one with --data-dir DIR or in COPFL_DATA"),
         (

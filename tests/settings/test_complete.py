@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
-from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd
+from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
@@ -22,8 +22,8 @@ from copfl.parts.mamo import Mamo
 from copfl.settings import toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
-from copfl.settings.components import WRAPPERS, algorithm_of, component
-from copfl.settings.optimizer import OWN_RATES, learning_rate, optimizer_record, usual_rate
+from copfl.settings.components import WRAPPERS, build, component
+from copfl.settings.optimizer import OWN_RATES, optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.wrappers.robust import Clipped
@@ -236,20 +236,28 @@ def test_what_is_no_table_is_refused(kind: str, preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("set_to", "of_algorithm", "of_data", "counts"),
+    ("optimizer", "set_to", "of_data", "counts"),
     [
-        (0.5, 0.03, 0.1, 0.5),  # what is set
-        (None, 0.03, 0.1, 0.03),  # what the algorithm's authors chose
-        (None, DefaultNumber(0.01), 0.1, 0.1),  # what suits the data
-        (None, None, 0.1, 0.1),
-        (None, DefaultNumber(0.01), None, 0.01),  # the default of the algorithm's optimizer
-        (None, None, None, None),  # that of the optimizer's class
+        (Sgd(0.03), 0.5, 0.1, 0.5),  # what is set
+        (Sgd(0.03), None, 0.1, 0.03),  # what the algorithm's authors chose
+        (Sgd(), None, 0.1, 0.1),  # what suits the data
+        (Adam(0.03), None, 0.1, 0.1),  # the algorithm's is another optimizer
+        (Sgd(), None, None, 0.01),  # the default of the optimizer
+        (Adam(0.03), None, None, 0.01),
     ],
 )
 def test_which_learning_rate_counts(
-    set_to: float | None, of_algorithm: float | None, of_data: float | None, counts: float | None
+    optimizer: Any,
+    set_to: float | None,
+    of_data: float | None,
+    counts: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert learning_rate(set_to, of_algorithm, of_data) == counts
+    monkeypatch.setattr("copfl.settings.optimizer.usual_optimizer", lambda *_: optimizer)
+    table = {"name": "sgd"} if set_to is None else {"name": "sgd", "lr": set_to}
+    rates = {} if of_data is None else {"sgd": of_data}
+    record = optimizer_record(component("algorithm", {"name": "fedavg"}), table, rates)
+    assert (record.lr, type(record.lr)) == (counts, float)
 
 
 def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
@@ -267,9 +275,13 @@ def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
         resolved({"robust": {"name": "medan"}})
 
 
+def algorithm_of(run: Run) -> Any:
+    return build("algorithm", run.algorithm, optimizer=run.optimizer)
+
+
 def built(table: dict[str, Any], **options: Any) -> Any:
     chosen = component("algorithm", table)
-    return algorithm_of(Run(algorithm=chosen, optimizer=optimizer_record(chosen, options, {})))
+    return build("algorithm", chosen, optimizer=optimizer_record(chosen, options, {}))
 
 
 def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:

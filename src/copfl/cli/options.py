@@ -19,23 +19,22 @@ from typer.core import TyperCommand
 
 from copfl.settings.schema import KINDS, declared
 from copfl.settings.toml import Tables as Tables
-from copfl.settings.toml import assignment, value_of
+from copfl.settings.toml import assignment
 
 F = TypeVar("F", bound=Callable[..., None])
 
 PANELS = ("Arguments", "Data", "Model", "Training", "Federation", "Robustness", "Output", "Options")
 
 
-def option(panel: str, help: str, names: str = "", metavar: str | None = None) -> Any:
+def option(panel: str, help: str, names: str = "") -> Any:
     """An option of a command.
 
     Args:
         panel: Its group in the help, one of PANELS.
         help: A sentence, with the default.
         names: Such as "--out -o"; empty: the parameter's.
-        metavar: What stands for the value in the help; None: its type.
     """
-    return typer.Option(*names.split(), help=help, rich_help_panel=panel, show_default=False, metavar=metavar)
+    return typer.Option(*names.split(), help=help, rich_help_panel=panel, show_default=False)
 
 
 def argument(help: str) -> Any:
@@ -96,7 +95,6 @@ class Setting(NamedTuple):
     parameter: inspect.Parameter
     kind: str
     key: str
-    is_text: bool  # whether the value is a word as it stands
 
 
 def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[Setting]:
@@ -112,16 +110,14 @@ def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[
             names = about["names"]
             default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
             text = f"{about['help'].rstrip('.')}; default: {default}."
-            is_flag = bool in parts
-            shown = "INTEGER" if int in parts else "FLOAT" if float in parts else "TEXT"
-            made = option(about["panel"], text, names, None if is_flag else shown)
+            type_on_line = next((plain for plain in (bool, int, float) if plain in parts), str)
             parameter = inspect.Parameter(
                 names.partition("/")[0].split()[0].lstrip("-").replace("-", "_"),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[bool | None if is_flag else str | None, made],
+                annotation=Annotated[type_on_line | None, option(about["panel"], text, names)],
             )
-            yield Setting(parameter, kind, field.name, str in parts or typing.get_origin(hint) is tuple)
+            yield Setting(parameter, kind, field.name)
 
 
 MORE = Annotated[
@@ -146,8 +142,7 @@ def training(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Callable[
             line: Tables = {}
             for one in derived:
                 if (value := values.pop(one.parameter.name)) is not None:
-                    is_word = one.is_text or not isinstance(value, str)
-                    line.setdefault(one.kind, {})[one.key] = value if is_word else value_of(value)
+                    line.setdefault(one.kind, {})[one.key] = value
             for kind, key, value in map(assignment, values.pop("more") or []):
                 line.setdefault(kind, {})[key] = value
             function(line=line, **values)

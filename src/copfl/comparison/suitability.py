@@ -10,7 +10,7 @@ from copfl.errors import UsageError
 from copfl.experiment.preparation import algorithm, prepare
 from copfl.experiment.result import Experiment
 from copfl.settings.complete import complete
-from copfl.settings.components import algorithm_of
+from copfl.settings.components import build
 from copfl.settings.toml import Tables
 
 SHARED = ("model", "adapter", "task")  # rows that have these in common have the same task
@@ -36,7 +36,7 @@ def reasons(refused: Mapping[str, str]) -> str:
 def _refusal(layers: list[Tables], e: Experiment) -> str | None:
     try:
         run = complete(*layers)
-        made, task = algorithm_of(run), e.task
+        made, task = build("algorithm", run.algorithm, optimizer=run.optimizer), e.task
         if any(getattr(run, kind) != getattr(e.run, kind) for kind in SHARED):
             e = prepare(complete(*layers, CHECK))
             task, made = e.task, e.algorithm

@@ -5,7 +5,7 @@ Every record of an algorithm is such a tree. A tree of rows has one more axis in
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -140,13 +140,34 @@ def add(a: T, b: T) -> T:
     return rebuild(a, [torch.cat([x, y]) if is_gathered else x + y for x, y, is_gathered in pairs])
 
 
+class Sum(Generic[T]):
+    """The sum of one tree or more in double precision, one after the other."""
+
+    def __init__(self) -> None:
+        self._sum: T | None = None
+        self._dtypes: list[torch.dtype] = []
+
+    def add(self, part: T) -> None:
+        """Adds a tree."""
+        if self._sum is None:
+            self._sum, self._dtypes = part, [t.dtype for t in leaves(part)]
+        else:
+            self._sum = add(wide(self._sum), wide(part))
+
+    @property
+    def total(self) -> T:
+        """The sum, in the dtypes of the first tree."""
+        if self._sum is None:
+            raise ValueError("there is no tree to add up")
+        return narrow(self._sum, self._dtypes)
+
+
 def summed(trees: Iterable[T]) -> T:
-    """The sum of one tree or more in double precision, one after the other, in the dtypes of the first."""
-    parts = iter(trees)
-    first, total = next(parts), None
-    for part in parts:
-        total = add(wide(first) if total is None else total, wide(part))
-    return first if total is None else narrow(total, [t.dtype for t in leaves(first)])
+    """The sum of one tree or more in double precision, in the dtypes of the first."""
+    result = Sum[T]()
+    for part in trees:
+        result.add(part)
+    return result.total
 
 
 def wide(tree: T) -> T:

@@ -17,6 +17,7 @@ from copfl.core.evaluation import (
     EVAL_MODELS,
     MODEL,
     EvalModels,
+    Measured,
     is_evaluated,
     measured,
     on_host,
@@ -105,11 +106,24 @@ def simulate(
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
+        sums = tree.Sum[Any]()
+        begin = 0
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
-        results = executor.local_updates(state, parts, (*asked, MODEL) if candidates else asked)
-        results = _measured(task, federation, ids, results)
-        results = _taken(results, ids, candidates, models, state.round + 1, best)
-        total, half = tree.summed(_totals(results, metrics))
+        for result in executor.local_updates(state, parts, (*asked, MODEL) if candidates else asked):
+            part = ids[begin : begin + len(result.metrics["healthy"])]
+            begin += len(part)
+            values, after = without_model(result.metrics)
+            if on_host(task):
+                tested, *validated = (
+                    [split.targets(int(n)) for n in part] for split in federation.splits[1:]
+                )
+                values = measured(task, values, tested, *validated)
+            if models is not None and after is not None:
+                _keep(models, after, part, candidates, state.round + 1, values, best)
+            metrics.append(values)
+            if result.total is not None:
+                sums.add((result.total, result.half))
+        total, half = sums.total
         # 2. The server gets the total and nothing else.
         with torch.no_grad():
             before = state.server
@@ -143,64 +157,32 @@ def _last_rounds(
     return last
 
 
-def _taken(
-    results: Iterator[ChunkResult],
-    ids: Ids,
+def _keep(
+    models: Models,
+    after: Measured,
+    part: Ids,
     candidates: set[int],
-    models: Models | None,
     round: int,
+    metrics: Metrics,
     best: BestRounds | None,
-) -> Iterator[ChunkResult]:
-    """The results without their models, of which those of the `candidates` went to `models`.
+) -> None:
+    """Gives the models of the `candidates` in this part to `models`.
 
     With `best`, those that are the best so far; else all but those that diverged: a huge model may be finite,
     and its predictions not.
     """
-    for part, result in _with_ids(results, ids):
-        metrics, after = without_model(result.metrics)
-        if models is not None and after is not None:
-            if best is None:
-                is_kept = ((metrics["healthy"] > 0) & after.finite).tolist()
-            else:
-                is_kept = best.replaced(part, {k: v.cpu().numpy() for k, v in metrics.items()}).tolist()
-            for row, n in enumerate(part.tolist()):
-                if n not in candidates:
-                    continue
-                model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
-                if is_kept[row] and tree.finite(model):
-                    models.put(n, model, round)
-                elif best is None:
-                    models.drop(n)
-        yield result._replace(metrics=metrics)
-
-
-def _with_ids(results: Iterator[ChunkResult], ids: Ids) -> Iterator[tuple[Ids, ChunkResult]]:
-    """Each result with the clients that it is of."""
-    start = 0
-    for result in results:
-        part = ids[start : start + len(result.metrics["healthy"])]
-        start += len(part)
-        yield part, result
-
-
-def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[Any]:
-    """The total of each part and of the first half in it; its metrics are appended to the list."""
-    for result in results:
-        metrics.append(result.metrics)
-        if result.total is not None:
-            yield result.total, result.half
-
-
-def _measured(
-    task: Task, federation: Federation, ids: Ids, results: Iterator[ChunkResult]
-) -> Iterator[ChunkResult]:
-    """The results, with the metrics that need predictions computed from them."""
-    if not on_host(task):
-        yield from results
-        return
-    for part, result in _with_ids(results, ids):
-        tested, *validated = ([split.targets(int(n)) for n in part] for split in federation.splits[1:])
-        yield result._replace(metrics=measured(task, result.metrics, tested, *validated))
+    if best is None:
+        is_kept = ((metrics["healthy"] > 0) & after.finite).tolist()
+    else:
+        is_kept = best.replaced(part, {k: v.cpu().numpy() for k, v in metrics.items()}).tolist()
+    for row, n in enumerate(part.tolist()):
+        if n not in candidates:
+            continue
+        model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
+        if is_kept[row] and tree.finite(model):
+            models.put(n, model, round)
+        elif best is None:
+            models.drop(n)
 
 
 def _leave_out_masks(state: State, ids: Ids, metrics: dict[str, Values]) -> None:

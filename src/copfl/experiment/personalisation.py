@@ -28,7 +28,7 @@ from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.writing import OF_SERVER
 from copfl.experiment.client_models import TRAINED, vector_of
 from copfl.experiment.folder import RunFolder
-from copfl.settings.components import algorithm_of
+from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
 
 FOLDS = 3  # of the cross-validation within the client's samples
@@ -66,7 +66,7 @@ class Personalisation:
         if algorithm is None:
             if run.algorithm.description:
                 raise UsageError("the run's algorithm is a value that a Python program passed; pass it again")
-            algorithm = algorithm_of(run)
+            algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
         optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
         if optimizer is None or not hasattr(optimizer, "lr"):
             raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")

@@ -26,7 +26,7 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task
 from copfl.models import pretrained
 from copfl.settings.checking import SettingError
-from copfl.settings.components import WRAPPERS, algorithm_of, build
+from copfl.settings.components import WRAPPERS, build
 from copfl.settings.components import wrapped as put_around
 from copfl.settings.data import data_of
 from copfl.settings.schema import Run, RunSettings
@@ -54,7 +54,7 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
         tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
     module = build_model(run.model, run.adapter, clients.shape, len(samples.classes), run.run.seed)
-    made = algorithm_of(run)
+    made = build("algorithm", run.algorithm, optimizer=run.optimizer)
     learned = task(run, module, clients, made, tell)
     wrapped = algorithm(run, made, learned, clients)
     if run.run.benefit:

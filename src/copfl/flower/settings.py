@@ -26,7 +26,7 @@ from copfl.flower.private_node import SecretNoise
 from copfl.flower.secure_sum import Rules
 from copfl.settings import schema
 from copfl.settings.checking import unknown_key
-from copfl.settings.components import algorithm_of, component, wrapped
+from copfl.settings.components import build, component, wrapped
 from copfl.settings.federation import OWN, TITLES, Federation, own_record, run_settings
 from copfl.settings.flat import nested
 from copfl.settings.model import adapter_record, model_record
@@ -141,7 +141,7 @@ def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> 
 def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     """The values that a federation describes; `bounds` as of `settings_of`."""
     run, samples = federation.run, federation.samples
-    algorithm = algorithm_of(run)
+    algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = wrapped(kind, component, algorithm)

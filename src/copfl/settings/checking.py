@@ -218,18 +218,15 @@ def checked(
     return result
 
 
-def built(factory: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
-    """The value with these options, those of its parts among them."""
-    rest = dict(options)
-    parts = {}
-    for name, part in parts_of(factory).items():
-        own = options_of(part)
-        parts[name] = built(type(part), {option: rest.pop(option, value) for option, value in own.items()})
-    return factory(**context, **rest, **parts)
+def with_options(value: Any, options: Mapping[str, Any]) -> Any:
+    """The same dataclass with those of the options that are its own or its parts'."""
+    changed = {f.name: options[f.name] for f in dataclasses.fields(value) if f.init and f.name in options}
+    parts = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
+    return dataclasses.replace(value, **changed, **parts)
 
 
 def options_of(value: Any) -> dict[str, Any]:
-    """The options with which `built` makes an equal value of this dataclass."""
+    """The options of a dataclass, its own and its parts'."""
     result: dict[str, Any] = {}
     parts = parts_of(type(value))
     for field in dataclasses.fields(value):

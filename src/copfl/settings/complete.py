@@ -14,7 +14,7 @@ from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.errors import UsageError
 from copfl.settings import schema
 from copfl.settings.checking import SettingError
-from copfl.settings.components import WRAPPERS, algorithm_of, component, name_of
+from copfl.settings.components import WRAPPERS, build, component, name_of
 from copfl.settings.data import data_record
 from copfl.settings.layers import Layer, check_layer, lower_layers, merged
 from copfl.settings.model import adapter_record, model_record
@@ -93,7 +93,8 @@ def complete(
         # So that resuming to more rounds keeps the schedule.
         records["addons"] = schema.Addons(options={**addons, "lr_rounds": settings.rounds})
     completed = Run(**records)
-    algorithm_of(completed)  # made only to be checked: its parts check their numbers
+    # Made only to be checked: its parts check their numbers.
+    build("algorithm", completed.algorithm, optimizer=completed.optimizer)
     return completed
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from importlib import metadata
 from typing import Any
@@ -19,14 +19,17 @@ from copfl.models import MODELS, SOURCES
 from copfl.models.adapters import ADAPTERS
 from copfl.parts.mamo import Mamo
 from copfl.parts.server_steps import SERVER_STEPS
-from copfl.settings import checking, schema, user_code
+from copfl.settings import schema, user_code
 from copfl.settings.checking import (
     SettingError,
     converted,
+    options_of,
     parameters_of,
+    parts_of,
     takes_any,
     unknown_key,
     unknown_name,
+    with_options,
 )
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
@@ -117,44 +120,61 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
             component's parameter.
         fill: Whether what is not set gets the component's default.
     """
-    record = schema.record_of(kind, table)  # the declared settings are checked
-    factory = factory_of(kind, record.name, record.code)
+    record = schema.KINDS[kind]
+    declared, arguments = schema.declared_types(record), schema.argument_names(record)
+    fields = {k: converted(f"{kind}.{k}", v, *declared[k]) for k, v in table.items() if k in declared}
+    name = fields.get("name", "")
+    factory = factory_of(kind, name, fields.get("code"))
+    if user_code.is_reference(name):
+        fields["code"] = user_code.folder_of(name)
     parameters = parameters_of(factory, context_of(kind, factory))
-    defaults = {key: p.default for key, p in parameters.items() if fill and _is_plain(p.default)}
-    arguments = {key: float(d) if isinstance(d, DefaultNumber) else d for key, d in defaults.items()}
-    for key, value in record.arguments.items():
+    options = {}
+    for key, value in table.items():
+        if key in declared and key not in arguments:
+            continue  # no setting of the component
         if key not in parameters and not takes_any(factory):
             raise unknown_key(f"{kind}.{key}", value, parameters, schema.paths())
-        is_option = key in parameters and key in record.options
-        arguments[key] = converted(f"{kind}.{key}", value, parameters[key].hint) if is_option else value
-    if user_code.is_reference(record.name):
-        record = dataclasses.replace(record, code=user_code.folder_of(record.name))
-    return record.with_arguments(arguments)
+        if key not in declared:
+            hint = parameters[key].hint if key in parameters else Any
+            options[key] = converted(f"{kind}.{key}", value, hint)
+    if fill:
+        plain = {key: p.default for key, p in parameters.items() if _is_plain(p.default)}
+        usual = {key: float(d) if isinstance(d, DefaultNumber) else d for key, d in plain.items()}
+        fields = {key: usual[key] for key in arguments if key in usual} | fields
+        options = {key: d for key, d in usual.items() if key not in arguments} | options
+    return record(**fields, options=options)
 
 
 def _is_plain(value: Any) -> bool:
     return all(isinstance(v, (*PLAIN, type(None))) for v in (value if isinstance(value, tuple) else (value,)))
 
 
-def build(title: str, record: schema.Component, **context: Any) -> Any:
+def build(
+    title: str, record: schema.Component, optimizer: schema.Optimizer | None = None, **context: Any
+) -> Any:
     """The value that a component describes.
 
     Args:
         title: The kind, such as "partition".
         record: The choice and its options.
+        optimizer: The optimizer of an algorithm, where it has one.
         context: What the run has, see CONTEXT; a factory gets those that it has parameters for.
     """
     if record.value is not None:
         return record.value
     factory = factory_of(title, record.name, record.code)
-    known = parameters_of(factory)
-    given = {name: value for name, value in context.items() if name in known or takes_any(factory)}
+    known, parts = parameters_of(factory), parts_of(factory)
+    if optimizer:
+        context["optimizer"] = build("optimizer", optimizer)
+    context = {name: value for name, value in context.items() if name in known or takes_any(factory)}
     arguments = record.arguments
+    of_parts = {option for part in parts.values() for option in options_of(part)}
+    others = {name: value for name, value in arguments.items() if name not in of_parts}
+    own_code = user_code.is_reference(record.name)
     try:
-        if not user_code.is_reference(record.name):
-            return checking.built(factory, arguments, **given)
-        with user_code.calling(title, record.name, "making it"):
-            return checking.built(factory, arguments, **given)
+        with user_code.calling(title, record.name, "making it") if own_code else nullcontext():
+            made = {name: with_options(part, arguments) for name, part in parts.items()}
+            return factory(**context, **others, **made)
     except UsageError as error:
         raise _located(title, arguments, error) from error
 
@@ -178,12 +198,6 @@ def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> Usa
     if isinstance(error, SettingError) or match is None or match[1] not in arguments:
         return error
     return SettingError(f"{title}.{match[1]}", arguments[match[1]], match[2])
-
-
-def algorithm_of(run: schema.Run) -> AnyAlgorithm:
-    """The algorithm of a complete run, without wrappers."""
-    context = {"optimizer": build("optimizer", run.optimizer)} if run.optimizer else {}  # a value has its own
-    return build("algorithm", run.algorithm, **context)  # type: ignore[no-any-return]
 
 
 def usual_optimizer(algorithm: str, code: str | None = None) -> Any:

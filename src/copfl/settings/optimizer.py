@@ -26,6 +26,9 @@ def optimizer_record(
 ) -> schema.Optimizer:
     """The optimizer of an algorithm.
 
+    The learning rate that counts is the first of these: what is set, on the command line, in a file, a preset, or by
+    `first_choice`; what the algorithm's authors chose; what suits the data set; the default of the optimizer.
+
     Args:
         algorithm: The algorithm, whose own optimizer is the default.
         table: What is set.
@@ -47,22 +50,10 @@ def optimizer_record(
     if value is not None:
         return record_of_value("optimizer", table, value, repr(value))  # type: ignore[no-any-return]
     name = str(table.get("name", name_of("optimizer", usual)))
-    of_algorithm = options_of(usual) if name == name_of("optimizer", usual) else {}
-    lr = learning_rate(table.get("lr"), of_algorithm.get("lr"), rates.get(name))
-    return component("optimizer", {**of_algorithm, **table, "name": name, "lr": lr})  # type: ignore[no-any-return]
-
-
-def learning_rate(set_to: Any, of_algorithm: float | None, of_data: float | None) -> Any:
-    """The learning rate that counts: the first of four that there is.
-
-    What is set, on the command line, in a file, a preset, or by `first_choice`; what the algorithm's authors chose;
-    what suits the data set; the default of the algorithm's optimizer. None: the default of the optimizer's class.
-    """
-    is_chosen = of_algorithm is not None and not isinstance(of_algorithm, DefaultNumber)
-    for rate in (set_to, of_algorithm if is_chosen else None, of_data, of_algorithm):
-        if rate is not None:
-            return rate
-    return None
+    suggested = options_of(usual) if name == name_of("optimizer", usual) else {}
+    if name in rates and isinstance(suggested.get("lr", DefaultNumber()), DefaultNumber):
+        suggested["lr"] = rates[name]  # the algorithm's authors chose none
+    return component("optimizer", {"name": name, **suggested, **table})  # type: ignore[no-any-return]
 
 
 def data_rates(tables: Tables, passed: Mapping[str, Any]) -> Mapping[str, float]:

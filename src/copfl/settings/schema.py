@@ -68,14 +68,12 @@ class Component:
     @property
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the component."""
-        own = {f.name: getattr(self, f.name) for f in declared(type(self)) if not f.metadata["ours"]}
-        return {name: value for name, value in own.items() if value is not None and name != "name"} | dict(
-            self.options
-        )
+        fields = {name: getattr(self, name) for name in argument_names(type(self))}
+        return {name: value for name, value in fields.items() if value is not None} | dict(self.options)
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Self:
         """The record with these keyword arguments of the component, and no others."""
-        names = {f.name for f in declared(type(self)) if not f.metadata["ours"]} - {"name"}
+        names = argument_names(type(self))
         fields = {name: arguments.get(name) for name in names}
         options = {name: value for name, value in arguments.items() if name not in names}
         return dataclasses.replace(self, **fields, options=options)  # type: ignore[arg-type]
@@ -540,7 +538,12 @@ def declared(record: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 _DECLARED: dict[type[Any], tuple[dataclasses.Field[Any], ...]] = {}
 
 
-def _types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+def argument_names(record: type[Component]) -> tuple[str, ...]:
+    """The declared settings that are keyword arguments of the component that a record describes."""
+    return tuple(f.name for f in declared(record) if not f.metadata["ours"] and f.name != "name")
+
+
+def declared_types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """The type and the limits of each setting of a record."""
     if record not in _TYPES:
         hints = typing.get_type_hints(record)
@@ -553,13 +556,13 @@ _TYPES: dict[type[Any], dict[str, tuple[Any, Mapping[str, Any]]]] = {}
 
 def checked_fields(record: Any, title: str) -> None:
     """Checks and converts the values of a record in place, while it is made."""
-    for name, about in _types(type(record)).items():
+    for name, about in declared_types(type(record)).items():
         object.__setattr__(record, name, converted(f"{title}.{name}", getattr(record, name), *about))
 
 
 def record_of(title: str, table: Mapping[str, Any]) -> Any:
     """The record of a table, whose declared keys are checked."""
-    record, known = KINDS[title], _types(KINDS[title])
+    record, known = KINDS[title], declared_types(KINDS[title])
     fields = {k: converted(f"{title}.{k}", v, *known[k]) for k, v in table.items() if k in known}
     rest = {k: v for k, v in table.items() if k not in known and k != "value"}
     if issubclass(record, Component):

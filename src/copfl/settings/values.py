@@ -10,8 +10,8 @@ from typing import Any
 from copfl.core.optim import DefaultNumber
 from copfl.errors import CopflError
 from copfl.settings.checking import SettingError, options_of
-from copfl.settings.components import PLAIN, algorithm_of, build, component, name_of
-from copfl.settings.schema import Run, record_of
+from copfl.settings.components import PLAIN, build, component, name_of
+from copfl.settings.schema import record_of
 from copfl.settings.toml import Tables
 
 
@@ -45,9 +45,8 @@ def _describes(kind: str, value: Any, layer: Tables) -> bool:
         return False
     try:
         records = {title: component(title, table) for title, table in layer.items()}
-        return bool(
-            (algorithm_of(Run(**records)) if kind == "algorithm" else build(kind, records[kind])) == value
-        )
+        optimizer = records.get("optimizer") if kind == "algorithm" else None
+        return bool(build(kind, records[kind], optimizer=optimizer) == value)
     except CopflError:
         return False
 

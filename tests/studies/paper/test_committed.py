@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from copfl import charts
-from copfl.settings.components import algorithm_of
+from copfl.settings.components import build
 from copfl.settings.toml import Tables
 from studies.paper import experiments, figures, findings, pages, records
 from tests.commands import called
@@ -164,7 +164,9 @@ def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rat
 def test_in_the_control_every_method_makes_the_same_number_of_epochs() -> None:
     experiment = experiments.read("equal-steps")
     for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
-        assert algorithm_of(plan.jobs(plan.choices[0])[0].run).total_epochs == 2, plan.row.label
+        run = plan.jobs(plan.choices[0])[0].run
+        algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
+        assert algorithm.total_epochs == 2, plan.row.label
 
 
 def test_each_column_of_the_differences_changes_one_thing() -> None:

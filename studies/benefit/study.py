@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ HARMS: dict[str, tuple[str, float]] = {
     "free riders": ("free_rider", 0.01),
 }
 ALL = -1  # the run of all clients
+LOSSES = ("test_loss", "test_loss_before")
 
 
 class Job(NamedTuple):
@@ -73,6 +75,7 @@ def experiment(job: Job, device: str) -> Any:
             "seed": job.seed,
             "batch": 16,
             "device": device,
+            "precision": "fp32",
             "engine": "vmap",
             "threads": 1,
             "eval_every": EVAL_EVERY,
@@ -112,7 +115,7 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     made, bad = experiment(job, device)
     result = execute(made, None) if job.without == ALL else replay.without(made, [job.without])
     values: dict[str, Any] = {"bad": list(bad)}
-    for name in ("test_loss", "test_loss_before", "accuracy", "accuracy_before"):
+    for name in (*LOSSES, "accuracy", "accuracy_before"):
         table = result.metric(name)
         known = table[~np.isnan(table).all(1)]
         values[name] = rounded(mean_of_known(known[-averaged(len(known)) :]))
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--harms", default=";".join(HARMS))
     parser.add_argument("--seeds", default="10,11,12,13,14")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     cells = [
@@ -146,7 +150,7 @@ def main() -> None:
     # All runs that measure the benefit first; then those without a client, seed by seed.
     planned = [Job(*cell, ALL) for cell in cells]
     planned += [Job(*cell, client) for cell in cells for client in left_out(cell[-1])]
-    run_jobs(planned, record, args.out, args.processes, args.budget)
+    run_jobs(planned, partial(record, device=args.device), args.out, args.processes, args.budget)
 
 
 if __name__ == "__main__":

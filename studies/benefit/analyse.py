@@ -1,22 +1,27 @@
-"""Prints the tables of the study from its records: python studies/benefit/analyse.py RECORDS.jsonl[.gz]."""
+"""Prints the tables of the study from its records: python studies/benefit/analyse.py studies/benefit."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.experiment.benefit import Benefit, group_benefit
+from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_sum
 from copfl.stats import Numbers, mean_of_known, over_seeds, ranked, spearman
 from copfl.tables import Table, as_markdown
 
-ALL = -1
+ALL, SECURE = -1, -2
 ROUNDS = (25, 35, 50)
+RECEIVED, TRAINED = (
+    "test_loss_before",
+    "test_loss",
+)  # the test loss of a model before and after local training
 
 
 class Cell(NamedTuple):
@@ -26,7 +31,7 @@ class Cell(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The run of all clients, and the others' mean test loss in it and without some of the clients."""
+    """The run of all clients, and each client's test loss in it and in those without a client."""
 
     bad: Numbers  # [clients] bool
     half: Numbers  # [rounds, clients]
@@ -35,24 +40,49 @@ class Run(NamedTuple):
     loss: dict[str, Numbers]  # [clients], of the run of all, by metric
     without: dict[int, dict[str, Numbers]]  # by the client that was left out
 
+    def benefit(self, rounds: int | None = None) -> Benefit:
+        return group_benefit(self.half[:rounds], self.difference[:rounds])
 
-METRICS = ("test_loss_before", "test_loss")
+    def left_out(self, metric: str) -> tuple[Numbers, Numbers]:
+        """The clients that were left out, and by how much the others' loss is then higher."""
+        clients = np.array(sorted(self.without), np.int64)
+        losses = [np.delete(self.without[int(n)][metric] - self.loss[metric], n) for n in clients]
+        return clients, np.array([float(mean_of_known(loss)) for loss in losses])
 
 
-def read(path: Path) -> dict[Cell, Run]:
-    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    lines = [line for line in map(json.loads, text.decode().splitlines()) if "error" not in line]
-    found: dict[Cell, Run] = {}
-    for line in sorted(lines, key=lambda line: int(line["without"])):  # the run of all clients is first
-        cell = Cell(line["setting"], line["harm"], line["seed"])
-        losses = {name: np.array(line[name], np.float64) for name in METRICS}
-        if line["without"] != ALL:
-            found[cell].without[line["without"]] = losses
-            continue
-        table = {name: np.array(line[name], np.float64) for name in ("half", "difference", "weight")}
-        bad = np.isin(np.arange(len(table["weight"])), line["bad"])
-        found[cell] = Run(bad, **table, loss=losses, without={})
-    return found
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes()).decode()
+    return [line for line in map(json.loads, text.splitlines()) if "error" not in line]
+
+
+def array(values: Any) -> Numbers:
+    return np.array(values, np.float64)
+
+
+def cell_of(line: dict[str, Any]) -> Cell:
+    return Cell(line["setting"], line["harm"], line["seed"])
+
+
+def run_of(line: dict[str, Any]) -> Run:
+    weight = array(line["weight"])
+    bad = np.isin(np.arange(len(weight)), line["bad"])
+    losses = {name: array(line[name]) for name in (RECEIVED, TRAINED)}
+    return Run(bad, array(line["half"]), array(line["difference"]), weight, losses, {})
+
+
+def runs_of(lines: Iterable[dict[str, Any]]) -> tuple[dict[Cell, Run], dict[Cell, Run]]:
+    """The runs of all clients with those without a client, and those with secure sums."""
+    lines = sorted(lines, key=lambda line: int(line["without"]))
+    runs = {cell_of(line): run_of(line) for line in lines if line["without"] == ALL}
+    secure = {cell_of(line): run_of(line) for line in lines if line["without"] == SECURE}
+    for line in lines:
+        if line["without"] >= 0:
+            losses = {name: array(line[name]) for name in (RECEIVED, TRAINED)}
+            runs[cell_of(line)].without[line["without"]] = losses
+    return runs, secure
+
+
+# -- numbers of a run ------------------------------------------------------------------------------------------
 
 
 def auc(score: Numbers, bad: Numbers) -> float:
@@ -61,110 +91,200 @@ def auc(score: Numbers, bad: Numbers) -> float:
     return float((order[bad].sum() - count * (count + 1) / 2) / (count * (len(bad) - count)))
 
 
-def benefit(run: Run, rounds: int = 0) -> Benefit:
-    last = rounds or len(run.half)
-    return group_benefit(run.half[:last], run.difference[:last])
-
-
-def left_out(run: Run, metric: str) -> tuple[Numbers, Numbers]:
-    """The clients that were left out, and by how much the others' loss is then higher."""
-    clients = np.array(sorted(run.without), np.int64)
-    losses = [np.delete(run.without[int(n)][metric] - run.loss[metric], n) for n in clients]
-    return clients, np.array([float(mean_of_known(loss)) for loss in losses])
+def auc_left_out(run: Run) -> float:
+    clients, gains = run.left_out(RECEIVED)
+    return auc(gains, run.bad[clients]) if len(clients) else float("nan")
 
 
 def agreement(run: Run, metric: str, honest: bool = False) -> float:
     """Spearman's correlation of the benefit with leaving out; nan where no client was."""
-    clients, gains = left_out(run, metric)
+    clients, gains = run.left_out(metric)
     kept = ~run.bad[clients] if honest else np.ones(len(clients), bool)
     if kept.sum() < 3:
         return float("nan")
-    return float(spearman(benefit(run).value[clients[kept]], gains[kept]))
+    return float(spearman(run.benefit().value[clients[kept]], gains[kept]))
 
 
-def over(runs: list[Run], value: Callable[[Run], float]) -> str:
+def gain(run: Run, bad: bool) -> float:
+    """What the others lose without a client of this kind, in thousandths of the test loss."""
+    clients, gains = run.left_out(RECEIVED)
+    kept = run.bad[clients] == bad
+    return 1000 * float(mean_of_known(gains[kept])) if kept.any() else float("nan")
+
+
+def secure_benefit(run: Run) -> Benefit:
+    """The benefit from the sum of the judgements, each of which is rounded as secure aggregation does."""
+    from copfl.flower.secure_sum import Rules, dequantised, quantised
+
+    regression, clients = design(run.half), run.half.shape[1]
+    assert regression is not None
+    rules = Rules(clients)
+    judgements = (judged(regression, run.difference[:, n], n) for n in range(clients))
+    sent = (
+        Judgement(*(dequantised(quantised(t.ravel(), rules), rules).reshape(t.shape) for t in one))
+        for one in judgements
+    )
+    return of_sum(reduce(Judgement.plus, sent), regression.freedom)
+
+
+# -- tables ----------------------------------------------------------------------------------------------------
+
+
+def over(values: Iterable[float], digits: int = 2) -> str:
     """The mean over the seeds and its t interval."""
-    values = np.array([value(run) for run in runs])
-    values = values[~np.isnan(values)]
-    if not len(values):
+    known = np.array([value for value in values if not np.isnan(value)])
+    if not len(known):
         return "-"
-    low, high = over_seeds(values)
-    return f"{values.mean():.2f}" + (f" [{low:.2f}, {high:.2f}]" if len(values) > 1 else "")
+    low, high = over_seeds(known)
+    return f"{known.mean():.{digits}f}" + (
+        f" [{low:.{digits}f}, {high:.{digits}f}]" if len(known) > 1 else ""
+    )
 
 
-def rows(cells: dict[Cell, Run], *values: Callable[[list[Run]], str]) -> Iterator[list[str]]:
-    for setting, harm in dict.fromkeys((cell.setting, cell.harm) for cell in cells):
-        runs = [run for cell, run in cells.items() if cell[:2] == (setting, harm)]
-        yield [setting, harm, *(value(runs) for value in values)]
+def by_kind(
+    title: str,
+    cells: dict[Cell, Any],
+    columns: dict[str, Callable[[list[Any]], str]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A row for each setting and harm, from the list of its runs."""
+    kinds = dict.fromkeys(cell[:2] for cell in cells)
+    rows = [
+        [
+            *kind,
+            *(text([run for cell, run in cells.items() if cell[:2] == kind]) for text in columns.values()),
+        ]
+        for kind in kinds
+    ]
+    return Table(title, ["setting", "harm", *columns], rows, list(notes))
 
 
-def verdicts(runs: list[Run], verdict: str, bad: bool) -> str:
-    """The fraction of these clients with this verdict."""
-    found = [np.array(benefit(run).verdicts)[run.bad == bad] == verdict for run in runs]
-    return f"{np.concatenate(found).mean():.2f}"
+def mean_over_runs(value: Callable[[Any], float], digits: int = 2) -> Callable[[list[Any]], str]:
+    return lambda runs: over(map(value, runs), digits)
 
 
-def tables(cells: dict[Cell, Run]) -> list[Table]:
-    detection = Table(
+def fraction(verdict: str, bad: bool) -> Callable[[list[Run]], str]:
+    """Of these clients, how many have this verdict."""
+
+    def text(runs: list[Run]) -> str:
+        found = [np.array(run.benefit().verdicts)[run.bad == bad] == verdict for run in runs]
+        return f"{np.concatenate(found).mean():.2f}"
+
+    return text
+
+
+def study_tables(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> list[Table]:
+    detection = by_kind(
         "Detection of the four harmful clients of twenty: AUC, mean over the seeds and 95 % interval",
-        ["setting", "harm", *(f"benefit, {rounds} rounds" for rounds in ROUNDS), "weight (COWA in copfl)"],
-        list(
-            rows(
-                cells,
-                *(
-                    lambda runs, t=t: over(runs, lambda run: auc(benefit(run, t).value, run.bad))
-                    for t in ROUNDS
-                ),
-                lambda runs: over(runs, lambda run: auc(run.weight, run.bad)),
-            )
-        ),
+        runs,
+        {
+            **{
+                f"benefit, {rounds} rounds": mean_over_runs(
+                    lambda run, rounds=rounds: auc(run.benefit(rounds).value, run.bad)
+                )
+                for rounds in ROUNDS
+            },
+            "leave-one-out by retraining": mean_over_runs(auc_left_out),
+            "weight (COWA in copfl)": mean_over_runs(lambda run: auc(run.weight, run.bad)),
+        },
     )
-    verdict = Table(
+    verdict = by_kind(
         "Verdicts after all rounds: fraction of the clients",
-        ["setting", "harm", "harmful: lower", "harmful: higher", "honest: lower", "honest: higher"],
-        list(
-            rows(
-                cells,
-                *(
-                    lambda runs, v=v, bad=bad: verdicts(runs, v, bad)
-                    for bad in (True, False)
-                    for v in ("lower", "higher")
-                ),
-            )
+        runs,
+        {
+            f"{'harmful' if bad else 'honest'}: {verdict}": fraction(verdict, bad)
+            for bad in (True, False)
+            for verdict in ("lower", "higher")
+        },
+    )
+    retraining = by_kind(
+        "Spearman's correlation of the benefit with leave-one-out by retraining: the others' test loss",
+        runs,
+        {
+            "received model": mean_over_runs(lambda run: agreement(run, RECEIVED)),
+            "model after training": mean_over_runs(lambda run: agreement(run, TRAINED)),
+            "received model, honest clients alone": mean_over_runs(
+                lambda run: agreement(run, RECEIVED, honest=True)
+            ),
+        },
+    )
+    harm = by_kind(
+        "What the others lose without a client: test loss of the received model, in thousandths",
+        runs,
+        {
+            "without a harmful client": mean_over_runs(lambda run: gain(run, True), 1),
+            "without an honest client": mean_over_runs(lambda run: gain(run, False), 1),
+        },
+    )
+    return [detection, verdict, retraining, harm, secure_table(runs, secure)]
+
+
+def secure_table(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> Table:
+    pairs = {cell: (runs[cell], run) for cell, run in secure.items()}
+
+    def largest(pair: tuple[Run, Run]) -> float:
+        plain, benefit = pair[0].benefit(), secure_benefit(pair[1])
+        return float((np.abs(benefit.value - plain.value) / plain.error).max())
+
+    return by_kind(
+        "With secure sums: the largest change of a client's benefit, in standard errors",
+        pairs,
+        {
+            "change": mean_over_runs(largest, 3),
+            "rank correlation": mean_over_runs(
+                lambda pair: float(spearman(pair[0].benefit().value, secure_benefit(pair[1]).value)), 3
+            ),
+        },
+    )
+
+
+def subset_table(lines: list[dict[str, Any]]) -> Table:
+    """Ten clients: the benefit beside leave-one-out and Shapley values by retraining."""
+
+    def retrained(line: dict[str, Any], name: str) -> Numbers:
+        return array(line["retraining"][RECEIVED][name])
+
+    def benefit(line: dict[str, Any]) -> Numbers:
+        return run_of(line).benefit().value
+
+    def bad(line: dict[str, Any]) -> Numbers:
+        return run_of(line).bad
+
+    columns = {
+        "benefit, Shapley": lambda line: float(spearman(benefit(line), retrained(line, "shapley"))),
+        "benefit, leave-one-out": lambda line: float(spearman(benefit(line), retrained(line, "left_out"))),
+        "leave-one-out, Shapley": lambda line: float(
+            spearman(retrained(line, "left_out"), retrained(line, "shapley"))
         ),
-    )
-    retraining = Table(
-        "Spearman's correlation with leave-one-out by retraining: the others' test loss",
-        ["setting", "harm", "received model", "model after training", "received model, honest clients alone"],
-        list(
-            rows(
-                cells,
-                *(lambda runs, m=m: over(runs, lambda run: agreement(run, m)) for m in METRICS),
-                lambda runs: over(runs, lambda run: agreement(run, METRICS[0], honest=True)),
-            )
-        ),
-    )
-    return [detection, verdict, retraining, harms(cells)]
-
-
-def harms(cells: dict[Cell, Run]) -> Table:
-    """What leaving out a harmful client does to the others, against leaving out an honest one."""
-
-    def gain(run: Run, bad: bool) -> float:
-        clients, gains = left_out(run, METRICS[0])
-        kept = run.bad[clients] == bad
-        return 1000 * float(mean_of_known(gains[kept])) if kept.any() else float("nan")
-
-    head = ["setting", "harm", "without a harmful client", "without an honest client"]
-    kinds = (True, False)
-    body = list(rows(cells, *(lambda runs, bad=bad: over(runs, lambda run: gain(run, bad)) for bad in kinds)))
-    return Table(
-        "What the others lose without a client: test loss of the received model, in thousandths", head, body
+        "AUC: benefit": lambda line: auc(benefit(line), bad(line)),
+        "AUC: leave-one-out": lambda line: auc(retrained(line, "left_out"), bad(line)),
+        "AUC: Shapley": lambda line: auc(retrained(line, "shapley"), bad(line)),
+    }
+    return by_kind(
+        "Ten clients: Spearman's correlations with exact Shapley values by retraining, and detection",
+        {cell_of(line): line for line in lines},
+        {name: mean_over_runs(value) for name, value in columns.items()},
     )
 
 
-def main(argv: list[Any]) -> None:
-    for table in tables(read(Path(argv[1]))):
+def coverage_table(lines: list[dict[str, Any]]) -> Table:
+    return by_kind(
+        "Fraction of the 95 % intervals that contain the benefit",
+        {cell_of(line): line for line in lines},
+        {
+            "all clients": mean_over_runs(lambda line: float(array(line["covered"]).mean()), 3),
+            "lowest client": mean_over_runs(lambda line: float(array(line["covered"]).min()), 3),
+        },
+    )
+
+
+def main(argv: list[str]) -> None:
+    folder = Path(argv[1])
+    tables = study_tables(*runs_of(lines_of(folder / "records.jsonl.gz")))
+    for name, made in (("subsets", subset_table), ("coverage", coverage_table)):
+        if (path := folder / f"{name}.jsonl.gz").exists():
+            tables.append(made(lines_of(path)))
+    for table in tables:
         print(as_markdown(table), end="\n\n")
 
 

@@ -11,6 +11,8 @@ import argparse
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +38,15 @@ HARMS: dict[str, tuple[str, float]] = {
     "free riders": ("free_rider", 0.01),
 }
 ALL = -1  # the run of all clients
+SECURE = -2  # the same, with each upload rounded as secure aggregation does
+LOSSES = ("test_loss", "test_loss_before")
 
 
 class Job(NamedTuple):
     setting: str
     harm: str
     seed: int
-    without: int  # the client whose uploads do not arrive; ALL: none
+    without: int  # the client whose uploads do not arrive; ALL or SECURE: none
 
 
 def left_out(seed: int) -> list[int]:
@@ -73,12 +77,13 @@ def experiment(job: Job, device: str) -> Any:
             "seed": job.seed,
             "batch": 16,
             "device": device,
+            "precision": "fp32",
             "engine": "vmap",
             "threads": 1,
             "eval_every": EVAL_EVERY,
             "eval_models": "personal",
             "save_models": False,
-            "benefit": job.without == ALL,
+            "benefit": job.without in (ALL, SECURE),
         },
     }
     digits = load("digits")
@@ -98,25 +103,43 @@ def experiment(job: Job, device: str) -> Any:
     return made, bad
 
 
+def with_secure_sums(e: Any) -> Any:
+    """The experiment whose server gets what secure aggregation gives it: sums of entries that are rounded to steps."""
+    from copfl.audit import replay
+    from copfl.core import tree
+    from copfl.flower.secure_sum import Rules, dequantised, quantised
+
+    rules = Rules(CLIENTS)
+
+    def sent(t: Any) -> Any:
+        steps = quantised(t.double().cpu().numpy().ravel(), rules)
+        return t.new_tensor(dequantised(steps, rules)).reshape(t.shape)
+
+    return replay.intercepted(e, lambda received: tree.each(sent, received.summands))
+
+
 def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     """Each client's test loss and accuracy before and after training, over the last third of the evaluations.
 
-    Of the run with all clients also the halves, the losses in them, and the weights.
+    Of a run with all clients also the halves, the losses in them, and the weights.
     """
     from copfl.audit import replay
     from copfl.engine.halves import DIFFERENCE, HALF
-    from copfl.experiment.run import execute
+    from copfl.experiment.run import train_rounds
     from copfl.stats import averaged, mean_of_known
 
     started = time.monotonic()
     made, bad = experiment(job, device)
-    result = execute(made, None) if job.without == ALL else replay.without(made, [job.without])
+    if job.without >= 0:
+        result = replay.without(made, [job.without])
+    else:
+        result = train_rounds(made if job.without == ALL else with_secure_sums(made), None)
     values: dict[str, Any] = {"bad": list(bad)}
-    for name in ("test_loss", "test_loss_before", "accuracy", "accuracy_before"):
+    for name in (*LOSSES, "accuracy", "accuracy_before"):
         table = result.metric(name)
         known = table[~np.isnan(table).all(1)]
         values[name] = rounded(mean_of_known(known[-averaged(len(known)) :]))
-    if job.without == ALL:
+    if job.without < 0:
         values["half"] = result.metric(HALF).astype(int).tolist()
         values["difference"] = [rounded(row) for row in result.metric(DIFFERENCE)]
         values["weight"] = rounded(mean_of_known(result.metric("weight")))
@@ -129,12 +152,29 @@ def rounded(row: Any) -> list[float | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    run(record, __doc__, jobs_of)
+
+
+def jobs_of(cells: list[tuple[str, str, int]]) -> list[Job]:
+    """All runs that measure the benefit first, with secure sums for one seed; then those without a client."""
+    planned = [Job(*cell, ALL) for cell in cells]
+    planned += [Job(*cell, SECURE) for cell in cells if cell[-1] == cells[0][-1]]
+    return planned + [Job(*cell, client) for cell in cells for client in left_out(cell[-1])]
+
+
+def run(
+    record: Callable[..., dict[str, Any]],
+    description: str,
+    jobs_of: Callable[[list[tuple[str, str, int]]], list[Any]],
+) -> None:
+    """The command line of a part of the study, whose jobs are made of settings, harms and seeds."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("out", type=Path)
     parser.add_argument("--settings", default=";".join(SETTINGS))
     parser.add_argument("--harms", default=";".join(HARMS))
     parser.add_argument("--seeds", default="10,11,12,13,14")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     cells = [
@@ -143,10 +183,8 @@ def main() -> None:
         for setting in args.settings.split(";")
         for harm in args.harms.split(";")
     ]
-    # All runs that measure the benefit first; then those without a client, seed by seed.
-    planned = [Job(*cell, ALL) for cell in cells]
-    planned += [Job(*cell, client) for cell in cells for client in left_out(cell[-1])]
-    run_jobs(planned, record, args.out, args.processes, args.budget)
+    on_device = partial(record, device=args.device)
+    run_jobs(jobs_of(cells), on_device, args.out, args.processes, args.budget)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,40 @@ def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool)
     assert 0.90 <= np.mean(hits) <= 0.99
 
 
+@pytest.mark.parametrize("clients", [6, 10, 20])
+def test_coverage_of_the_value_of_retraining(clients: int) -> None:
+    """A federation whose losses are linear in the model, so that retraining without a client has a known value.
+
+    Client i adds a_i and noise to the model in each round, and the loss of j is -g_j · model. What k is worth to j is
+    the loss of j after training without k, minus that of all; without the uploads of j itself in either, as its
+    judgement of its own uploads does not count. A half has weights 2/n, a federation of n - 1 clients 1/(n - 1).
+    """
+    rng, hits, rounds = np.random.default_rng(0), list[bool](), 2 * clients + 10
+
+    def loss(uploads: Numbers, taste: Numbers, kept: list[int]) -> float:
+        """After training by these clients."""
+        return -float(uploads[:, kept].mean(1).sum(0) @ taste)
+
+    for _ in range(300 // clients):
+        changes, tastes = rng.normal(size=(clients, 5)), 1 + rng.normal(size=(clients, 5))
+        uploads = changes + 2 * rng.normal(size=(rounds, clients, 5))
+        membership = balanced(rng, rounds, clients)
+        first, second = (
+            np.einsum("tn,tnd->td", membership == side, uploads) * 2 / clients for side in (1.0, -1.0)
+        )
+        differences = (first - second) @ tastes.T
+        weight, truth = weights(membership, differences), np.zeros(clients)
+        for k in range(clients):
+            gains, judges = [], [j for j in range(clients) if j != k]
+            for j in judges:
+                kept = [i for i in range(clients) if i != j]
+                gain = loss(uploads, tastes[j], [i for i in kept if i != k]) - loss(uploads, tastes[j], kept)
+                gains.append(gain / rounds)
+            truth[k] = 2 * (clients - 2) / clients * np.average(gains, weights=weight[judges])
+        hits += covered(group_benefit(membership, differences), truth)
+    assert 0.90 <= np.mean(hits) <= 0.99
+
+
 def test_coverage_in_a_run_whose_halves_are_drawn_again() -> None:
     """The value that the intervals must cover comes from the models of all halves in every round of a real run."""
     e = experiment(ALGORITHMS["fedavg"](), rounds=24)

@@ -131,14 +131,49 @@ def gain(cell: Cell, other: Cell) -> Gain:
     return points._replace(why=f"{points} to {points.other}, {seeds} seeds") if seeds else points
 
 
-def loss_gain(cell: Cell, other: Cell) -> Gain:
-    """In training loss, over all evaluations; only for rows with the same loss."""
+Comparison = Callable[[Cell, Cell], Gain]
+Measure = Callable[[Record, str], float]  # of a run, by the name of the accuracy that its row shows
+
+
+def lowered(cell: Cell, other: Cell, measure: Measure, text: str) -> Gain:
+    """By how much a number of the cell's runs is below that of the other's; below is better.
+
+    Args:
+        cell: Of the row that a claim is about.
+        other: Of the row that it is compared with.
+        measure: The number of a run.
+        text: The two means in words, as a format string.
+    """
     common = sorted(cell.runs.keys() & other.runs.keys())
     ours, theirs = (
-        np.array([np.mean(side.runs[seed].curves["loss"]) for seed in common]) for side in (cell, other)
+        np.array([measure(side.runs[seed], side.row.value) for seed in common]) for side in (cell, other)
     )
-    numbers = common and f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
+    numbers = common and f"{text.format(ours.mean(), theirs.mean())}, {len(common)} seeds"
     return Gain(other.row.label, theirs - ours, numbers or NOT_YET)
+
+
+def mean_loss(record: Record, shown: str) -> float:
+    """The training loss that the method reports, over all evaluations."""
+    return float(np.mean(record.curves["loss"]))
+
+
+def last_loss(record: Record, shown: str) -> float:
+    """The same over the last evaluations."""
+    return float(np.mean(record.curves["loss"][-record.last :]))
+
+
+def rounds_needed(record: Record, shown: str) -> float:
+    """The first evaluated round with an accuracy within one point of that at the end."""
+    end = record.mean(shown)
+    curve = zip(record.rounds, record.curves[shown], strict=True)
+    return float(next((round for round, value in curve if value >= end - 0.01), record.length))
+
+
+def unrest(record: Record, shown: str) -> float:
+    """The mean change of accuracy, in points, between two evaluations of the second half of the rounds."""
+    curve = zip(record.rounds, record.curves[shown], strict=True)
+    values = [value for round, value in curve if round >= record.length / 2]
+    return float(100 * np.abs(np.diff(values)).mean())
 
 
 def best_of(gains: Sequence[Gain]) -> Gain | None:
@@ -267,7 +302,7 @@ def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
             yield column, cells[row], [c for label, c in cells.items() if label in wanted and label != row]
 
 
-def _above(case: Case, measure: Callable[[Cell, Cell], Gain] = gain) -> Iterator[Verdict]:
+def _above(case: Case, measure: Comparison = gain) -> Iterator[Verdict]:
     """Every row of `row` is above every row of `other`."""
     for column, cell, others in _compared(case):
         for points in (measure(cell, other) for other in others):
@@ -275,26 +310,28 @@ def _above(case: Case, measure: Callable[[Cell, Cell], Gain] = gain) -> Iterator
             yield Verdict(where, case.judge(points.changes, 0.0), points.why)
 
 
-def _best(case: Case, ties: bool = False) -> Iterator[Verdict]:
+def _best(case: Case, ties: bool = False, measure: Comparison = gain) -> Iterator[Verdict]:
     """The row is above every one of the others; with `margin`, by so many points on average.
 
-    With `ties`, it is only not distinguishably below any of them.
+    With `ties`, it is only not distinguishably below any of them. With another `measure` than accuracy, better.
     """
-    margin = case.options.get("margin", 0.0)
+    margin, by_accuracy = case.options.get("margin", 0.0), measure is gain
+    below, above = ("below", "above") if by_accuracy else ("worse than", "better than")
     for column, cell, others in _compared(case):
-        gains = [gain(cell, other) for other in others]
+        gains = [measure(cell, other) for other in others]
         by_word: dict[str, list[Gain]] = {word: [] for word in (FAILS, UNKNOWN, OPEN, HOLDS)}
         for points in gains:
             enough = len(points.changes) > 0 and points.mean >= margin
             by_word[case.judge(points.changes, 0.0 if enough else margin)].append(points)
         word = overall([word for word, judged_so in by_word.items() if judged_so])
+        numbers = {g.other: f"{g.other} ({g if by_accuracy else g.why})" for g in gains if len(g.changes)}
         parts = [
-            f"{text} {', '.join(f'{g.other} ({g})' if len(g.changes) else g.other for g in by_word[kind])}"
-            for kind, text in ((FAILS, "below"), (OPEN, "not distinguishable from"), (UNKNOWN, NOT_YET + ":"))
+            f"{text} {', '.join(numbers.get(g.other, g.other) for g in by_word[kind])}"
+            for kind, text in ((FAILS, below), (OPEN, "not distinguishable from"), (UNKNOWN, NOT_YET + ":"))
             if by_word[kind]
         ]
         least = best_of(gains)
-        parts += [f"above {least.other} ({least}) and all others"] if word == HOLDS and least else []
+        parts += [f"{above} {numbers[least.other]} and all others"] if word == HOLDS and least else []
         yield Verdict(column.title, HOLDS if ties and word == OPEN else word, "; ".join(parts))
 
 
@@ -358,9 +395,8 @@ def _loss_near_zero(case: Case) -> Iterator[Verdict]:
         yield Verdict(column.title, case.judge(-values, -case.options["below"]), why)
 
 
-def _not_measured(case: Case) -> Iterator[Verdict]:
-    """What cannot be measured here, and why."""
-    yield Verdict("–", UNKNOWN, case.options["why"])
+def _by(measure: Measure, text: str) -> Comparison:
+    return partial(lowered, measure=measure, text=text)
 
 
 JUDGES: dict[str, Callable[[Case], Iterator[Verdict]]] = {
@@ -370,7 +406,9 @@ JUDGES: dict[str, Callable[[Case], Iterator[Verdict]]] = {
     "most_decline": partial(_steps, sign=-1, fraction=0.5),
     "all_rise": partial(_steps, sign=1, fraction=1.0),
     "settled": _settled,
-    "lower_loss": partial(_above, measure=loss_gain),
+    "fewest_rounds": partial(_best, measure=_by(rounds_needed, "{:.0f} rounds against {:.0f}")),
+    "steadiest": partial(_best, measure=_by(unrest, "{:.2f} points against {:.2f}")),
+    "lower_loss": partial(_above, measure=_by(mean_loss, "mean loss {:.3f} against {:.3f}")),
+    "lowest_last_loss": partial(_best, measure=_by(last_loss, "{:.3f} against {:.3f}")),
     "loss_near_zero": _loss_near_zero,
-    "not_measured": _not_measured,
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from copfl import charts
+from copfl.settings.complete import complete
 from copfl.settings.components import build
 from copfl.settings.toml import Tables
 from studies.paper import experiments, figures, findings, pages, records
@@ -167,6 +168,14 @@ def test_in_the_control_every_method_makes_the_same_number_of_epochs() -> None:
         run = plan.jobs(plan.choices[0])[0].run
         algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
         assert algorithm.total_epochs == 2, plan.row.label
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
+    """What a record is of does not change with them: every option is in the experiment's base."""
+    experiment = experiments.read(name)
+    options = set(complete({"algorithm": {"name": "copfl"}}).algorithm.options) - {"epochs"}
+    assert set(experiment.base["copfl"]) == options
 
 
 def test_each_column_of_the_differences_changes_one_thing() -> None:

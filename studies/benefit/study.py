@@ -104,7 +104,7 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     Of the run with all clients also the halves, the losses in them, and the weights.
     """
     from copfl.audit import replay
-    from copfl.engine.halves import DIFFERENCE, HALF
+    from copfl.core.halves import DIFFERENCE, HALF
     from copfl.experiment.run import execute
     from copfl.stats import averaged, mean_of_known
 

@@ -69,6 +69,7 @@ def line(round: int, half: list[float], difference: list[float | None]) -> dict[
     return {
         "round": round,
         "clients": [0, 1, 2, 3],
+        "left_out": [],
         "per_client": {HALF: half, DIFFERENCE: difference, **same},
     }
 

@@ -184,14 +184,19 @@ def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
 
 def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
-    head, clients = head_of(settings, node_config, packet), settings.federation.clients
-    server = settings.algorithm.server_init(settings.task, clients)
-    like = received(settings.algorithm, server, torch.tensor(min(max(head.client, 0), clients - 1)))
-    opened = wire.decode(packet, like, head)
+    head = head_of(settings, node_config, packet)
+    opened = wire.decode(packet, message_like(settings, head.client), head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):
         raise WireError("its fields are not those that a copfl server sends")
     return head, opened.record, opened.about
+
+
+def message_like(settings: Settings, client: int) -> Any:
+    """The structure of the server's messages to a client."""
+    clients = settings.federation.clients
+    server = settings.algorithm.server_init(settings.task, clients)
+    return received(settings.algorithm, server, torch.tensor(min(max(client, 0), clients - 1)))
 
 
 class Trained(NamedTuple):

@@ -238,7 +238,7 @@ def test_judges_who_were_shown_other_models_give_no_sum(
             {"run.clients": 5, "network.min_replies": 5},
             "halves, here of 2 clients, and 3 are the least: it needs 6",
         ),
-        ({**SECURE, "run.clients": 5, "network.min_replies": 5}, "it needs 6 clients in a round; here are 5"),
+        ({**SECURE, "run.clients": 5, "network.min_replies": 5}, "it needs 6 clients in a round, not 5"),
         (
             {**SECURE, "run.clients": 12, "run.participation": 0.5},
             "needs every client in every round; set run.participation=1",

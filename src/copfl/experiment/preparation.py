@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, example_output, traits
-from copfl.core.halves import LEAST, not_a_mean
+from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out, with_validation
@@ -20,6 +19,7 @@ from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError, how_to_set
 from copfl.experiment import hints
+from copfl.experiment.halves import check_benefit
 from copfl.experiment.models import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
@@ -186,32 +186,6 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) ->
         total = wrapped.summand(task, server, torch.tensor(0, device=task.device), upload)
         wrapped.server_update(task, server, total)
     return wrapped
-
-
-def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, example: ClientOutput, clients: int) -> None:
-    """A UsageError where halves of the uploads say nothing about what a client is worth to the others.
-
-    Args:
-        run: The settings.
-        algorithm: With everything around it.
-        task: What the clients learn.
-        example: A local update.
-        clients: How many there are.
-    """
-    if run.privacy:
-        raise UsageError(
-            "run.benefit=true releases more sums of the same uploads than [privacy] accounts for; leave out one of them"
-        )
-    if run.run.participants < LEAST:
-        raise UsageError(
-            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here {run.run.participants} "
-            "take part"
-        )
-    if problem := not_a_mean(algorithm, task, example, clients):
-        name = run.algorithm.title or "the algorithm"
-        raise UsageError(
-            f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out"
-        )
 
 
 class Computed(NamedTuple):

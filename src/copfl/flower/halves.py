@@ -40,7 +40,8 @@ def check_halves(federation: Federation) -> None:
     if (half := federation.selected // 2) < SMALLEST_COHORT:
         raise UsageError(
             f"run.benefit=true shows all members the means of two halves, here of {half} clients, and "
-            f"{SMALLEST_COHORT} are the least: it needs {2 * SMALLEST_COHORT} clients in a round; here are {federation.selected}"
+            f"{SMALLEST_COHORT} are the least: it needs {2 * SMALLEST_COHORT} clients in a round, not "
+            f"{federation.selected}"
         )
     if federation.secure.aggregation and federation.selected < federation.clients:
         raise UsageError(

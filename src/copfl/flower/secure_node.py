@@ -106,7 +106,7 @@ class Judging(Training):
         settings, clients = asked.settings, asked.settings.federation.clients
         assert isinstance(settings, Settings)
         if not settings.run.run.benefit:
-            raise WireError(node_halves.UNASKED)
+            raise WireError(node.NO_HALVES)
         rounds = asked.about.get(Field.ROUNDS)
         if type(rounds) is not int or not 0 < rounds <= settings.federation.rounds:
             raise WireError("it does not say how many rounds its question is about")
@@ -162,7 +162,7 @@ def local_update(
         proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
     if wire.opened_head(packet).get("kind") == halves.HALVES:
-        return node_halves.compare(settings, node_config, packet, load_data)
+        return node.compare_halves(settings, node_config, packet, load_data)
     if not settings.federation.secure.aggregation:
         return _plain_update(settings, node_config, packet, load_data, proposal)
     is_last = wire.opened_head(packet).get("round") == settings.federation.rounds

@@ -17,8 +17,8 @@ from copfl.data.contract import Contract
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, raised_as
+from copfl.experiment.halves import check_benefit
 from copfl.experiment.models import build_model
-from copfl.experiment.preparation import check_benefit
 from copfl.experiment.tasks import learned_task
 from copfl.flower import secure_total
 from copfl.flower.halves import check_halves

@@ -20,9 +20,10 @@ import numpy as np
 from copfl import stats
 from copfl.audit import audit as auditing
 from copfl.audit import replay
-from copfl.audit.audit import SCORES, Audit, Cache, Metrics, relative_weights
+from copfl.audit.audit import SCORES, Audit, Cache, Metrics
 from copfl.audit.synthetic import ANOMALIES, DUPLICATED, NAMES, RIDER, ROUNDS, TITLE, WRONG, experiment
 from copfl.experiment.run import Experiment, OnRound, Result, execute
+from copfl.report.contributions import relative_weights
 from copfl.stats import LAST, Numbers
 from copfl.tables import Table, as_text, plain, with_spread
 

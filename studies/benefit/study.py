@@ -124,7 +124,7 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     Of a run with all clients also the halves, the losses in them, and the weights.
     """
     from copfl.audit import replay
-    from copfl.engine.halves import DIFFERENCE, HALF
+    from copfl.core.halves import DIFFERENCE, HALF
     from copfl.experiment.run import train_rounds
     from copfl.stats import averaged, mean_of_known
 

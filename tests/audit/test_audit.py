@@ -11,12 +11,13 @@ import pytest
 import copfl
 from copfl.audit import audit as auditing
 from copfl.audit import replay
-from copfl.audit.audit import Cache, relative_weights, run_audit
+from copfl.audit.audit import Cache, run_audit
 from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
 from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
+from copfl.report.contributions import relative_weights
 from copfl.tables import as_markdown
 from tests.audit.small import run_folder
 
@@ -203,6 +204,20 @@ def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_pa
     np.testing.assert_allclose(result["mean"]["scores"]["benefit"], expected.value)
     pairs = {(pair["score"], pair["contribution"]) for pair in result["correlations"]}
     assert ("benefit", "leave_one_out_others") in pairs
-    clients, *_ = auditing.tables_of(audited)
+    clients, contributed, *_ = auditing.tables_of(audited)
     assert "benefit" in clients.head
     assert "±" in clients.rows[0][clients.head.index("benefit")]
+    assert contributed.head == [
+        "client",
+        "benefit",
+        "95 % interval",
+        "verdict",
+        "rank",
+        "weight",
+        "samples",
+        "sent",
+        "rounds",
+    ]
+    low, high = expected.interval(0)
+    assert contributed.rows[0][2] == f"[{1000 * low:+.2f}, {1000 * high:+.2f}]"
+    assert result["seeds"][0]["contributions"]["verdict"] == expected.verdicts

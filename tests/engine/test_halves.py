@@ -9,7 +9,8 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
-from copfl.engine.halves import DIFFERENCE, HALF, Halves
+from copfl.core.halves import DIFFERENCE, HALF
+from copfl.engine.halves import Halves
 from copfl.errors import UsageError
 from copfl.experiment.run import Experiment, execute
 from tests.audit.small import SIZES, experiment

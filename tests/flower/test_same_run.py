@@ -154,7 +154,6 @@ def test_real_processes_on_the_tables_of_three_sites(tmp_path: Path) -> None:
     [
         ({"attack": {"name": "sign_flip"}}, "attack.name='sign_flip' is simulated"),
         ({"run": {"new_clients": 0.2}}, "run.new_clients=0.2 is for the simulation"),
-        ({"run": {"benefit": True}}, "run.benefit=True is for the simulation"),
         ({"run": {"precision": "bf16"}}, "run.precision='bf16' must be fp32"),
         ({"algorithm": {"name": "no"}}, "algorithm.name='no' is unknown"),
         ({"networks": {"wire": "fp16"}}, "networks=.* is no setting"),

@@ -27,6 +27,7 @@ from copfl.algorithms.fedselect import FedSelect
 from copfl.core import AnyAlgorithm, Sgd, Task, received, task_of, tree
 from copfl.core.algorithm import example_output
 from copfl.core.batches import plan
+from copfl.core.halves import first_half
 from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_reported_weight
 from copfl.core.sums import total_is_one_sum
 from copfl.data.federation import Federation
@@ -386,6 +387,42 @@ def test_sums_over_different_clients_reveal_updates_that_hardly_change(
     sets = one_lost_in_turn(clients)
     assert np.mean(cosines([sets[0]] * 2 + sets)) > closeness
     assert np.mean(cosines([sets[0]] * (clients + 3))) < 0.6  # all in every round: the same estimate for all
+
+
+@pytest.mark.parametrize(("clients", "rounds", "closeness"), [(6, 22, 0.8), (10, 30, 0.8)])
+def test_sums_of_halves_reveal_what_stays_alike_over_the_rounds(
+    clients: int, rounds: int, closeness: float
+) -> None:
+    """`run.benefit`: the numbers of samples, and the cosine of a client's mean update with the solution.
+
+    In one round they are two sums, and in each of them another upload of one client gives the same sum.
+    """
+    task, federation = random_federation(clients)
+    algorithm, everybody = FedAvg(Sgd(lr=0.01)), tuple(range(clients))
+    whole = rounds_of(algorithm, task, federation, [everybody] * rounds)
+    halves, sums, sizes = [], [], []
+    for number, seen in enumerate(whole):
+        first = set(first_half(0, number, np.arange(clients)).tolist())
+        for half in (first, set(everybody) - first):
+            ids = tuple(sorted(half))
+            total = sum_of(algorithm, task, [seen.uploads[n] for n in ids], clients)
+            halves.append(seen._replace(ids=ids, total=total))
+            sums.append(changes_of(total, seen.down.w))
+            sizes.append(total.size.double())
+    numbers = torch.as_tensor(federation.train.sizes).double()
+    assert torch.allclose(solved(halves, torch.stack(sizes), clients), numbers, atol=1e-3)
+    one, estimates = torch.ones((), dtype=torch.float64), solved(halves, torch.stack(sums), clients)
+    together = torch.stack(sums).sum(0)
+    found = []
+    for n in everybody:
+        updates = [changes_of((vector_of(seen.uploads[n]), one), seen.down.w) for seen in whole]
+        mean = torch.stack(updates).mean(0)
+        found.append(
+            [float(torch.cosine_similarity(other, mean, dim=0)) for other in (estimates[n], together)]
+        )
+    from_halves, from_all = np.mean(found, axis=0)
+    assert from_halves > closeness
+    assert from_all < 0.4
 
 
 def test_a_mean_of_accuracies_reveals_each_to_a_server_that_knows_the_test_sets() -> None:

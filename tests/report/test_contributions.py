@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import ACCURACY
-from copfl.engine.halves import DIFFERENCE, HALF
 from copfl.experiment.benefit import group_benefit
 from copfl.experiment.run import Result
 from copfl.report import contributions, summary
@@ -69,6 +69,7 @@ def line(round: int, half: list[float], difference: list[float | None]) -> dict[
     return {
         "round": round,
         "clients": [0, 1, 2, 3],
+        "left_out": [],
         "per_client": {HALF: half, DIFFERENCE: difference, **same},
     }
 

@@ -17,11 +17,11 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
-from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
 from copfl.files import write_bytes
-from copfl.report.contributions import UNIT
+from copfl.report import contributions
+from copfl.report.contributions import UNIT, Contributions, relative_weights
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.settings.complete import complete
@@ -84,8 +84,11 @@ def metrics_of(result: Result) -> Metrics:
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
     primary = result.primary.name
     content = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
-    benefit = of_records(result.records, len(content["accuracy"]))
-    more = {} if benefit is None else {"benefit": benefit.value, "benefit_error": benefit.error}
+    partition = result.experiment.federation.partition
+    samples = [len(part) for part in partition.train]
+    names = list(map(str, range(len(samples))))
+    found = contributions.contributions(result.records, names, samples, result.gains, result.primary)
+    more = {} if found is None else {"contributions": contributions.as_json(found)}
     return dict(plain({**content, "scores": scores, **more}))
 
 
@@ -103,7 +106,7 @@ class Seed(NamedTuple):
     halves: dict[str, float]  # by score: rank correlation of the first half of the rounds with the second
     accuracy: Numbers  # or another primary metric, after training, on the client's own test samples
     accuracy_global: Numbers  # of the global model
-    benefit_error: Numbers | None = None  # standard errors of the score "benefit", where the run measured it
+    contributions: Contributions | None = None  # where the run measured the benefit
 
 
 class Audit(NamedTuple):
@@ -286,8 +289,11 @@ def _one_seed(
     scores = {name: mean_of_known(rows) for name, rows in weights.items()}
     next_round = {name: stats.successive_agreement(rows) for name, rows in weights.items()}
     of_halves = {name: stats.agreement(halves(rows)) for name, rows in weights.items()}
-    if "benefit" in run:
-        scores[BENEFIT] = np.array(run["benefit"], np.float64)
+    contributed = None
+    if "contributions" in run:
+        names = list(map(str, range(clients)))
+        contributed = contributions.of_json(run["contributions"], names, metric)
+        scores[BENEFIT] = contributed.benefit.value
         next_round[BENEFIT] = of_halves[BENEFIT] = math.nan  # it is of all rounds together
     return Seed(
         seed=seed,
@@ -300,16 +306,8 @@ def _one_seed(
         next_round=next_round,
         halves=of_halves,
         **accuracies,
-        benefit_error=np.array(run["benefit_error"], np.float64) if "benefit" in run else None,
+        contributions=contributed,
     )
-
-
-def relative_weights(rows: Numbers) -> Numbers:
-    """Scores divided by their mean in each round, [rounds, clients]: 1 is an equal weight."""
-    known = ~np.isnan(rows)
-    total = np.where(known, rows, 0).sum(1, keepdims=True)
-    count = known.sum(1, keepdims=True)
-    return np.where(known, np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0), np.nan)
 
 
 def _with_error(gains: Numbers) -> tuple[float, float]:
@@ -333,7 +331,17 @@ def label(score: str) -> str:
 def tables_of(found: Audit, details: bool = True) -> list[Table]:
     """The tables of an audit; Kendall's correlations are details."""
     measures = [_correlations(found, name) for name in MEASURES if details or name == "Spearman"]
-    return [_clients(found), *measures, _stability(found)]
+    return [_clients(found), *_contributed(found), *measures, _stability(found)]
+
+
+def _contributed(found: Audit) -> list[Table]:
+    """The benefit with its interval beside the other numbers of each client, a table for each seed that measured it."""
+    tables = []
+    for seed in found.seeds:
+        if seed.contributions is not None:
+            table = contributions.table(seed.contributions._replace(names=found.names))
+            tables.append(table._replace(title=f"{table.title}, seed {seed.seed}"))
+    return tables
 
 
 NOTES = {
@@ -356,7 +364,7 @@ def _clients(found: Audit) -> Table:
     rank, metric = stats.ranked(-weight), found.metric
     accuracy = mean_of_known(np.stack([seed.accuracy for seed in found.seeds]))
     means = [(found.mean("values", name), found.mean("errors", name)) for name in found.contributions]
-    errors = [seed.benefit_error for seed in found.seeds if seed.benefit_error is not None]
+    errors = [seed.contributions.benefit.error for seed in found.seeds if seed.contributions is not None]
     benefits: list[list[str]] = [[] for _ in found.names]
     if errors:
         pairs = zip(
@@ -426,6 +434,10 @@ def remarks(found: Audit) -> list[str]:
     return [*lines, f"Shapley values are exact within each round; rounds that gain under {points} count 0."]
 
 
+def _as_json(found: Contributions | None) -> dict[str, Any] | None:
+    return None if found is None else contributions.as_json(found)
+
+
 def as_json(found: Audit) -> dict[str, Any]:
     """All results; numbers that are not finite are null."""
     kinds = {"scores": found.scores, "values": found.contributions, "errors": found.contributions}
@@ -436,7 +448,7 @@ def as_json(found: Audit) -> dict[str, Any]:
         "rounds": found.rounds,
         "sampling": found.sampling._asdict(),
         "metric": found.metric.as_json(),
-        "seeds": [seed._asdict() for seed in found.seeds],
+        "seeds": [seed._asdict() | {"contributions": _as_json(seed.contributions)} for seed in found.seeds],
         "mean": {kind: {name: found.mean(kind, name) for name in names} for kind, names in kinds.items()},
         "correlations": [
             {

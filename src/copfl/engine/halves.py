@@ -12,19 +12,13 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import choose
-from copfl.core.random import HALVES, hashed
+from copfl.core.halves import first_half, loss_with
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
-
-LEAST = 4  # clients of a round: each half is a mean
-HALF, DIFFERENCE = (
-    "half",
-    "half_difference",
-)  # metrics of a client: 1 or -1; its loss with the second minus the first
 
 
 class Halves(NamedTuple):
@@ -36,8 +30,7 @@ class Halves(NamedTuple):
     def first(self, seed: int, round: int) -> Ids:
         """The clients of the first half in this round, each set equally likely; of an odd number the smaller part."""
         ids = self.population[choose(seed, round, len(self.population), self.participants)]
-        order = np.argsort(hashed(seed, HALVES, round, ids.astype(np.uint64)))
-        return ids[order[: len(ids) // 2]]
+        return first_half(seed, round, ids)
 
 
 def loss_differences(
@@ -68,9 +61,7 @@ def loss_differences(
     whole, half = totals
 
     def loss(row: tuple[Any, Any, Data]) -> Tensor:
-        client, down, data = row
-        scores = task.scores(algorithm.personal_model(task, client, down), data)
-        return torch.where(scores.counted > 0, scores.loss.double(), torch.nan)
+        return loss_with(algorithm, task, *row)
 
     losses = []
     with torch.no_grad():
@@ -83,31 +74,3 @@ def loss_differences(
     of_first, of_second = torch.cat(losses).cpu().numpy().reshape(2, -1)
     difference = np.asarray(of_second - of_first)
     return np.where(np.isfinite(difference), difference, np.nan)
-
-
-def not_a_mean(algorithm: AnyAlgorithm, task: Task, example: ClientOutput, clients: int) -> str:
-    """Why halves of the uploads are not comparable; "" where a client's next model depends on their mean alone.
-
-    A mean stays the same if all uploads come twice, and changes with them.
-    """
-    server, id = algorithm.server_init(task, clients), torch.tensor(0, device=task.device)
-
-    def model_after(total: Any) -> list[Tensor]:
-        after = algorithm.server_update(task, server, total)[0]
-        down = tree.row(algorithm.downlink(after, id[None]), 0)
-        return tree.leaves(algorithm.personal_model(task, example.client, down))
-
-    def same(a: list[Tensor], b: list[Tensor]) -> bool:
-        return all(torch.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in zip(a, b, strict=True))
-
-    with torch.no_grad():
-        once = algorithm.summand(task, server, id, example.upload)
-        if any(tree.gathered(once)):
-            return "the server needs single uploads"
-        model = model_after(once)
-        moved = tree.each(lambda t: t + 1 if t.is_floating_point() else t, once)
-        if same(model, model_after(moved)):
-            return "no part of a client's model is a mean of the uploads"
-        if not same(model, model_after(tree.each(lambda t: 2 * t, once))):
-            return "the server's step depends on the number of uploads"
-    return ""

@@ -23,11 +23,12 @@ from copfl.core.evaluation import (
     on_host,
     without_model,
 )
+from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.selection import BestRounds
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
-from copfl.engine.halves import DIFFERENCE, HALF, Halves, loss_differences
+from copfl.engine.halves import Halves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
 from copfl.engine.store import DiskStore, MemoryStore

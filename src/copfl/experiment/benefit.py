@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.engine.halves import DIFFERENCE, HALF
+from copfl.core.halves import DIFFERENCE, HALF
 from copfl.experiment import records
 from copfl.stats import LEVEL, Interval, Numbers, holm, t_quantile
 

@@ -16,10 +16,10 @@ from copfl.data.partition import Partition, hold_out, with_validation
 from copfl.data.samples import Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
-from copfl.engine.halves import LEAST, not_a_mean
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError, how_to_set
 from copfl.experiment import hints
+from copfl.experiment.halves import check_benefit
 from copfl.experiment.models import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
@@ -58,7 +58,13 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     learned = task(run, module, clients, made, tell)
     wrapped = algorithm(run, made, learned, clients)
     if run.run.benefit:
-        check_benefit(run, wrapped, learned, clients)
+        if ranks.joined():
+            raise UsageError(
+                "run.benefit=true needs one process or run.workers; torchrun has no halves of the uploads"
+            )
+        first = tree.row(clients.train.rows([0]), 0)
+        example = example_output(wrapped, learned, first, clients.dataset.augment, clients.clients)
+        check_benefit(run, wrapped, learned, example, clients.clients)
     computed = engine(run, wrapped, learned, clients, tell)
     run = dataclasses.replace(run, run=computed.settings)
     return Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
@@ -180,30 +186,6 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) ->
         total = wrapped.summand(task, server, torch.tensor(0, device=task.device), upload)
         wrapped.server_update(task, server, total)
     return wrapped
-
-
-def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation) -> None:
-    """A UsageError where halves of the uploads say nothing about what a client is worth to the others."""
-    if ranks.joined():
-        raise UsageError(
-            "run.benefit=true needs one process or run.workers; torchrun has no halves of the uploads"
-        )
-    if run.privacy:
-        raise UsageError(
-            "run.benefit=true releases more sums of the same uploads than [privacy] accounts for; leave out one of them"
-        )
-    if run.run.participants < LEAST:
-        raise UsageError(
-            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here {run.run.participants} "
-            "take part"
-        )
-    samples = tree.row(clients.train.rows([0]), 0)
-    example = example_output(algorithm, task, samples, clients.dataset.augment, clients.clients)
-    if problem := not_a_mean(algorithm, task, example, clients.clients):
-        name = run.algorithm.title or "the algorithm"
-        raise UsageError(
-            f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out"
-        )
 
 
 class Computed(NamedTuple):

@@ -152,13 +152,6 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
             run.run.patience,
             "ends a simulation by the validation scores of all clients, which nodes do not send; leave it out",
         )
-    if run.run.benefit:
-        raise SettingError(
-            "run.benefit",
-            run.run.benefit,
-            "is for the simulation: it needs the sums of two halves of the uploads in each round, and a federation "
-            "gives the sum of all alone; leave it out",
-        )
     if run.run.precision not in PRECISIONS:
         raise SettingError(
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"

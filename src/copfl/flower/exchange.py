@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,11 +15,14 @@ from copfl.flower.state import ServerFolder
 from copfl.flower.transport import TRAIN, Transport, printable
 from copfl.wire import Head, Packet
 
+T = TypeVar("T")
+
 
 @dataclass
 class Round:
     number: int
     total: Any = None  # the sum of the uploads, in double precision
+    half: Any = None  # that of the first half alone, where halves are compared
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client
@@ -28,6 +31,9 @@ class Round:
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
     means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    per_client: dict[str, dict[int, float | None]] = field(
+        default_factory=dict
+    )  # what the server itself knows
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
 
 
@@ -58,6 +64,30 @@ class Exchange:
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
+
+    def _ask(
+        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
+    ) -> dict[int, T]:
+        """The answers of a phase by client; the clients without one are left out."""
+        answers: dict[int, T] = {}
+        for client, packet in packets.items():
+            if client in self.registry.nodes:
+                self._send(now, client, packet)
+            else:
+                now.failures[client] = f"disconnected before phase {phase!r}"
+
+        def receive(client: int, packet: Packet) -> None:
+            answers[client] = read(client, packet)
+            now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
+
+        started = time.monotonic()
+        while now.pending:
+            self._receive(now, receive)
+            self._expired(now, started, f" in phase {phase!r}")
+            if now.pending:
+                self.registry.refresh(self.transport)
+                self._sleep(started)
+        return answers
 
     def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
         """Reads the replies that have arrived; a client whose reply is invalid is left out."""

@@ -10,7 +10,10 @@ import numpy as np
 
 from copfl.charts import Chart, Heat, Line, Lines, Value
 from copfl.core.metrics import METRICS, MetricInfo
+from copfl.errors import RunError, raised_as
+from copfl.experiment.benefit import Benefit
 from copfl.experiment.progress import span
+from copfl.flower.halves import BENEFIT, SAMPLES
 from copfl.flower.keys import fingerprint
 from copfl.flower.proposal import members_fingerprint
 from copfl.flower.registry import Event
@@ -23,6 +26,7 @@ from copfl.flower.watched import (
     fingerprint_of,
     read,
 )
+from copfl.report import contributions
 from copfl.report.document import Document, Section, render
 from copfl.report.run_charts import SCORES
 from copfl.report.run_data import MODELS
@@ -39,10 +43,11 @@ HIDDEN = (
     "Hidden by secure aggregation: the nodes send masked uploads, and the server learns their sum. So it has means, "
     "and no value of a single member."
 )
+OWN_GAIN = "A member's own gain over training alone does not leave its node: the command copfl report shows it there."
 NO_INTERVAL = (
     "Scores of the algorithm in each round, without an interval: how far they would change with other batches or "
-    "another seed is not known. They are no measured contribution; the command copfl audit measures contributions in "
-    "a simulation."
+    "another seed is not known. They are no measured contribution: run.benefit=true measures what each member is worth "
+    "to the others, with intervals."
 )
 
 
@@ -256,6 +261,8 @@ def _sections(found: Watched) -> Iterator[Section]:
             [_totals(found)],
         )
         yield _privacy(found)
+        if found.settings.get("run.benefit"):
+            yield _benefit(found)
         yield Section(
             "contributions",
             "Weights",
@@ -385,6 +392,59 @@ def _privacy(found: Watched) -> Section:
     return Section(
         "privacy", "Epsilon", title, [chart], [Table("Epsilon of each member", head, rows)], [note]
     )
+
+
+def _benefit(found: Watched) -> Section:
+    """What each member is worth to the others, beside the other numbers of it."""
+    title = "What is each member worth to the others?"
+    clients, rounds = int(found.settings["run.clients"]), found.rounds
+    summed = None
+    if found.benefit:
+        with raised_as(
+            RunError, f"{BENEFIT} is damaged: {{}}; restore it, or remove it", KeyError, ValueError
+        ):
+            value, error = (np.array(found.benefit[name], np.float64) for name in ("value", "error"))
+            summed = Benefit(value, error, int(found.benefit["freedom"]))
+    contributed = contributions.contributions(
+        [_line(record) for record in rounds],
+        [found.name(client) for client in range(clients)],
+        _samples(found, clients),
+        None,
+        _metric(found),
+        summed,
+    )
+    is_summed = any(record.is_summed for record in rounds)
+    if contributed is None:
+        when = "when the run has ended: then the nodes add up what they conclude from their losses"
+        note = (
+            f"With secure sums the benefit is known {when}."
+            if is_summed
+            else "No round has compared halves yet."
+        )
+        return Section("benefit", "Benefit", title, [], notes=[note])
+    table, notes = contributions.table(contributed), [OWN_GAIN]
+    notes += [HIDDEN] if is_summed else []
+    return Section("benefit", "Benefit", title, [contributions.chart(contributed)], [table], notes)
+
+
+def _line(record: RoundRecord) -> dict[str, Any]:
+    """A round as a line of rounds.jsonl, with what contributions are made of."""
+    return {
+        "round": record.number,
+        "clients": list(record.clients),
+        "left_out": list(record.left_out),
+        "per_client": {
+            name: [values[client] for client in record.clients] for name, values in record.per_client.items()
+        },
+    }
+
+
+def _samples(found: Watched, clients: int) -> list[float] | None:
+    """The last number of samples of each member; None where no upload has it."""
+    known: dict[int, float] = {}
+    for record in found.rounds:
+        known |= {n: value for n, value in record.per_client.get(SAMPLES, {}).items() if value is not None}
+    return [known.get(client, math.nan) for client in range(clients)] if known else None
 
 
 def _scores(found: Watched) -> Iterator[Chart]:

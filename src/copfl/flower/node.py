@@ -7,7 +7,9 @@ an upload that arrived too late has no effect.
 
 import copy
 import dataclasses
+import hashlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +23,7 @@ from copfl.core.algorithm import ClientOutput, next_message, received, traits
 from copfl.core.batches import plan
 from copfl.core.evaluation import is_evaluated, primary_metrics
 from copfl.core.front import of_one_client
+from copfl.core.halves import loss_with
 from copfl.core.task import Data, Plan, Task
 from copfl.data.columns import row_texts
 from copfl.data.contract import Contract
@@ -33,7 +36,8 @@ from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
-from copfl.flower import node_rounds, node_run
+from copfl.flower import node_halves, node_rounds, node_run
+from copfl.flower.halves import HALVES, LOSSES
 from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, kept_score, write_bundle
@@ -50,6 +54,7 @@ from copfl.settings import user_code
 from copfl.wire import Head, Packet
 
 T = TypeVar("T")
+NO_HALVES = "it is about halves of the clients, and the run does not measure the benefit"
 
 
 class NodeData(NamedTuple):
@@ -184,14 +189,19 @@ def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
 
 def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
-    head, clients = head_of(settings, node_config, packet), settings.federation.clients
-    server = settings.algorithm.server_init(settings.task, clients)
-    like = received(settings.algorithm, server, torch.tensor(min(max(head.client, 0), clients - 1)))
-    opened = wire.decode(packet, like, head)
+    head = head_of(settings, node_config, packet)
+    opened = wire.decode(packet, message_like(settings, head.client), head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):
         raise WireError("its fields are not those that a copfl server sends")
     return head, opened.record, opened.about
+
+
+def message_like(settings: Settings, client: int) -> Any:
+    """The structure of the server's messages to a client."""
+    clients = settings.federation.clients
+    server = settings.algorithm.server_init(settings.task, clients)
+    return received(settings.algorithm, server, torch.tensor(min(max(client, 0), clients - 1)))
 
 
 class Trained(NamedTuple):
@@ -311,6 +321,48 @@ def local_update(
         known=[t for t in tree.leaves(trained.client) if t.dtype == torch.bool],
         about={Field.NOTE: trained.note, Field.METRICS: reported},
     )
+
+
+def compare_halves(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData
+) -> Packet:
+    """The client's losses with the models of both halves; with secure aggregation only whether it has them."""
+    if not settings.run.run.benefit:
+        raise WireError(NO_HALVES)
+    head = head_of(settings, node_config, packet)._replace(kind=HALVES)
+    like = message_like(settings, head.client)
+    models = wire.decode(packet, (like, like), head).record
+    records = ClientRecords(state_dir(node_config), head.run)
+    known, message = node_halves.read(records.folder), hashlib.sha256(packet.body).hexdigest()
+    found = known.get(head.round)
+    if found is not None and found.message != message and not settings.federation.session.rollback:
+        raise WireError(
+            f"this node has compared the halves of round {head.round + 1}, and is asked to compare other models: "
+            "it gives two losses a round"
+        )
+    if found is None or found.message != message:
+        if head.round not in records.rounds():
+            raise WireError(f"this node has not trained in round {head.round + 1}")
+        client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
+        data = load_data(settings, numbered(node_config, head))
+        first, second = (_loss(settings, data, client, down) for down in models)
+        found = node_halves.Losses(message, first, second)
+        earlier = {round: losses for round, losses in known.items() if round < head.round}
+        node_halves.write(records.folder, earlier | {head.round: found})
+    losses = [wire.plain(found.first), wire.plain(found.second)]
+    is_secure = settings.federation.secure.aggregation
+    answer = {Field.COMPARED: None not in losses} if is_secure else {Field.LOSSES: losses}
+    return wire.encode((), head._replace(kind=LOSSES), about=answer)
+
+
+def _loss(settings: Settings, data: NodeData, client: object, down: object) -> float:
+    """On the validation samples where the run has such, else on those for training: as in the simulation."""
+    samples = data.validation if settings.run.run.validation else data.train
+    if samples is None:
+        return math.nan
+    with torch.no_grad():
+        record, received = moved((client, down), data.task.device)
+        return float(loss_with(settings.algorithm, data.task, record, received, samples))
 
 
 def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:

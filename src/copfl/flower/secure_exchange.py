@@ -5,6 +5,7 @@ again with fresh keys. If too few reveal theirs, the round ends without a result
 with other clients, because two sums of the same uploads over different clients differ by single uploads.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -136,13 +137,13 @@ class SecureExchange(Exchange):
         """Number of clients that must send their vectors."""
         return max(self.federation.minimum, self.rules.threshold)
 
-    def _connected(self, chosen: list[int]) -> list[int]:
-        """The connected clients among these, when they are enough."""
+    def _connected(self, chosen: list[int], until: float = math.inf) -> list[int]:
+        """The connected clients among these, when they are enough, or at a time of the monotonic clock."""
         is_reported = False
         while True:
             self.registry.refresh(self.transport)
             found = [n for n in chosen if n in self.registry.nodes]
-            if len(found) >= self.needed and not self.registry.pending:
+            if (len(found) >= self.needed and not self.registry.pending) or time.monotonic() > until:
                 return found
             if not (is_reported or self.registry.pending):
                 missing = ", ".join(str(n) for n in chosen if n not in found)
@@ -156,30 +157,6 @@ class SecureExchange(Exchange):
         if phase == MASKED:
             return self.down(client, **fields)
         return wire.encode((), self._head(phase, self.round, client), about=fields)
-
-    def _ask(
-        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
-    ) -> dict[int, T]:
-        """The answers of a phase by client; the clients without one are left out."""
-        answers: dict[int, T] = {}
-        for client, packet in packets.items():
-            if client in self.registry.nodes:
-                self._send(now, client, packet)
-            else:
-                now.failures[client] = f"disconnected before phase {phase!r}"
-
-        def receive(client: int, packet: Packet) -> None:
-            answers[client] = read(client, packet)
-            now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
-
-        started = time.monotonic()
-        while now.pending:
-            self._receive(now, receive)
-            self._expired(now, started, f" in phase {phase!r}")
-            if now.pending:
-                self.registry.refresh(self.transport)
-                self._sleep(started)
-        return answers
 
     def _reader(self, phase: str, read: Callable[[int, dict[str, Any]], T]) -> Callable[[int, Packet], T]:
         """A function that reads the fields of an answer."""

@@ -1,31 +1,37 @@
 """A client's part in secure aggregation of local updates: what it adds, and what it remembers of it."""
 
 import hashlib
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from copfl import wire
 from copfl.core import tree
 from copfl.core.payload import innermost
 from copfl.data.contract import Contract
-from copfl.flower import node, secure_total
+from copfl.errors import WireError
+from copfl.experiment.benefit import design, judged
+from copfl.flower import halves, node, node_halves, secure_total
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER
 from copfl.flower.node import LoadData, node_data
-from copfl.flower.node_message import NodeConfig, head_of
+from copfl.flower.node_message import NodeConfig, head_of, node_policy
+from copfl.flower.policy.request import require_half
 from copfl.flower.private_node import upload_noise
 from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
-from copfl.flower.secure_memory import Memory, changes_allowed
+from copfl.flower.secure_memory import Added, Memory, Upload, changes_allowed, fingerprint
 from copfl.flower.secure_phases import Asked, Contribution, added_up, identity
 from copfl.flower.settings import Settings
+from copfl.flower.state import ClientRecords
 from copfl.flower.transport import Field
 from copfl.wire import Packet
 
 
-class Training(NamedTuple):
+@dataclass(frozen=True)
+class Training:
     """The sum of the local updates of a round."""
 
     load_data: LoadData
@@ -40,7 +46,9 @@ class Training(NamedTuple):
             asked.identities(asked.session.cohort.values()),
             changes_allowed(asked.node_config),
         )
-        memory.history(samples).expect(invited, rows_of(settings), allowed)  # before it trains
+        divided = str(settings.run.run.seed) if settings.run.run.benefit else ""
+        asked_for = Added(samples, invited, rows_of(settings), divided, frozenset())
+        memory.history(samples).expect(asked_for, allowed)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(node.decode(settings, asked.node_config, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
@@ -48,8 +56,12 @@ class Training(NamedTuple):
         clients, rules = settings.federation.clients, settings.rules
         with torch.no_grad():
             total = secure_total.summand_of(settings.algorithm, settings.task, clients, trained.output.upload)
+        half = ()
+        if settings.run.run.benefit:
+            is_first = asked.head.client in halves.first_clients(settings.federation, asked.head.round)
+            half = total if is_first else tree.each(torch.zeros_like, total)
         reported = node.reports_metrics(settings, asked.node_config)
-        sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported)
+        sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported, half=half)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(total))
         return Contribution(
             secure_total.words_of(sums, rules, noised=noised is not None),
@@ -64,9 +76,63 @@ class Training(NamedTuple):
         """The data are added up with one cohort, see `secure_memory`."""
         memory, session = Memory(asked.folder), asked.session
         assert isinstance(asked.settings, Settings)
-        rows, allowed = rows_of(asked.settings), changes_allowed(asked.node_config)
-        memory.history(session.samples).admit(cohort, rows, session.upload, allowed)
-        memory.remember(session.samples, cohort, rows, session.upload)
+        allowed = changes_allowed(asked.node_config)
+        added = Added(session.samples, cohort, rows_of(asked.settings), *self.division(asked))
+        memory.history(session.samples).admit(added, allowed)
+        memory.remember(added)
+
+    def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
+        """By which seed the members are divided into halves, and the upload with this node's half."""
+        settings, upload = asked.settings, asked.session.upload
+        if not settings.run.run.benefit:
+            return "", frozenset([Upload(upload)])
+        survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
+        first = survivors & halves.first_clients(settings.federation, asked.head.round)
+        for half in (first, survivors - first):
+            require_half(node_policy(asked.node_config), len(half))
+        own = first if asked.head.client in first else survivors - first
+        members = asked.identities(asked.session.cohort[client] for client in own)
+        return str(settings.run.run.seed), frozenset([Upload(upload, fingerprint(members))])
+
+
+class Judging(Training):
+    """The secure sum, after the last round, of what each client concludes from its losses.
+
+    Every judge must have been shown the same models in the same rounds: else the conclusions of all but one could be
+    made zero, and the sum would be that of a single client.
+    """
+
+    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+        settings, clients = asked.settings, asked.settings.federation.clients
+        assert isinstance(settings, Settings)
+        if not settings.run.run.benefit:
+            raise WireError(node.NO_HALVES)
+        rounds = asked.about.get(Field.ROUNDS)
+        if type(rounds) is not int or not 0 < rounds <= settings.federation.rounds:
+            raise WireError("it does not say how many rounds its question is about")
+        question = wire.decode(packet, halves.like_question(rounds, clients), asked.head).record
+        known = node_halves.read(ClientRecords(state_dir(asked.node_config), asked.head.run).folder)
+        messages = [bytes(row.tolist()).hex() for row in question.messages]
+        for round, message in zip(question.rounds.tolist(), messages, strict=True):
+            if round not in known or known[round].message != message:
+                raise WireError(f"this node has not compared these halves in round {round + 1}")
+        differences = np.array([known[round].difference for round in question.rounds.tolist()])
+        regression = design(question.membership.double().numpy())
+        if regression is None or not np.isfinite(differences).all():
+            raise WireError("the rounds that it names do not determine the benefit")
+        words = halves.words_of(judged(regression, differences, asked.head.client), settings.rules)
+        data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
+        return Contribution(
+            words,
+            Memory(asked.folder).name_of(data.samples),
+            hashlib.sha256(words.tobytes()).hexdigest(),
+            {Field.JUDGEMENT: True},
+            lambda: None,
+        )
+
+    def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
+        """It is of all judges together."""
+        return "", frozenset([Upload(asked.session.upload)])
 
 
 def rows_of(settings: Settings) -> str:
@@ -95,9 +161,13 @@ def local_update(
         load_data: reads the node's data.
         proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
+    if wire.opened_head(packet).get("kind") == halves.HALVES:
+        return node.compare_halves(settings, node_config, packet, load_data)
     if not settings.federation.secure.aggregation:
         return _plain_update(settings, node_config, packet, load_data, proposal)
-    return added_up(settings, node_config, packet, Training(load_data), proposal)
+    is_last = wire.opened_head(packet).get("round") == settings.federation.rounds
+    summand = Judging(load_data) if is_last else Training(load_data)
+    return added_up(settings, node_config, packet, summand, proposal)
 
 
 def _plain_update(
@@ -116,9 +186,9 @@ def _plain_update(
     data = load_data(settings, node.numbered(node_config, head))
     alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    rows = rows_of(settings)
-    history.expect(alone, rows, changes_allowed(node_config))  # before it trains
+    plain = Added(samples, alone, rows_of(settings), "", frozenset())
+    history.expect(plain, changes_allowed(node_config))  # before it trains
     reply = node.local_update(settings, node_config, packet, lambda *_: data)
     if history:
-        memory.remember(samples, alone, rows, hashlib.sha256(reply.body).hexdigest())
+        memory.remember(plain._replace(uploads=frozenset([Upload(hashlib.sha256(reply.body).hexdigest())])))
     return reply

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from copfl.errors import UsageError, WireError, above, raised_as
 from copfl.flower import secure_graph
+from copfl.flower.policy.record import SMALLEST_SUM
 
 Words = NDArray[np.uint64]  # entries of a vector, modulo 2**64
 Floats = NDArray[np.float64]
@@ -34,7 +35,7 @@ Floats = NDArray[np.float64]
 PHASES = ("keys", "shares", "masked", "consistent", "revealed")
 SEED = 32  # bytes
 SCALAR = 48  # bytes of a private key of Flower's curve, secp384r1
-SMALLEST_COHORT = 3  # clients in a sum: each of two would know the other's vector
+SMALLEST_COHORT = SMALLEST_SUM
 MOST_BITS = 48  # so that a double holds every value, and 64 bits hold the sum of 2**15 clients
 
 

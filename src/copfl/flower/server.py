@@ -5,6 +5,7 @@ its minimum it waits for nodes to return. The server keeps sums, a checkpoint, a
 a mask is sent again only when it changes.
 """
 
+import hashlib
 import itertools
 import sys
 import time
@@ -17,13 +18,22 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import blank_samples, example_output, message_to_new_client, received
+from copfl.core.algorithm import (
+    AnyAlgorithm,
+    blank_samples,
+    example_output,
+    message_to_new_client,
+    received,
+)
 from copfl.core.batches import choose
+from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
 from copfl.flower.exchange import Exchange, Round
+from copfl.flower.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
 from copfl.flower.private_node import epsilons
 from copfl.flower.registry import ANSWER_TIMEOUT, Event
+from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
 from copfl.flower.state import as_text
 from copfl.flower.transport import JOIN, Field, Reply, printable
@@ -35,6 +45,7 @@ ROUNDING = 1e-6  # of a metric that was computed in single precision
 LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
 MOST_SAMPLES = 1e9  # of one client
 MAX_METRICS = 100  # metrics of a node that the server records
+OWN = (HALF, DIFFERENCE, COMPARED, SAMPLES)  # names that are the server's, and no node's to report
 LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
@@ -75,11 +86,13 @@ class Server(Exchange):
             selected = [int(client) for client in chosen]
             self.log("", Event.ROUND_STARTED, round=self.round + 1, clients=selected)
             now = self._run_round(selected)
-            metrics: dict[str, torch.Tensor] = {}
+            before, metrics = self.state, dict[str, torch.Tensor]()
             if now.total is not None:
                 with torch.no_grad():
                     total = tree.narrow(now.total, now.dtypes)
-                    self.state, metrics = self.algorithm.server_update(self.task, self.state, total)
+                    self.state, metrics = self.algorithm.server_update(self.task, before, total)
+                if now.half is not None:
+                    self._compare_halves(now, before, total)
             if isinstance(self.algorithm, Private):
                 metrics |= self._epsilons(self.algorithm, len(now.reports))
             self.counted |= dict.fromkeys(now.reports, now.number)
@@ -100,6 +113,58 @@ class Server(Exchange):
             )
             self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
             yield record
+        if self.settings.run.run.benefit:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """The benefit after the last round, where the records do not have it: see `SecureServer`."""
+
+    def _compare_halves(self, now: Round, before: Any, whole: Any) -> None:
+        """Asks each client of the round for its losses with the models of both halves.
+
+        Args:
+            now: The round, with the total of the first half.
+            before: The server's record before it.
+            whole: The total of all clients.
+        """
+        first = now.reports.keys() & first_clients(self.federation, now.number)
+        if (
+            min(len(first), len(now.reports) - len(first)) < SMALLEST_COHORT
+        ):  # too few uploads of a half counted
+            return
+        with torch.no_grad():
+            half = tree.narrow(now.half, now.dtypes)
+            totals = half, tree.each(torch.sub, whole, half)
+            after = [self.algorithm.server_update(self.task, before, total)[0] for total in totals]
+        packets = {}
+        for client in now.reports:
+            models = tuple(received(self.algorithm, server, torch.tensor(client)) for server in after)
+            head = self._head(HALVES, now.number, client)
+            packets[client] = wire.encode(models, head, self.federation.network.wire)
+        asked = Round(now.number)
+        answers = self._ask(asked, HALVES, packets, self._losses)
+        for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
+            for client, size in more.items():
+                sizes[client] += size
+        now.per_client[HALF] = {client: 1.0 if client in first else -1.0 for client in now.reports}
+        now.per_client[self.compared] = {client: answers.get(client) for client in now.reports}
+        messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
+        failed = {str(client): why for client, why in sorted(asked.failures.items())}
+        now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
+
+    compared = DIFFERENCE  # what is recorded of a client's comparison
+
+    def _losses(self, client: int, packet: Packet) -> float | None:
+        """The difference of the losses that a client reports; None if it has none."""
+        about = wire.decode(packet, (), self._head(LOSSES, self.round, client)).about
+        losses = about.get(Field.LOSSES)
+        if not isinstance(losses, list) or len(losses) != 2:
+            raise WireError("it does not report two losses")
+        if None in losses:
+            return None
+        if not all(type(loss) in (int, float) and abs(loss) <= LARGEST_VALUE for loss in losses):
+            raise WireError(f"it reports a loss that is no number of at most {LARGEST_VALUE:g}")
+        return float(losses[1] - losses[0])
 
     def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
         """The epsilons after this round, from the number of answers in each."""
@@ -174,6 +239,12 @@ class Server(Exchange):
             self.folder.save_masks(client, opened.masks)
         now.dtypes = [t.dtype for t in tree.leaves(summand)]
         now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
+        if self.settings.run.run.benefit:
+            is_first = client in first_clients(self.federation, now.number)
+            part = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
+            now.half = part if now.half is None else tree.add(now.half, part)
+            if (samples := _samples(self.algorithm, opened.record)) is not None:
+                now.per_client.setdefault(SAMPLES, {})[client] = samples
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
         now.failures.pop(client, None)
         self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
@@ -219,10 +290,11 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
     """The round as one line of JSON, with the keys of a simulated round."""
     ids = sorted(now.reports)
     reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}
-    names = sorted({name for client in ids for name in reported[client]})
+    names = sorted({name for client in ids for name in reported[client]} - set(OWN))
     per_client: dict[str, list[float | None]] = {n: [reported[c].get(n) for c in ids] for n in names}
     per_client["bytes_up"] = [float(now.bytes_up[client]) for client in ids]
     per_client["bytes_down"] = [float(now.bytes_down.get(client, 0)) for client in ids]
+    per_client |= {name: [values.get(client) for client in ids] for name, values in now.per_client.items()}
     present = {name: [v for v in values if v is not None] for name, values in per_client.items()}
     notes = {client: now.reports[client].get(Field.NOTE) for client in ids}
     return {
@@ -239,6 +311,14 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
         "seconds": round(seconds, 3),
         **now.further,
     }
+
+
+def _samples(algorithm: AnyAlgorithm, upload: Any) -> float | None:
+    """The number of training samples in an upload; None where it has another weight."""
+    while hasattr(algorithm, "algorithm"):  # of a wrapper
+        algorithm = algorithm.algorithm
+    is_weighted = getattr(algorithm, "weights", "") == "samples" and hasattr(upload, "size")
+    return float(upload.size) if is_weighted else None
 
 
 def check_values(upload: object) -> None:

@@ -17,9 +17,11 @@ from copfl.data.contract import Contract
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, raised_as
+from copfl.experiment.halves import check_benefit
 from copfl.experiment.models import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.flower import secure_total
+from copfl.flower.halves import check_halves
 from copfl.flower.model_size import require_size
 from copfl.flower.policy.record import Bounds
 from copfl.flower.private_node import SecretNoise
@@ -158,6 +160,11 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     settings = Settings(federation, layout, algorithm, task, TEXT if samples.text else shape)
     if run.privacy:
         settings = _private(settings)
+    if run.run.benefit:
+        check_halves(federation)
+        blank = blank_samples(task, settings.shape)
+        example = example_output(settings.algorithm, task, blank, federation.augment, federation.clients)
+        check_benefit(run, settings.algorithm, task, example, federation.clients)
     if federation.secure.aggregation:
         impossible = f'secure.aggregation is not possible with "{run.algorithm.name}": {{}}'
         with raised_as(UsageError, impossible, UsageError):

@@ -33,7 +33,7 @@ from copfl.flower.status import (
 )
 from copfl.flower.transport import read_json
 
-ROUNDS, CONFIG = "rounds.jsonl", "config.json"  # in the run's folder
+ROUNDS, CONFIG, BENEFIT = "rounds.jsonl", "config.json", "benefit.json"  # in the run's folder
 LOCK = ".lock"
 
 # States of a member.
@@ -90,6 +90,7 @@ class Watched:
     roster: Roster
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
+    benefit: Mapping[str, Any]  # of secure sums, when the run has ended; empty: not known
     log: Verified
     problems: Sequence[str]
     remarks: Sequence[str]  # on the server, without a run in which they matter
@@ -153,6 +154,7 @@ def read(folder: Path, run: str | None = None) -> Watched:
         roster=roster,
         members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
+        benefit=read_json(path / BENEFIT) if name else {},
         log=log,
         problems=problems + (remarks if is_running else []),
         remarks=[] if is_running else remarks,
@@ -165,7 +167,7 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     name = run or (runs[-1] if runs else "")
     path, states = folder / "runs" / name, [name]
     files = [path / file for file in (AUDIT, ROUNDS, CONFIG, SIGNED)]
-    for file in (*files, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
+    for file in (*files, path / BENEFIT, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
         with contextlib.suppress(OSError):
             about = file.stat()
             states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")

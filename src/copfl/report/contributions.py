@@ -1,7 +1,7 @@
 """What is known of each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,9 @@ ROWS = 30  # of more clients than this, those whose benefit differs most from th
 ABOUT = (
     "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one of two "
     "random halves of the uploads than with the mean client. Its own judgement does not count. Higher, lower: than the "
-    "mean client, corrected for the number of clients. It is no measure of effort: a client that sends nothing new "
-    "may be above those whose updates disturb the others (docs/audit.md)."
+    "mean client, corrected for the number of clients. Rank: those that no interval excludes; - where all others are "
+    "not distinguishable. It is no measure of effort: a client that sends nothing new may be above those whose updates "
+    "disturb the others (docs/audit.md)."
 )
 
 
@@ -31,7 +32,7 @@ class Contributions(NamedTuple):
     benefit: Benefit
     rounds: int  # that were measured
     weight: Numbers  # mean over the rounds; 1 is an equal weight
-    samples: Sequence[int]  # to train on
+    samples: Numbers  # to train on
     transferred: Numbers  # bytes in both directions, over all rounds
     taken_part: Numbers  # rounds
     gain: Numbers | None  # over training alone
@@ -41,28 +42,48 @@ class Contributions(NamedTuple):
 def contributions(
     lines: list[records.Record],
     names: Sequence[str],
-    samples: Sequence[int],
+    samples: Sequence[float] | None,
     gains: Gains | None,
     metric: MetricInfo,
+    benefit: Benefit | None = None,
 ) -> Contributions | None:
-    """Of the records of a run; None where it did not measure the benefit."""
+    """Of the records of a run; None where it did not measure the benefit.
+
+    Args:
+        lines: The records, of a simulation or of a federation's server.
+        names: Of the clients.
+        samples: To train on, of each client; None: not known.
+        gains: Over training alone; None: not known.
+        metric: The primary one.
+        benefit: That of secure sums, whose records do not have it; None: it is in the records.
+    """
     clients = len(names)
-    benefit = of_records(lines, clients)
+    benefit = of_records(lines, clients) if benefit is None else benefit
     if benefit is None:
         return None
     weight, up, down = (records.table(lines, name, clients) for name in ("weight", "bytes_up", "bytes_down"))
-    present = ~np.isnan(weight)
+    present = np.zeros((len(lines), clients), bool)
+    for row, line in zip(present, lines, strict=True):
+        row[[n for n in line["clients"] if n not in line["left_out"]]] = True
     return Contributions(
         names=names,
         benefit=benefit,
         rounds=len(lines),
-        weight=mean_of_known(weight * present.sum(1, keepdims=True)),
-        samples=samples,
+        weight=mean_of_known(relative_weights(weight)),
+        samples=np.full(clients, np.nan) if samples is None else np.array(samples, np.float64),
         transferred=np.nansum(up + down, 0),
         taken_part=present.sum(0).astype(np.float64),
         gain=None if gains is None else gains.gain,
         metric=metric,
     )
+
+
+def relative_weights(rows: Numbers) -> Numbers:
+    """Weights or scores divided by their mean in each round, [rounds, clients]: 1 is an equal weight."""
+    known = ~np.isnan(rows)
+    total = np.where(known, rows, 0).sum(1, keepdims=True)
+    count = known.sum(1, keepdims=True)
+    return np.where(known, np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0), np.nan)
 
 
 def table(found: Contributions) -> Table:
@@ -81,26 +102,29 @@ def table(found: Contributions) -> Table:
             f"{found.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."
         )
     verdicts, ranks = benefit.verdicts, benefit.ranks
-    rows = []
-    for n in chosen:
-        ends = benefit.interval(n)
+
+    def rank(n: int) -> str:
         low, high = ranks[n]
-        rank = NONE if (low, high) == (1, clients) else str(low) if low == high else f"{low} to {high}"
-        cells = [
-            found.names[n],
-            number(UNIT * benefit.value[n], "+.2f"),
-            interval(UNIT * ends.low, UNIT * ends.high, "+.2f"),
-            verdicts[n],
-            rank,
-            number(found.weight[n], ".2f"),
-            f"{found.samples[n]:,}",
-            size(found.transferred[n]),
-            f"{found.taken_part[n]:.0f} of {found.rounds}",
-        ]
-        rows.append([*cells, *([] if found.gain is None else [found.metric.text(found.gain[n], sign="+")])])
-    head = ["client", "benefit", "95 % interval", "verdict", "rank", "weight", "samples", "sent", "rounds"]
-    own = [] if found.gain is None else ["own gain"]
-    return Table("What each client contributes", [*head, *own], rows, notes)
+        return NONE if (low, high) == (1, clients) else str(low) if low == high else f"{low} to {high}"
+
+    ends = [benefit.interval(n) for n in range(clients)]
+    columns: dict[str, Callable[[int], str]] = {
+        "client": lambda n: found.names[n],
+        "benefit": lambda n: number(UNIT * benefit.value[n], "+.2f"),
+        "95 % interval": lambda n: interval(UNIT * ends[n].low, UNIT * ends[n].high, "+.2f"),
+        "verdict": lambda n: verdicts[n],
+        "rank": rank,
+    }
+    if not np.isnan(found.weight).all():
+        columns["weight"] = lambda n: number(found.weight[n], ".2f")
+    if not np.isnan(found.samples).all():
+        columns["samples"] = lambda n: number(found.samples[n], ",.0f")
+    columns["sent"] = lambda n: size(found.transferred[n])
+    columns["rounds"] = lambda n: f"{found.taken_part[n]:.0f} of {found.rounds}"
+    if (gain := found.gain) is not None:
+        columns["own gain"] = lambda n: found.metric.text(gain[n], sign="+")
+    rows = [[cell(n) for cell in columns.values()] for n in chosen]
+    return Table("What each client contributes", list(columns), rows, notes)
 
 
 def chart(found: Contributions) -> Dots:
@@ -124,9 +148,22 @@ def as_json(found: Contributions) -> dict[str, Any]:
         "verdict": benefit.verdicts,
         "ranks": benefit.ranks,
         "weight": found.weight,
-        "samples": list(found.samples),
+        "samples": found.samples,
         "bytes": found.transferred,
         "rounds_taken_part": found.taken_part,
         "gain": found.gain,
+        "rounds": found.rounds,
     }
     return dict(plain(content))
+
+
+def of_json(content: dict[str, Any], names: Sequence[str], metric: MetricInfo) -> Contributions:
+    """What `as_json` gave, with the names of the clients."""
+
+    def numbers(key: str) -> Numbers:
+        return np.array(content[key], np.float64)
+
+    benefit = Benefit(numbers("benefit"), numbers("standard_error"), int(content["degrees_of_freedom"]))
+    parts = numbers("weight"), numbers("samples"), numbers("bytes"), numbers("rounds_taken_part")
+    gain = None if content["gain"] is None else numbers("gain")
+    return Contributions(names, benefit, int(content["rounds"]), *parts, gain, metric)

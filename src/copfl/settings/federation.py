@@ -28,6 +28,7 @@ RUN_KEYS = (
     "select",
     "buffers",
     "augment",
+    "benefit",
 )
 RUN_TABLES = (
     "algorithm",

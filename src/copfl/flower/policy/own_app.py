@@ -16,7 +16,7 @@ from copfl.settings.user_code import is_reference
 
 
 def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
-    """The policy with the code, the files and the add-ons that a run config of this machine's own user names.
+    """The policy with the code, the files, the add-ons and the benefit that a run config of its own user names.
 
     `federation` is the record of its settings, which has the folders and the hashes.
     """
@@ -49,6 +49,7 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
     return dataclasses.replace(
         policy,
         addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),
+        benefit="all" if run.run.benefit else policy.benefit,
         code=tuple(dict.fromkeys((*policy.code, *code))),
         bases=tuple(dict.fromkeys((*policy.bases, *bases))),
         files=tuple(dict.fromkeys((*policy.files, *files))),

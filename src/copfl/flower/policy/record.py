@@ -28,6 +28,9 @@ from copfl.flower.policy.names import (
 
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
+SMALLEST_SUM = (
+    3  # clients in a secure sum, whatever the owner allows: each of two would know the other's vector
+)
 
 
 class Code(NamedTuple):
@@ -133,6 +136,9 @@ class Policy:
     metrics: tuple[str, ...] = METRICS
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
+    benefit: str = (
+        "none"  # whether halves of the clients may be compared, with two losses a round: as reports
+    )
     statistics: Statistics = field(default_factory=Statistics)
     proposals: Proposals = field(default_factory=Proposals)
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
@@ -152,6 +158,8 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
+        if self.benefit not in REPORTS:
+            raise unknown("benefit in a policy", self.benefit, REPORTS)
         if self.statistics.allowed not in REPORTS:
             raise unknown("statistics.allowed in a policy", self.statistics.allowed, REPORTS)
         if min(self.statistics.smallest_count, self.statistics.questions) < 1:

@@ -18,7 +18,7 @@ from copfl.flower.policy.checks import (
     whole,
 )
 from copfl.flower.policy.names import COMPONENTS
-from copfl.flower.policy.record import Policy
+from copfl.flower.policy.record import SMALLEST_SUM, Policy
 from copfl.flower.policy.refusal import KEYS, Refusal, plain_option, shown
 from copfl.settings.federation import TITLES
 from copfl.settings.toml import Tables
@@ -43,6 +43,7 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "run.select": (KEYS, one_of("last", "best")),
         "run.buffers": (KEYS, one_of("local", "average")),
         "run.augment": (KEYS, flag),
+        "run.benefit": ("benefit", flag),
         "network.min_replies": ("bounds.clients", whole(0, most.clients)),
         "network.deadline": ("bounds.deadline", number(0, most.deadline)),
         "network.wire": (KEYS, one_of("fp32", "fp16", "bf16")),
@@ -84,6 +85,8 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
     if is_secure and selected < secure.cohort:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
+    if tables["run"].get("benefit") is True:
+        yield from _benefit_refusals(policy, is_secure, selected)
     # A table without the noise has that of the wrapper, which the node does not count on.
     noise = tables["privacy"].get("noise", 0.0)
     # The noise of a sum is divided among the clients of a round, however many there really are.
@@ -99,6 +102,23 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     if privacy.lifetime_epsilon and not (_are_numbers(noise) and noise > 0):
         yield Refusal(
             "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
+        )
+
+
+def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterator[Refusal]:
+    """What is refused of the comparison of two halves of the clients."""
+    if policy.benefit == "none" or (policy.benefit == "sums" and not is_secure):
+        how = "only with secure.aggregation=true" if policy.benefit == "sums" else "never"
+        yield Refusal(
+            "benefit",
+            f"run.benefit=true: halves of the clients are compared {how}; leave it out, or ask the owner to allow it",
+        )
+    least = max(policy.secure_aggregation.cohort, SMALLEST_SUM)
+    if selected // 2 < least:
+        yield Refusal(
+            "secure_aggregation.cohort",
+            f"run.benefit=true shows all members the means of halves of {selected // 2} clients, and {least} are the "
+            f"least: a round must select at least {2 * least} clients",
         )
 
 

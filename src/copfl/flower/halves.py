@@ -1,0 +1,104 @@
+"""Two halves of a federation's rounds: who is in them, and the messages about them.
+
+After a round the server sends the models of both halves to its clients (`HALVES`), and each finds its loss with either
+on its own samples. Without secure aggregation it answers with the two losses. With it, the losses stay at the nodes:
+after the last round the server asks a `Question`, and the nodes add up in a secure sum what they conclude from them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl.core.batches import choose
+from copfl.core.halves import first_half
+from copfl.errors import UsageError
+from copfl.experiment.benefit import Judgement
+from copfl.flower.secure_sum import SMALLEST_COHORT, Floats, Rules, Words, quantised
+from copfl.flower.transport import Field
+from copfl.settings.federation import Federation
+
+HALVES, LOSSES = "halves", Field.LOSSES  # kinds of messages: the models of both halves, and a client's answer
+COMPARED = "half_compared"  # a metric of a client: 1 if it has two losses, which stay with it
+SAMPLES = "samples"  # a metric of a client, where its upload has it
+MESSAGE = "halves"  # in the record of a round: the SHA-256 of both models
+DIGEST = 32  # bytes of a SHA-256
+BENEFIT = "benefit.json"  # in the folder of a run with secure sums
+
+
+def first_clients(federation: Federation, round: int) -> frozenset[int]:
+    """The clients in the first half of a round, from the seed alone: the server cannot choose them."""
+    seed = federation.run.run.seed
+    ids = np.asarray(choose(seed, round, federation.clients, federation.selected), np.int64)
+    return frozenset(first_half(seed, round, ids).tolist())
+
+
+def check_halves(federation: Federation) -> None:
+    """UsageError if halves are too small: all members receive the models of both, and see what a sum of few reveals."""
+    if (half := federation.selected // 2) < SMALLEST_COHORT:
+        raise UsageError(
+            f"run.benefit=true shows all members the means of two halves, here of {half} clients, and "
+            f"{SMALLEST_COHORT} are the least: it needs {2 * SMALLEST_COHORT} clients in a round, not "
+            f"{federation.selected}"
+        )
+    if federation.secure.aggregation and federation.selected < federation.clients:
+        raise UsageError(
+            "run.benefit=true with secure.aggregation needs every client in every round; set run.participation=1"
+        )
+
+
+# -- what the nodes conclude, in a secure sum ----------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """Of which rounds each judge concludes what the clients are worth: the same for all judges."""
+
+    rounds: Tensor  # [rounds], from 0
+    membership: Tensor  # [rounds, clients] int8, 1 in the first half, -1 in the second, 0 absent
+    messages: Tensor  # [rounds, DIGEST] uint8, of the models that were compared
+
+
+def like_question(rounds: int, clients: int) -> Question:
+    """The structure of a question about so many rounds."""
+    return Question(
+        torch.zeros(rounds, dtype=torch.int64),
+        torch.zeros(rounds, clients, dtype=torch.int8),
+        torch.zeros(rounds, DIGEST, dtype=torch.uint8),
+    )
+
+
+def question_of(rounds: Sequence[int], membership: Floats, messages: Sequence[str]) -> Question:
+    """The question about these rounds."""
+    digests = np.array([list(bytes.fromhex(message)) for message in messages], np.uint8)
+    return Question(
+        torch.tensor(list(rounds), dtype=torch.int64),
+        torch.from_numpy(membership.astype(np.int8)),
+        torch.from_numpy(digests),
+    )
+
+
+def size_of(rounds: int, clients: int) -> int:
+    """The entries of a judgement in a sum."""
+    return (rounds + 3) * clients
+
+
+def words_of(judgement: Judgement, rules: Rules) -> Words:
+    """One judge's part of the sum: value, weight, errors, and whether an error is not known.
+
+    A judge whose weight is above the range counts with the largest: its losses hardly differ at all.
+    """
+    largest = float(judgement.weight.max(initial=0.0))
+    factor = min(1.0, rules.range / largest) if largest else 1.0
+    value, weight, errors = (factor * part for part in judgement)
+    is_known = np.isfinite(errors) & (np.abs(errors) <= rules.range)
+    parts = value, weight, np.where(is_known, errors, 0.0), (~is_known).any(0)
+    return quantised(np.concatenate([part.reshape(-1).astype(np.float64) for part in parts]), rules)
+
+
+def judgement_from(values: Floats, rounds: int, clients: int) -> Judgement:
+    """The sum over the judges."""
+    value, weight, *errors, unknown = values.reshape(rounds + 3, clients)
+    table = np.array(errors).reshape(rounds, clients)
+    return Judgement(value, weight, np.where(np.rint(unknown) > 0, np.inf, table))

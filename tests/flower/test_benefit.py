@@ -1,0 +1,396 @@
+"""The benefit of each client to the others in a federation: that of the simulation, with and without secure sums."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.halves import DIFFERENCE, HALF
+from copfl.engine.halves import Halves
+from copfl.engine.mapping import sequential
+from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.errors import UsageError, WireError
+from copfl.experiment import records
+from copfl.experiment.benefit import Benefit, of_records
+from copfl.flower import halves as kinds
+from copfl.flower import node, secure_node, secure_server
+from copfl.flower.audit_log import entry_of
+from copfl.flower.exchange import Round
+from copfl.flower.halves import BENEFIT, COMPARED, LOSSES
+from copfl.flower.policy.explanation import explained
+from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
+from copfl.flower.policy.refusal import PolicyError
+from copfl.flower.policy.request import refusals, require_half
+from copfl.flower.secure_memory import Added, History, Memory, Upload, fingerprint
+from copfl.flower.server import Server, _record
+from copfl.flower.settings import Settings, settings_of
+from copfl.flower.state import ServerFolder
+from copfl.flower.transport import TRAIN, Field
+from copfl.wire import Head, Packet
+from tests.flower.network import CONFIG, DirectTransport, Played, digits, play, write_nodes
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+CLIENTS, ROUNDS = 6, 9
+HALVES = CONFIG | {
+    "run.clients": CLIENTS,
+    "run.rounds": ROUNDS,
+    "run.benefit": True,
+    "run.seed": 4,  # its halves leave no round without an error
+    "run.eval_every": ROUNDS,
+    "network.min_replies": CLIENTS,
+    "algorithm.name": "fedavg",
+    "model.width": 8,
+    "optimizer.lr": 0.1,
+}
+SECURE = {"secure.aggregation": True, "secure.bits": 44}
+
+
+class Federated(NamedTuple):
+    played: Played
+    nodes: list[dict[str, Any]]
+    runs: Path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Federated:
+    folder = tmp_path_factory.mktemp("plain")
+    nodes = write_nodes(digits(CLIENTS), folder / "nodes")
+    return Federated(play(HALVES, nodes, folder / "runs"), nodes, folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Federated:
+    folder = tmp_path_factory.mktemp("secure")
+    nodes = write_nodes(digits(CLIENTS), folder / "nodes")
+    return Federated(play(HALVES | SECURE, nodes, folder / "runs"), nodes, folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def simulated() -> list[records.Record]:
+    """The rounds of the same run in the simulation."""
+    settings, federation = settings_of(HALVES), digits(CLIENTS)
+    run = settings.run.run
+    halves = Halves(np.arange(CLIENTS), CLIENTS)
+    made = Simulation(
+        settings.algorithm, settings.task, federation, sequential(), run.seed, run.batch, halves
+    )
+    state = begin(settings.algorithm, settings.task, CLIENTS)
+    return [records.as_record(round) for round in simulate(made, state, rounds=ROUNDS, eval_every=ROUNDS)]
+
+
+def benefit_of(lines: list[records.Record]) -> Benefit:
+    found = of_records(lines, CLIENTS)
+    assert found is not None
+    return found
+
+
+def test_a_federation_has_the_benefit_of_the_simulation(
+    plain: Federated, simulated: list[records.Record]
+) -> None:
+    for ours, theirs in zip(plain.played.records, simulated, strict=True):
+        for name in (HALF, DIFFERENCE):
+            assert ours["per_client"][name] == theirs["per_client"][name]
+    found = benefit_of(plain.played.records)
+    assert np.isfinite(found.value).all()
+    np.testing.assert_array_equal(found.value, benefit_of(simulated).value)
+    np.testing.assert_array_equal(found.error, benefit_of(simulated).error)
+
+
+def test_secure_sums_have_the_same_benefit_to_rounding(
+    secure: Federated, simulated: list[records.Record]
+) -> None:
+    content = json.loads((secure.runs / "test" / BENEFIT).read_text())
+    expected = benefit_of(simulated)
+    assert content["freedom"] == expected.freedom == ROUNDS - CLIENTS + 1
+    np.testing.assert_allclose(content["value"], expected.value, atol=1e-2 * float(expected.error.min()))
+    np.testing.assert_allclose(content["error"], expected.error, rtol=1e-2)
+    for record in secure.played.records:
+        assert sorted(record["per_client"]) == ["bytes_down", "bytes_up", HALF, COMPARED]
+
+
+# -- what leaves ---------------------------------------------------------------------------------------------
+
+
+def answers(federated: Federated, kind: str) -> list[dict[str, Any]]:
+    """The heads of the nodes' answers of a kind; their bodies have no tensor."""
+    heads = [(json.loads(packet.head), packet.body) for packet in federated.played.transport.received]
+    found = [(head, body) for head, body in heads if head.get("kind") == kind]
+    assert {body for _, body in found} <= {wire.encode((), Head("", "", "", 0, 0)).body}
+    return [head for head, _ in found]
+
+
+def test_two_losses_a_round_leave_a_node(plain: Federated) -> None:
+    found = answers(plain, LOSSES)
+    assert len(found) == CLIENTS * ROUNDS
+    assert len({(head["round"], head["client"]) for head in found}) == CLIENTS * ROUNDS
+    for head in found:
+        assert head["about"].keys() == {Field.LOSSES}
+        assert [type(loss) for loss in head["about"][Field.LOSSES]] == [float, float]
+
+
+def test_with_secure_sums_no_loss_leaves_a_node(secure: Federated) -> None:
+    """But in one secure sum over all, after the last round."""
+    found = answers(secure, LOSSES)
+    assert [head["about"] for head in found] == [{Field.COMPARED: True}] * (CLIENTS * ROUNDS)
+    masked = [json.loads(p.head) for p in secure.played.transport.received if '"kind":"masked"' in p.head]
+    judging = [head for head in masked if head["round"] == ROUNDS]
+    assert [head["about"] for head in judging] == [{Field.JUDGEMENT: True}] * CLIENTS
+    assert all(Field.JUDGEMENT not in head["about"] for head in masked if head["round"] < ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("about", "left"),
+    [
+        ({Field.LOSSES: [0.1, 0.2]}, ("losses",)),
+        ({Field.COMPARED: True}, ("comparison",)),
+    ],
+)
+def test_a_nodes_log_has_what_left(about: dict[str, Any], left: tuple[str, ...]) -> None:
+    answer = wire.encode((), Head(LOSSES, "test", "", 0, 1), about=about)
+    assert entry_of(TRAIN, ("{}", b""), answer, None, None).left == left
+
+
+def test_a_nodes_log_has_its_judgement() -> None:
+    answer = wire.encode((), Head("masked", "test", "", ROUNDS, 1), about={Field.JUDGEMENT: True})
+    assert entry_of(TRAIN, ("{}", b""), answer, None, None).left == ("masked judgement",)
+
+
+def test_what_a_node_calls_a_half_is_no_halfs() -> None:
+    """A node reports metrics under any name; these are the server's."""
+    reported = {HALF: 1.0, DIFFERENCE: 5.0, COMPARED: 1.0, "samples": 7.0, "accuracy": 0.5}
+    now = Round(0, reports={0: {Field.METRICS: reported}}, bytes_up={0: 1}, bytes_down={0: 1})
+    assert sorted(_record(now, {}, 1.0)["per_client"]) == ["accuracy", "bytes_down", "bytes_up"]
+
+
+# -- what a node refuses -------------------------------------------------------------------------------------
+
+
+def last_message(federated: Federated, client: int) -> Packet:
+    """The models of both halves of the last round, as the server sent them to a client."""
+    sent = [packet for _, _, packet in federated.played.transport.sent]
+    heads = [(packet, json.loads(packet.head)) for packet in sent]
+    return [p for p, head in heads if (head.get("kind"), head.get("client")) == (kinds.HALVES, client)][-1]
+
+
+def other_models(packet: Packet, settings: Settings) -> Packet:
+    """The same message with models that differ a little."""
+    head = json.loads(packet.head)
+    like = node.message_like(settings, head["client"])
+    expected = Head(*(head[name] for name in Head._fields))
+    models = wire.decode(packet, (like, like), expected).record
+    return wire.encode(tree.each(lambda t: t + 1e-3, models), expected, settings.federation.network.wire)
+
+
+def test_a_node_gives_two_losses_a_round(plain: Federated) -> None:
+    settings, packet = plain.played.transport.settings, last_message(plain, 2)
+    again = secure_node.local_update(settings, plain.nodes[2], packet)
+    (first,) = [head for head in answers(plain, LOSSES) if (head["round"], head["client"]) == (ROUNDS - 1, 2)]
+    assert json.loads(again.head) == first
+    with pytest.raises(WireError, match="asked to compare other models: it gives two losses a round"):
+        secure_node.local_update(settings, plain.nodes[2], other_models(packet, settings))
+
+
+def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_path: Path) -> None:
+    packet = last_message(plain, 2)
+    without = settings_of(HALVES | {"run.benefit": False})
+    with pytest.raises(WireError, match="the run does not measure the benefit"):
+        secure_node.local_update(without, plain.nodes[2], packet)
+    stranger = {**plain.nodes[2], "state-dir": str(tmp_path)}
+    with pytest.raises(WireError, match=f"this node has not trained in round {ROUNDS}"):
+        secure_node.local_update(settings_of(HALVES), stranger, packet)
+
+
+def test_judges_who_were_shown_other_models_give_no_sum(
+    secure: Federated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the judgements of all but one could be made zero, and the sum would be of a single node."""
+    path = secure.runs / "test" / BENEFIT
+    content = path.read_bytes()
+    asked = secure_server.question_of
+
+    def forged(rounds: Any, membership: Any, messages: list[str]) -> Any:
+        return asked(rounds, membership, ["00" * 32, *messages[1:]])
+
+    path.unlink()
+    monkeypatch.setattr(secure_server, "question_of", forged)
+    again = HALVES | SECURE | {"session.resume": True, "network.deadline": 0.5}
+    played = play(again, secure.nodes, secure.runs)
+    assert not path.exists()
+    refused = "this node has not compared these halves in round 1"
+    assert sum(refused in line for line in played.log) >= CLIENTS
+    assert "there is no benefit" in played.log[-1]
+    monkeypatch.undo()
+    play(again | {"network.deadline": 60}, secure.nodes, secure.runs)
+    assert path.read_bytes() == content  # the same sum of the same clients, asked for again
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (
+            {"run.clients": 5, "network.min_replies": 5},
+            "halves, here of 2 clients, and 3 are the least: it needs 6",
+        ),
+        ({**SECURE, "run.clients": 5, "network.min_replies": 5}, "it needs 6 clients in a round, not 5"),
+        (
+            {**SECURE, "run.clients": 12, "run.participation": 0.5},
+            "needs every client in every round; set run.participation=1",
+        ),
+        ({"privacy.noise": 1.0}, "more sums of the same uploads than .privacy. accounts for"),
+        ({"algorithm.name": "local"}, "no part of a client's model is a mean"),
+        ({"robust.name": "median"}, "the server needs single uploads"),
+    ],
+)
+def test_what_has_no_halves_is_refused_before_a_run(change: dict[str, Any], error: str) -> None:
+    config = {key: v for key, v in HALVES.items() if not key.startswith("optimizer")}
+    with pytest.raises(UsageError, match=error):
+        settings_of(config | change)
+
+
+@pytest.mark.parametrize(
+    ("policy", "config", "lines"),
+    [
+        (Policy(), {}, ["benefit"]),
+        (Policy(), SECURE, ["benefit"]),
+        (Policy(benefit="sums"), {}, ["benefit"]),
+        (Policy(benefit="sums"), SECURE, []),
+        (Policy(benefit="all"), {}, []),
+        (Policy(benefit="all", reports="none"), {}, []),
+        (Policy(benefit="all"), {"run.clients": 5}, ["secure_aggregation.cohort"]),
+        (
+            Policy(benefit="all", secure_aggregation=SecureAggregation(cohort=4)),
+            SECURE,
+            ["secure_aggregation.cohort"],
+        ),
+        (Policy(benefit="all"), {"run.benefit": "yes"}, ["benefit"]),
+        (Policy(benefit="all", privacy=Privacy(lifetime_epsilon=3.0)), {}, ["privacy.lifetime_epsilon"]),
+    ],
+)
+def test_the_owner_decides_on_the_benefit(policy: Policy, config: dict[str, Any], lines: list[str]) -> None:
+    found = refusals(policy, HALVES | config)
+    assert [refusal.line for refusal in found] == lines
+    if lines == ["secure_aggregation.cohort"]:
+        least = 2 * policy.secure_aggregation.cohort
+        assert f"a round must select at least {least} clients" in found[0].why
+
+
+def test_an_owner_reads_what_leaves(tmp_path: Path) -> None:
+    plain_lines = explained(Policy(benefit="all"), HALVES)
+    assert "benefit     two losses a round are sent  [benefit]" in plain_lines
+    (line,) = [line for line in explained(Policy(benefit="sums"), HALVES | SECURE) if "[benefit]" in line]
+    assert "the sums of two halves of the clients in each round" in line
+
+
+def test_a_half_of_too_few_is_not_signed() -> None:
+    require_half(Policy(), 3)
+    for policy, members, needed in (
+        (Policy(), 2, 6),
+        (Policy(secure_aggregation=SecureAggregation(cohort=1)), 2, 6),
+        (Policy(secure_aggregation=SecureAggregation(cohort=5)), 4, 10),
+    ):
+        with pytest.raises(PolicyError, match=f"a half of {members} clients.*must have {needed} clients"):
+            require_half(policy, members)
+
+
+def test_a_lost_client_leaves_no_half_of_two(tmp_path: Path) -> None:
+    """Six clients, of which one is lost after the keys: five nodes refuse to sign, and the round begins again."""
+    lost = iter(["Node Unavailable"])
+
+    def fault(client: int, _round: int, packet: Packet) -> Packet | str:
+        return next(lost, packet) if client == 3 and '"kind":"masked"' in packet.head else packet
+
+    config = HALVES | SECURE | {"run.rounds": 1, "network.min_replies": 5}
+    played = play(config, write_nodes(digits(CLIENTS), tmp_path / "nodes"), tmp_path / "runs", fault)
+    assert any("a half of 2 clients, and 3 are the least: a round must have 6" in line for line in played.log)
+    assert played.records[0]["clients"] == list(range(CLIENTS))
+
+
+# -- what a node remembers of halves -------------------------------------------------------------------------
+
+ALL, ONE, OTHER = frozenset("abcdef"), fingerprint("abc"), fingerprint("abd")
+
+
+def added(seed: str, *uploads: Upload, cohort: frozenset[str] = ALL) -> Added:
+    return Added("data", cohort, "", seed, frozenset(uploads))
+
+
+def test_an_upload_is_in_one_half_and_in_the_sum_of_both() -> None:
+    history = History([added("4", Upload("u", ONE))])
+    history.admit(added("4", Upload("u", ONE)), 0)  # asked for again
+    history.admit(added("", Upload("u")), 0)  # the sum of both halves is known
+    history.admit(added("4", Upload("v", OTHER)), 0)  # the next round
+    for allowed in (0, 9):
+        with pytest.raises(WireError, match="the same upload of this node was added up with other members"):
+            history.admit(added("4", Upload("u", OTHER)), allowed)
+        with pytest.raises(WireError, match="the same upload of this node was added up with other members"):
+            history.admit(added("4", Upload("u", ONE), cohort=ALL - {"f"}), allowed)
+
+
+def test_halves_of_another_seed_are_a_change() -> None:
+    history = History([added("4", Upload("u", ONE)), added("", Upload("v"))])
+    with pytest.raises(
+        WireError, match=r"by another seed: .* keep run.seed, leave out run.benefit, or .*changes=1"
+    ):
+        history.admit(added("5", Upload("w", ONE)), 0)
+    with pytest.raises(WireError, match="by another seed"):
+        history.expect(added("5"), 0)
+    history.admit(added("5", Upload("w", ONE)), 1)
+    History([added("", Upload("u"))]).admit(added("4", Upload("u", ONE)), 0)  # whole sums before halves
+
+
+def test_the_memory_has_the_halves(secure: Federated) -> None:
+    memory = Memory(Path(secure.nodes[0]["state-dir"]) / ".secure")
+    (name,) = {added.samples for added in memory._read()}
+    of_halves, judgement = memory.history(name)
+    assert (of_halves.divided, judgement.divided) == ("4", "")
+    assert of_halves.cohort == judgement.cohort
+    assert len(of_halves.uploads) == ROUNDS
+    assert all(upload.half for upload in of_halves.uploads)
+    with pytest.raises(WireError, match="by another seed"):
+        memory.history(name).expect(of_halves._replace(divided="5"), 0)
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_does_not_compare_still_counts(tmp_path: Path) -> None:
+    def fault(client: int, round: int, packet: Packet) -> Packet | str:
+        return "Node Unavailable" if client == 2 and '"kind":"losses"' in packet.head else packet
+
+    nodes = write_nodes(digits(CLIENTS), tmp_path / "nodes")
+    (record,) = play(HALVES | {"run.rounds": 1}, nodes, tmp_path / "runs", fault).records
+    assert record["clients"] == list(range(CLIENTS))
+    differences = record["per_client"][DIFFERENCE]
+    assert [n for n, value in enumerate(differences) if value is None] == [2]
+    assert record["halves"]["failed"] == {"2": "Node Unavailable"}
+    assert record["left_out"] == []
+
+
+def test_a_half_of_too_few_uploads_is_not_compared(tmp_path: Path) -> None:
+    def fault(client: int, _round: int, packet: Packet) -> Packet | str:
+        return "Node Unavailable" if client == 2 else packet
+
+    nodes = write_nodes(digits(CLIENTS), tmp_path / "nodes")
+    config = HALVES | {"run.rounds": 1, "network.min_replies": 5}
+    (record,) = play(config, nodes, tmp_path / "runs", fault).records
+    assert record["clients"] == [0, 1, 3, 4, 5]
+    assert HALF not in record["per_client"]
+
+
+@pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])
+def test_nonsense_in_place_of_losses_is_refused(losses: Any, tmp_path: Path) -> None:
+    settings = settings_of(HALVES)
+    server = Server(
+        settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "test", resume=False)
+    )
+    head = server._head(LOSSES, 0, 1)
+    with pytest.raises(WireError, match=r"two losses|a loss that is no number"):
+        server._losses(1, wire.encode((), head, about={Field.LOSSES: losses}))
+    assert server._losses(1, wire.encode((), head, about={Field.LOSSES: [None, 0.1]})) is None

@@ -8,11 +8,11 @@ block gives the reason for not running it:
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five clients, one
-seed, a small model, one process and no charts, and tune only what the command names, with two values; new clients have
-one local update; `check_algorithm` has one round. `copfl federate up` has its nodes in this process, and the pictures of a
-report and models as programs are empty files: with COPFL_SLOW=1 they are real ones. The test checks that the commands
-work, not their results.
+Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five clients,
+one seed, a small model, one process and no charts, and tune only what the command names, with two values; new clients
+have one local update; `check_algorithm` has one round. `copfl federate up` has its nodes in this process, and the
+pictures of a report and models as programs are empty files: with COPFL_SLOW=1 they are real ones. The test checks that
+the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -202,17 +202,14 @@ def quick_parts() -> Iterator[None]:
     from copfl.flower import local
     from tests.flower import in_process
 
-    def empty_pictures(*given: object, **named: object) -> dict[str, bytes]:
-        return {"png": b"", "svg": b""}
-
     def empty_onnx(bundle: object, path: Path) -> list[Path]:
         path.touch()
         return [path]
 
     with (
         mock.patch.object(local, "up", in_process.up),
-        mock.patch.object(charts, "pictures", empty_pictures),
-        mock.patch.object(exporting, "_torch", lambda bundle: b""),
+        mock.patch.object(charts, "pictures", return_value={"png": b"", "svg": b""}),
+        mock.patch.object(exporting, "_torch", return_value=b""),
         mock.patch.object(onnx_file, "write", empty_onnx),
     ):
         yield

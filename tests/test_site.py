@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -114,13 +114,17 @@ def test_the_pages_fit_and_axe_finds_nothing_serious(site: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python")
     if CHROMIUM is None:
         pytest.skip("the site is opened in Chromium: apt-get install chromium")
-    problems = []
+    problems: list[str] = []
+
+    def complain(message: Any) -> None:
+        problems.append(message.text)
+
     with served(site.parent) as address, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for width, scheme in ((1400, "light"), (390, "dark")):
             size = {"width": width, "height": 900}
             tab = browser.new_context(viewport=size, color_scheme=scheme).new_page()
-            tab.on("console", lambda message: problems.append(message.text))
+            tab.on("console", complain)
             for page in ("", "algorithms/copfl/", "commands/", "api/"):
                 tab.goto(f"{address}/dev/{page}")
                 tab.wait_for_selector("h1")

@@ -8,10 +8,11 @@ block gives the reason for not running it:
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have one round, large batches and no local baseline; comparisons have five clients, one seed, a small model, one
-process and no charts, and tune only what the command names, with two values; new clients have one local update.
-`copfl federate up` has its nodes in this process; with COPFL_SLOW=1 it starts real ones. The test checks that the
-commands work, not their results.
+Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five clients,
+one seed, a small model, one process and no charts, and tune only what the command names, with two values; new clients
+have one local update; `check_algorithm` has one round. `copfl federate up` has its nodes in this process, and the
+pictures of a report and models as programs are empty files: with COPFL_SLOW=1 they are real ones. The test checks that
+the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Session:
                 return
             if block.language == "python":
                 code = re.sub(r"\b(rounds=|rounds\": )\d+", rf"\g<1>{ROUNDS}", block.code)
-                exec(compile(code, f"<line {block.line}>", "exec", dont_inherit=True), self.names)
+                with one_round_of_each_law(), contextlib.nullcontext() if SLOW else quick_parts():
+                    exec(compile(code, f"<line {block.line}>", "exec", dont_inherit=True), self.names)
                 return
             for line in logical_lines(block.code):
                 for words in commands(line):
@@ -150,6 +152,8 @@ def call(words: list[str]) -> tuple[int, str]:
     from copfl.experiment import new_clients
 
     words = [*words, *OVERRIDES.get(words[0], ())] if words else words
+    if words[0] == "run" and is_of_digits(words):
+        words = [*words, "--clients", "5"]
     if words[:1] == ["compare"] and "--tune" not in words:
         words = [*words, "--no-tune"]
     words = [two_of(word) if before == "--tune" else word for before, word in pairwise(("", *words))]
@@ -159,7 +163,7 @@ def call(words: list[str]) -> tuple[int, str]:
         words = [*words, "--rounds", str(ROUNDS + 1)]
     output = io.StringIO()
     with (
-        nodes_in_this_process() if words[:2] == ["federate", "up"] and not SLOW else contextlib.nullcontext(),
+        contextlib.nullcontext() if SLOW else quick_parts(),
         mock.patch.object(sys, "argv", ["copfl", *words]),
         mock.patch.object(new_clients, "UPDATES", ROUNDS),
         contextlib.redirect_stdout(output),
@@ -171,12 +175,44 @@ def call(words: list[str]) -> tuple[int, str]:
             return int(exit.code or 0), output.getvalue()[-2000:]
 
 
-def nodes_in_this_process() -> contextlib.AbstractContextManager[object]:
-    """Makes `copfl federate up` start no processes."""
+def is_of_digits(words: list[str]) -> bool:
+    """Whether `copfl run WORDS` names neither other data, nor a number of clients, nor a file that does."""
+    data = [word for before, word in pairwise(words) if before in ("-d", "--dataset")]
+    named = {"--clients", "-n", "-c", "--config", "--preset"}.intersection(words)
+    return not named and all(name == "digits" for name in data)
+
+
+@contextlib.contextmanager
+def one_round_of_each_law() -> Iterator[None]:
+    from copfl import testing
+
+    with mock.patch.dict(testing.check_algorithm.__kwdefaults__, rounds=ROUNDS):
+        yield
+
+
+@contextlib.contextmanager
+def quick_parts() -> Iterator[None]:
+    """`copfl federate up` starts no processes; pictures, and models as programs, are empty files.
+
+    tests/flower/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
+    tests/experiment/bundle/test_exporting.py writes the models.
+    """
+    from copfl import charts
+    from copfl.experiment.bundle import exporting, onnx_file
     from copfl.flower import local
     from tests.flower import in_process
 
-    return mock.patch.object(local, "up", in_process.up)
+    def empty_onnx(bundle: object, path: Path) -> list[Path]:
+        path.touch()
+        return [path]
+
+    with (
+        mock.patch.object(local, "up", in_process.up),
+        mock.patch.object(charts, "pictures", return_value={"png": b"", "svg": b""}),
+        mock.patch.object(exporting, "_torch", return_value=b""),
+        mock.patch.object(onnx_file, "write", empty_onnx),
+    ):
+        yield
 
 
 def two_of(tuned: str) -> str:

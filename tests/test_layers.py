@@ -70,9 +70,14 @@ def parsed(module: str) -> ast.Module:
 
 
 @cache
-def all_imports(module: str) -> set[str]:
+def import_nodes(module: str) -> list[ast.AST]:
     """At the top, in a function, or for the type checker alone."""
-    return imported(list(ast.walk(parsed(module)))) - {module}
+    return [node for node in ast.walk(parsed(module)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
+def all_imports(module: str) -> set[str]:
+    return imported(import_nodes(module)) - {module}
 
 
 @cache
@@ -133,7 +138,7 @@ def test_packages_that_never_import_each_other(inside: str, outside: str) -> Non
 def test_no_module_imports_a_study() -> None:
     """Studies are beside the library, which is installed without them; `cli.reproduce` looks for one by its path."""
     for name in MODULES:
-        for node in ast.walk(parsed(name)):
+        for node in import_nodes(name):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not [one for one in names if one.split(".")[0] == "studies"], f"{name} imports {names}"

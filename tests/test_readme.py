@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from copfl.algorithms import ALGORITHMS
+from tests.commands import called
 from tests.test_layers import LEVELS, MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,7 +104,7 @@ def test_the_algorithm_in_the_contributing_guide_passes_the_contract() -> None:
     assert "FedTanh" in names
 
 
-def test_the_commands_of_the_readme_have_these_options() -> None:
+def test_the_commands_of_the_readme_have_these_options(capsys: pytest.CaptureFixture[str]) -> None:
     """Every option in the README exists."""
     shown: dict[str, set[str]] = {}
     for command, rest in re.findall(
@@ -113,7 +113,6 @@ def test_the_commands_of_the_readme_have_these_options() -> None:
         shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
     assert {"run", "list", "data describe"} <= shown.keys()
     for command, options in shown.items():
-        words = [sys.executable, "-m", "copfl", *command.split(), "--help"]
-        text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        text = called(capsys, *command.split(), "--help").out
         for option in options:
             assert re.search(rf"(?<![\w-]){option}\b", text), f"copfl {command} has no {option}"

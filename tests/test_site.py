@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html.parser
+import html
 import http.server
 import json
 import re
@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -26,20 +27,29 @@ pytest.importorskip("zensical", reason='the site needs `pip install "copfl[docs]
 pytestmark = pytest.mark.long
 
 
-class Links(html.parser.HTMLParser):
+ATTRIBUTE = re.compile(r"""\s(href|src|id|name)=(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+LINKED = re.compile(r"<(?:a|img|link|script)\s[^>]*>")
+ANCHORED = re.compile(r"<[a-z][^<>]*\s(?:id|name)=[^<>]*>")
+
+
+class Links(NamedTuple):
     """The links of a page, and its anchors."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.to: list[str] = []
-        self.anchors: set[str] = set()
+    to: list[str]
+    anchors: set[str]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("href", "src") and value and tag in ("a", "img", "link", "script"):
-                self.to.append(value)
-            elif name in ("id", "name") and value:
-                self.anchors.add(value)
+    @classmethod
+    def of(cls, text: str) -> Links:
+        return cls(
+            [value for tag in LINKED.findall(text) for value in attributes(tag, "href", "src")],
+            {value for tag in ANCHORED.findall(text) for value in attributes(tag, "id", "name")},
+        )
+
+
+def attributes(tag: str, *names: str) -> list[str]:
+    """The values of these attributes that are not empty."""
+    values = [(name, html.unescape("".join(quoted))) for name, *quoted in ATTRIBUTE.findall(tag)]
+    return [value for name, value in values if name in names and value]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +69,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_link_has_a_target_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = {}
     for path in set(site.rglob("*.html")) - set((site / "gallery").glob("*.html")):
-        pages[path] = Links()
-        pages[path].feed(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        pages[path] = Links.of(text)
+        for foreign in ("fonts.googleapis", 'src="http', '<link rel="stylesheet" href="http'):
+            assert foreign not in text, f"{path.relative_to(site)} loads something from another server"
     assert len(pages) > 40
     for path, links in pages.items():
         for link in links.to if path.name != "404.html" else ():  # its links depend on where it is shown
             follow(site, pages, path, link)
-        text = path.read_text("utf-8")
-        for foreign in ("fonts.googleapis", 'src="http', '<link rel="stylesheet" href="http'):
-            assert foreign not in text, f"{path.relative_to(site)} loads something from another server"
+
+
+def test_links_and_anchors_are_found() -> None:
+    page = """<a class="x" href="a/?b=1&amp;c=2#d">a</a><img src=b.png><p id='e'>href="no"</p><h2
+    id="f" class="g">f</h2><a name=h></a><script src="c.js"></script><a href="">g</a>"""
+    assert Links.of(page) == (["a/?b=1&c=2#d", "b.png", "c.js"], {"e", "f", "h"})
 
 
 def test_the_references_are_complete(site: Path) -> None:
@@ -94,29 +109,34 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert set(named) - generated == expected
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
-def test_the_pages_fit_and_axe_finds_nothing_serious(site: Path, width: int, scheme: str) -> None:
+def test_the_pages_fit_and_axe_finds_nothing_serious(site: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="the site is opened with playwright")
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python")
     if CHROMIUM is None:
         pytest.skip("the site is opened in Chromium: apt-get install chromium")
-    problems = []
+    problems: list[str] = []
+
+    def complain(message: Any) -> None:
+        problems.append(message.text)
+
     with served(site.parent) as address, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        size = {"width": width, "height": 900}
-        tab = browser.new_context(viewport=size, color_scheme=scheme).new_page()
-        tab.on("console", lambda message: problems.append(message.text))
-        for page in ("", "algorithms/copfl/", "commands/", "api/"):
-            tab.goto(f"{address}/dev/{page}")
-            tab.wait_for_selector("h1")
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width, page
-            cut = "[...document.querySelectorAll('pre > code')].filter((c) => c.scrollWidth > c.clientWidth + 1)"
-            assert tab.evaluate(f"{cut}.map((c) => c.textContent)") == [], page
-            if page in ("commands/", "api/") and not SLOW:
-                continue  # the same parts as on the others, in pages that axe reads for seconds
-            found = axe.Axe().run(tab).response["violations"]
-            bad = [v for v in found if v["impact"] in ("serious", "critical")]
-            problems += [f"{page} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in bad]
+        for width, scheme in ((1400, "light"), (390, "dark")):
+            size = {"width": width, "height": 900}
+            tab = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+            tab.on("console", complain)
+            for page in ("", "algorithms/copfl/", "commands/", "api/"):
+                tab.goto(f"{address}/dev/{page}")
+                tab.wait_for_selector("h1")
+                where = f"{page} {width} {scheme}"
+                assert tab.evaluate("document.documentElement.scrollWidth") <= width, where
+                cut = "[...document.querySelectorAll('pre > code')].filter((c) => c.scrollWidth > c.clientWidth + 1)"
+                assert tab.evaluate(f"{cut}.map((c) => c.textContent)") == [], where
+                if page in ("commands/", "api/") and not SLOW:
+                    continue  # the same parts as on the others, in pages that axe reads for seconds
+                found = axe.Axe().run(tab).response["violations"]
+                bad = [v for v in found if v["impact"] in ("serious", "critical")]
+                problems += [f"{where} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in bad]
         browser.close()
     assert problems == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.metadata
 import io
 import json
@@ -68,11 +69,25 @@ ALLOWED = {
 ARCHIVE_METHODS = {"extractall", "extract"}  # nothing is unpacked to disk
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The calls and the imports of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)]
+
+
+def dotted(function: ast.expr) -> str:
+    """The name of the function that is called; of what a call returns, its attribute."""
+    if isinstance(function, ast.Attribute):
+        return f"{dotted(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
     """Every call in a file with the name of its function."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+            yield dotted(node.func), node
 
 
 def keyword(call: ast.Call, name: str) -> str:
@@ -278,7 +293,7 @@ def test_every_imported_package_is_declared() -> None:
     declared = {name_of(one) for group in groups for one in group} | UNDECLARED | {"copfl"}
     distributions = importlib.metadata.packages_distributions()
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [str(node.module)]

@@ -45,15 +45,9 @@ def same_as_stored(alias: list[Measured], again: list[Measured]) -> None:
 
 
 def test_fedavg_under_another_name_has_runs_of_the_stored_row() -> None:
-    jobs = [
-        Job("fedavg", "tumours", *choice, protocol.TUNING_SEED, True)
-        for choice in (("mean", 1e-3), ("fedexp", 1e-2))
-    ]
-    alias, again = (
-        [protocol.measured(job._replace(algorithm=name), Machine()) for job in jobs]
-        for name in (ALIAS, "fedavg")
-    )
-    same_as_stored(alias, again)
+    job = Job("fedavg", "tumours", "fedexp", 1e-2, protocol.TUNING_SEED, True)
+    alias, again = (protocol.measured(job._replace(algorithm=name), Machine()) for name in (ALIAS, "fedavg"))
+    same_as_stored([alias], [again])
 
 
 def test_stored_rows_come_from_the_protocol() -> None:

@@ -20,6 +20,7 @@ from copfl.experiment.client_models import GLOBAL, RECEIVED
 from tests.commands import called, files
 from tests.experiment.test_client_models import LORA, SMALL, scores, trained
 from tests.models import tiny
+from tests.slow import slow
 
 MLP: dict[str, Any] = {
     "clients": 3,
@@ -62,8 +63,16 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
     return {"addons": ADDONS[addons]} | ({"server": {"name": "momentum"}} if has_step else {})
 
 
-@pytest.mark.parametrize("addons", ADDONS)
-@pytest.mark.parametrize("name", ALGORITHMS)
+# Models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client, and adapters.
+KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "ktpfl", "fedsa_lora", "fedex_lora")
+CASES = [
+    pytest.param(name, addons, marks=[] if addons != "plain" or name in KINDS else slow)
+    for name in ALGORITHMS
+    for addons in ADDONS
+]
+
+
+@pytest.mark.parametrize(("name", "addons"), CASES)
 def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: str, tmp_path: Path) -> None:
     result = trained(
         name, tmp_path, out=tmp_path / "run", select="best", rounds=2, **settings_with(addons, name)

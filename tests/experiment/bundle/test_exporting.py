@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
-from copfl.experiment.bundle import exporting, mlflow_folder
+from copfl.experiment.bundle import exporting, mlflow_folder, onnx_file
 from copfl.models import build
 from tests.commands import called
 from tests.experiment.bundle.test_bundle import ADDONS, samples_of, settings_with
@@ -87,7 +87,7 @@ WRITES = f"""
 import sys
 from pathlib import Path
 import copfl
-from copfl.experiment.bundle import exporting, mlflow_folder
+from copfl.experiment.bundle import exporting
 for name in sys.argv[2:]:
     bundle = copfl.load(name, 1)
     if name in {TORCH}:
@@ -100,15 +100,21 @@ onnx = pytest.mark.skipif(not ONNX, reason="onnxruntime and onnxscript are an ex
 
 
 @pytest.fixture(scope="module")
-def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
-    """Those bundles, and that of a pretrained base, in every format.
-
-    In a process of its own, as for a user: the exporter warns of its own old parts as it loads.
-    """
+def based(folder: Path) -> copfl.Bundle:
+    """A bundle with a pretrained base."""
     base = tiny.base(folder)
     settings: dict[str, Any] = {"clients": 2, "rounds": 1, "partition": "iid", "adapter": "lora:r=2"}
     copfl.run("fedper", tiny.sentences(), model=f"hf:{base}", **settings, out=folder / "base")
-    words = [sys.executable, "-c", WRITES, "with onnx" if ONNX else "torch alone", *found, "base"]
+    return copfl.load(folder / "base", 1)
+
+
+@pytest.fixture(scope="module")
+def exported(found: dict[str, copfl.Bundle], folder: Path) -> Path:
+    """Those bundles in every format.
+
+    In a process of its own, as for a user: the exporter warns of its own old parts as it loads.
+    """
+    words = [sys.executable, "-c", WRITES, "with onnx" if ONNX else "torch alone", *found]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return folder
@@ -266,12 +272,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (nothing.code, "the run has no adapter" in nothing.err) == (2, True)
 
 
-@onnx
-def test_onnx_of_a_base_has_its_tokenizer_beside_it(exported: Path) -> None:
-    bundle = copfl.load(exported / "base", 1)
-    assert (exported / "base.onnx").is_file()
-    again = tiny.transformers.AutoTokenizer.from_pretrained(exported / "base.onnx.tokenizer")
+def has_its_tokenizer(file: Path, bundle: copfl.Bundle) -> None:
+    again = tiny.transformers.AutoTokenizer.from_pretrained(file.with_name(f"{file.name}.tokenizer"))
     assert again(["my card"])["input_ids"] == bundle.preparation.tokens(["my card"])["input_ids"].tolist()
+
+
+@onnx
+def test_onnx_of_a_base_has_its_tokenizer_beside_it(
+    based: copfl.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "_content", lambda bundle: b"a graph")
+    monkeypatch.setattr(onnx_file, "_compare", lambda bundle, content: None)
+    written = exporting.write(based, "onnx", tmp_path / "base.onnx")
+    assert written == [tmp_path / "base.onnx", tmp_path / "base.onnx.tokenizer"]
+    assert written[0].read_bytes() == b"a graph"
+    has_its_tokenizer(written[0], based)
+
+
+@slow
+@onnx
+def test_onnx_of_a_base_predicts_as_the_bundle(based: copfl.Bundle, folder: Path) -> None:
+    words = [sys.executable, "-c", WRITES, "with onnx", "base"]  # which compares them
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (folder / "base.onnx").is_file()
+    has_its_tokenizer(folder / "base.onnx", based)
 
 
 def test_a_model_that_torch_cannot_trace_is_one_paragraph(

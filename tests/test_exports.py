@@ -5,11 +5,16 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import copfl
 from copfl.algorithms import ALGORITHMS
+from copfl.data import arrays, datasets, hub, published, tables
+from copfl.data.schemes import SCHEMES
+from copfl.engine import simulate
+from copfl.experiment.bundle import exporting
 from copfl.settings.checking import parameters_of
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +40,39 @@ def test_the_front_door_lists_what_it_hands_out() -> None:
         assert name in dir(copfl) or getattr(copfl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         copfl.nonsense  # noqa: B018
+
+
+READERS = (arrays.npz_file, arrays.image_folder, published.leaf, tables.table_file, hub.hub_dataset)
+CALLED = {  # in a program
+    **{name: getattr(copfl, name) for name in copfl.__all__ if callable(getattr(copfl, name))},
+    **{
+        f.__name__: f
+        for f in (*READERS, arrays.from_arrays, arrays.from_torch, arrays.joined, exporting.write)
+    },
+    **{f"datasets.{f.__name__}": f for f in (datasets.load, datasets.check)},
+    **{f"simulate.{f.__name__}": f for f in (simulate.begin, simulate.simulate)},
+    **{f"partition {name}": scheme for name, scheme in SCHEMES.items()},
+    **{f"dataset {name}": reader for name, reader in datasets.DATASETS.items()},
+}
+
+
+def methods_of(called: Any) -> dict[str, Any]:
+    """The public methods that a class defines itself."""
+    members = vars(called).items() if inspect.isclass(called) else ()
+    plain = {name: getattr(member, "__func__", member) for name, member in members if name[0] != "_"}
+    return {name: member for name, member in plain.items() if inspect.isfunction(member)}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_the_documentation_names_every_argument(name: str) -> None:
+    called = CALLED[name]
+    for function in (called, *methods_of(called).values()):
+        documentation = inspect.getdoc(function) or ""
+        arguments = set(inspect.signature(function).parameters) - {"self", "cls"}
+        if name.startswith("dataset "):
+            arguments -= {"data_dir"}  # of all of them, see `datasets.load`
+        missing = sorted(a for a in arguments if not re.search(rf"\b{a}\b", documentation))
+        assert not missing, f"{function.__qualname__}: {', '.join(missing)}"
 
 
 def test_every_algorithm_is_registered_under_its_files_name() -> None:

@@ -46,7 +46,14 @@ EVERYBODY = torch.arange(len(SIZES))
 
 
 def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4, norm: str = "batch") -> None:
-    """Raises an AssertionError that names the law that the algorithm breaks; returns if it breaks none."""
+    """Raises an AssertionError that names the law that the algorithm breaks; returns if it breaks none.
+
+    Args:
+        algorithm: An algorithm with its options, such as FedMine(strength=0.1).
+        rounds: Of each small federation that it is tried in.
+        batch: Samples of a training step.
+        norm: The normalisation layers of the small network: "batch", "frozen", "group" or "none".
+    """
     for law, check in algorithm_checks(algorithm, rounds=rounds, batch=batch, norm=norm):
         try:
             check()

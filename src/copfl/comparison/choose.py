@@ -119,11 +119,21 @@ def choose(
     >>> found = copfl.choose(["fedavg", "fedper", "copfl"], budget=300, out="runs/mine")  # doctest: +SKIP
     >>> print(found.chosen, found)  # doctest: +SKIP
 
-    `budget` is a number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
-    default, a third of what the full comparison takes. `tune` has values such as {"lr": [0.1, 0.01]}: each
-    method races with each of them. With `addons` the last candidates also race with the training add-ons.
-    The choice is trained again on all training samples, in `out`/chosen, unless `retrain` is off or a time
-    as budget is too short for it. Finished runs in `out` are used again.
+    Args:
+        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are all that
+            suit the data.
+        budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by default a
+            third of what the full comparison takes.
+        seeds: The first is that of every stage but the last, in which the finalists have as many as the budget allows.
+        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}.
+        out: The folder of the runs and the ranking; finished runs in it are used again.
+        tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
+        addons: Whether the last candidates also race with the training add-ons.
+        validation: Fraction of each client's training samples on which the race is decided.
+        retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time as budget
+            is too short for it.
+        jobs: Runs in parallel.
+        log: Gets a line about each step.
     """
     begin = time.monotonic()
     out, log = Path(out), log or (lambda line: None)

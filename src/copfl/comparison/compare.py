@@ -65,13 +65,22 @@ def compare(
     >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
-    The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
-    every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has
-    the values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
-    With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches; every row has the same number of `trials`.
-    A value is the mean of the last third of a client's evaluations, at most five, or of the `last` ones.
-    With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
-    With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that its workers share.
+    Args:
+        entries: The rows: names with options, such as "fedavg:lr=0.05", or algorithms as values.
+        seeds: Each row is trained with each of them; the table has means over them.
+        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}. Every row has the
+            same optimizer, Adam unless one is named here.
+        out: The folder of the table and the runs; finished runs in it are used again.
+        tune: The values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
+            With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches.
+        trials: Of a search, the number of each row.
+        tune_seeds: The seeds of the tuning; by default the first of `seeds`.
+        validation: Fraction of each client's training samples on which the tuning is decided.
+        reference: The label of the row that the others are compared with; by default the first.
+        last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
+        jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
+        executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
+        log: Gets a line about each step.
     """
     rows = reading.entries_of(entries)
     base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
@@ -173,7 +182,19 @@ def sweep(
     executor: Executor | None = None,
     log: Log | None = None,
 ) -> Comparison:
-    """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
+    """One algorithm in every cell of a grid.
+
+    Args:
+        over: The grid: values by setting, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}.
+        seeds: Each cell is trained with each of them; the table has means over them.
+        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}.
+        out: The folder of the table and the runs; finished runs in it are used again.
+        algorithm: Its name, unless `base_tables` has one.
+        last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
+        jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
+        executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
+        log: Gets a line about each step.
+    """
     seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
     own = base.pop("algorithm", {})

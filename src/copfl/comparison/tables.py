@@ -69,7 +69,17 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files."""
+    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files.
+
+    Args:
+        title: What is compared.
+        rows: One per entry, with a record per seed.
+        seeds: The seeds of every row.
+        last: The number of evaluations that a value is the mean of, where the caller asked for one.
+        reference: The label of the row that the others are compared with.
+        over: The grid of a sweep.
+        notes: What the reader of the table must know.
+    """
 
     title: str
     rows: list[Row]
@@ -81,6 +91,7 @@ class Comparison:
 
     @property
     def metric(self) -> MetricInfo:
+        """The primary metric, which the table is about."""
         return self.rows[0].metric
 
     @property

@@ -25,7 +25,10 @@ NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", 
 def npz_file(path: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
     """A .npz file with x and y, and optionally x_test and y_test, group and group_test; see `from_arrays`.
 
-    Samples of several arrays are x.NAME, ... and x_test.NAME, ...
+    Args:
+        path: The file. Samples of several arrays are x.NAME, ... and x_test.NAME, ...
+        kind: Of the targets, as of `from_arrays`.
+        augment: Whether training images get random crops and flips.
     """
     arrays = npz_content(path)
     if missing := [name for name in ("x", "y") if name not in arrays]:
@@ -56,7 +59,15 @@ def image_folder(
     augment: bool = False,
     skip_corrupt: bool = False,
 ) -> Dataset:
-    """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test."""
+    """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test.
+
+    Args:
+        path: The folder.
+        size: Pixels of a side; None: the most frequent size of the images.
+        gray: Whether the images are read without colour.
+        augment: Whether training images get random crops and flips.
+        skip_corrupt: Whether damaged images are left out; else they are an error.
+    """
     images, notes = reading.image_files(path), []
     if skip_corrupt:
         count, images = len(images), reading.intact(images)
@@ -96,7 +107,12 @@ def from_torch(
 ) -> Dataset:
     """Any torch Dataset of (x, y) items as arrays; without `test`, every fifth sample of a class is test.
 
-    Every item is read once: give it no random transform, and set `augment` for random crops and flips.
+    Args:
+        train: The Dataset. Every item is read once: give it no random transform.
+        test: The Dataset of the test samples.
+        name: Of the data set, for titles.
+        kind: Of the targets, as of `from_arrays`.
+        augment: Whether training images get random crops and flips.
     """
     x, y = _torch_arrays(train, "train")
     x_test, y_test = (None, None) if test is None else _torch_arrays(test, "test")
@@ -156,11 +172,22 @@ def from_arrays(
 ) -> Dataset:
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
-    uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean
-    and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a
-    dict. Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see
-    `targets_of`. A group is a client, unless a partition says otherwise.
-    Messages say what the targets are `called`.
+    Args:
+        x: The samples. uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised
+            by the mean and deviation of the train images. Other arrays are used as they are. Samples of several arrays
+            are a dict.
+        y: The targets: whole numbers, texts or one-hot labels; of other targets see `targets_of`.
+        x_test: The test samples.
+        y_test: Their targets.
+        group: Whose sample it is, any whole numbers or texts. A group is a client, unless a partition says otherwise.
+        group_test: The same of the test samples.
+        classes: The names of the classes, in the order of their numbers.
+        groups: The names of the groups, in the order of their numbers.
+        kind: Of the targets: classification, multilabel, regression or next_token; None: inferred.
+        name: Of the data set, for titles.
+        augment: Whether training images get random crops and flips.
+        note: What the reader of a result must know about the data.
+        called: What messages call the targets.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
@@ -203,7 +230,12 @@ def from_arrays(
 
 
 def from_splits(splits: Iterable[Sequence[Any]], **options: Any) -> Dataset:
-    """`from_arrays` of (x, y) or (x, y, group) of train, and of test if there are two of them."""
+    """`from_arrays` of splits.
+
+    Args:
+        splits: (x, y) or (x, y, group) of train, and of test if there are two of them.
+        options: Of `from_arrays`.
+    """
     arrays = {
         f"{name}{suffix}": array
         for suffix, split in zip(("", "_test"), splits, strict=False)
@@ -241,7 +273,12 @@ def _input(x: Any, what: str) -> NDArray[Any]:
 
 
 def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
-    """One data set of several clients' own, whose groups are the clients."""
+    """One data set of several clients' own, whose groups are the clients.
+
+    Args:
+        parts: The data set of each client.
+        name: Of the data set, for titles.
+    """
     first, notes = parts[0], [f"client {n}: {part.note}" for n, part in enumerate(parts) if part.note]
     of_classes = first.kind == CLASSIFICATION
     classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))

@@ -58,7 +58,13 @@ def reader(name: str) -> Callable[..., Dataset]:
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> Dataset:
-    """The named data set, or the user's: the path of a file or folder, or hf:NAME."""
+    """The named data set, or the user's.
+
+    Args:
+        name_or_path: A name of `copfl list datasets`, a file, a folder, or hf:NAME.
+        data_dir: The folder of published data sets; None: the environment variable COPFL_DATA.
+        options: Of its reader, such as `target="label"` of a table.
+    """
     name = str(name_or_path)
     read = reader(name)
     for option, most in (("severity", 5), ("size", reading.LARGEST_IMAGE_SIDE)):
@@ -73,7 +79,13 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
 
 
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:
-    """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
+    """A line about the data set: sizes, classes, groups, notes. All files are read and checked.
+
+    Args:
+        name_or_path: As of `load`.
+        data_dir: As of `load`.
+        options: As of `load`.
+    """
     dataset = load(name_or_path, data_dir, **options)
     sizes = f"{len(dataset.train):,} train and {len(dataset.test):,} test samples"
     facts = [f"{dataset.name}: {sizes}", shown(dataset.train.x), overview.targets(dataset)]
@@ -120,7 +132,10 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 
 
 def cifar100(data_dir: Path | None, *, verify: bool = True) -> Dataset:
-    """CIFAR-100: 60,000 colour images, 32 x 32, 100 classes"""
+    """CIFAR-100: 60,000 colour images, 32 x 32, 100 classes
+
+    Without `verify`, other files of that form are accepted.
+    """
     names = ("cifar-100-python", "cifar-100-python.tar.gz", "cifar-100-python.tar")
     location, files = _cifar_files(data_dir, names, CIFAR100_MD5, verify)
     if missing := [name for name in CIFAR100_MD5 if name not in files]:
@@ -182,7 +197,7 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
 
     Every image is under one corruption, or with `all` under each. The published CIFAR-10-C has test images
     only, and is split by base image, half and half. If it is absent, the corruptions are made from CIFAR-10.
-    No base image is in both splits.
+    No base image is in both splits. Without `verify`, other files of that form are accepted.
     """
     if published := existing(data_dir, "CIFAR-10-C", "CIFAR-10-C.tar"):
         arrays, y = _published_corruptions(published[0])

@@ -26,10 +26,19 @@ def hub_dataset(
     missing: str = "refuse",
     kind: str | None = None,
 ) -> Dataset:
-    """A data set of the hub: images, a text, or the columns of a table; `subset` is its configuration.
+    """A data set of the hub: images, a text, or the columns of a table.
 
-    Without `target` it is the only column of class labels; without `text`, the only column of texts. Without
-    a labelled test split, a part of the train split is test.
+    Without a labelled test split, a part of the train split is test.
+
+    Args:
+        name: On the hub, such as "ylecun/mnist".
+        target: The column to predict; by default the only column of class labels.
+        client: The column that says whose sample it is.
+        text: The column of texts to learn from; by default the only one.
+        subset: The configuration of the data set.
+        size: Pixels of a side of images; 0: their most frequent size.
+        missing: What happens to missing values of a table, as of `copfl.data.tables.table_file`.
+        kind: Of the targets, see `copfl.data.arrays.from_arrays`; None: inferred.
     """
     short, datasets = name.removeprefix(PREFIX), library("datasets", f"the data set {name}")
     try:

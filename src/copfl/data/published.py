@@ -324,7 +324,13 @@ def is_leaf(location: Path) -> bool:
 
 
 def leaf(location: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
-    """A file or folder in LEAF's layout; `users` takes that many, those with the most samples."""
+    """A file or folder in LEAF's layout.
+
+    Args:
+        location: The file or folder.
+        users: Take that many, those with the most samples; 0: all.
+        kind: Of the targets, see `copfl.data.arrays.from_arrays`; None: inferred.
+    """
     name = location.stem if location.is_file() else location.resolve().name
     return from_splits(_users(location, users), kind=kind, name=name)
 

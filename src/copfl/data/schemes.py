@@ -75,7 +75,17 @@ def classes(
     """A few classes for each client; the clients per class differ by at most one.
 
     No train image is assigned twice. Neither is a test image if a class has enough of them; otherwise all its
-    clients are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
+    clients are tested on the same ones.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+        per_client: Classes of a client.
+        train_per_class: Train samples of each class of a client.
+        test_per_class: Test samples of each class of a client.
+        distinct: Whether the classes of a client are different ones.
+        group_per_client: Whether client n has images of group n mod G only.
     """
     at_least(1, per_client=per_client, train_per_class=train_per_class, test_per_class=test_per_class)
     _needs_classes(dataset, "classes")
@@ -109,6 +119,14 @@ def concept_shift(
     """``classes`` with other labels at every client: a permutation of its classes, in train and test.
 
     The same input has another label at another client. `Partition.labels` has the permutations.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+        per_client: Classes of a client.
+        train_per_class: Train samples of each class of a client.
+        test_per_class: Test samples of each class of a client.
     """
     options = {"per_client": per_client, "train_per_class": train_per_class, "test_per_class": test_per_class}
     split = classes(dataset, clients, seed, **options)
@@ -132,8 +150,14 @@ def dirichlet(
 ) -> Assigned:
     """Every class divided in Dirichlet(alpha) proportions; ``minimum`` train samples or more per client.
 
-    ``test``: "same" follows the client's train labels, "iid" is an equal part of the test split.
-    ``samples``: the number of train samples that are divided, drawn at random; 0: all.
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+        alpha: The smaller, the more the clients differ.
+        minimum: Train samples that every client has.
+        test: "same" follows the client's train labels, "iid" is an equal part of the test split.
+        samples: The number of train samples that are divided, drawn at random; 0: all.
     """
     at_least(0, samples=samples)
     at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
@@ -159,7 +183,13 @@ def dirichlet(
 
 @_scheme
 def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """Random parts of equal size; sizes differ by at most one sample."""
+    """Random parts of equal size; sizes differ by at most one sample.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+    """
     rng = generator(seed)
     train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
     return Assigned(train, test, _test_note(dataset, clients))
@@ -167,7 +197,15 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
 
 @_scheme
 def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, minimum: int = 2) -> Assigned:
-    """Random parts with sizes in Dirichlet(alpha) proportions, of at least ``minimum`` train samples."""
+    """Random parts with sizes in Dirichlet(alpha) proportions, of at least ``minimum`` train samples.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+        alpha: The smaller, the more the sizes differ.
+        minimum: Train samples that every client has.
+    """
     at_least(1e-100, alpha=alpha)
     at_least(1, minimum=minimum)
     rng = generator(seed)
@@ -181,7 +219,13 @@ def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, m
 
 @_scheme
 def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """One group (client, source, domain) per client; groups are divided, or joined, if numbers differ."""
+    """One group (client, source, domain) per client; groups are divided, or joined, if numbers differ.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+    """
     rng, splits = generator(seed), (dataset.train, dataset.test)
     present = np.unique(_groups(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
@@ -218,6 +262,13 @@ def overlapping(
     """Random samples for each client, drawn from all: for more clients than the data set has samples for.
 
     Clients have samples in common. Each sample is used about equally often.
+
+    Args:
+        dataset: The samples.
+        clients: How many there are.
+        seed: Of the assignment.
+        train_size: Train samples of a client.
+        test_size: Test samples of a client.
     """
     at_least(1, train_size=train_size, test_size=test_size)
     rng = generator(seed)

@@ -55,7 +55,14 @@ class Executor(Protocol):
 
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
-    """The state before the first round, with the clients in memory, or on `disk` in this file."""
+    """The state before the first round.
+
+    Args:
+        algorithm: The algorithm, in its wrappers.
+        task: What every client learns.
+        clients: How many there are.
+        disk: The file in which the clients' records are; None: they are in memory.
+    """
     no_masks = torch.full((clients,), torch.nan, dtype=torch.float64)
     store: Store = (
         MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
@@ -79,12 +86,22 @@ def simulate(
 ) -> Generator[Round, None, None]:
     """Each round as it ends; `state` is then the start of the next round.
 
-    `models` gets each client's model of its last evaluation, which no record has: algorithms may evaluate
-    one that is neither uploaded nor stored. With `best`, which is kept up to date, it gets the model of each
-    client's best evaluation instead. After `patience` evaluations without a better one, the rounds end; 0: never.
+    Everything random is a function of the seed, the round and the client, so the loop can stop and resume anywhere.
 
-    Everything random is a function of the seed, the round and the client, so the loop can stop and resume
-    anywhere. The clients of each round are chosen from the `population`, by default from all.
+    Args:
+        simulation: What is the same in every round.
+        state: Where the rounds begin, see `begin`; it is changed.
+        rounds: The number of rounds in all, with those that `state` has behind it.
+        participation: Fraction of the population in each round.
+        eval_every: Rounds between evaluations.
+        eval_models: Which models are evaluated, of EVAL_MODELS.
+        population: The clients from which those of each round are chosen; None: all.
+        executor: Runs the local updates; None: in this process.
+        models: Gets each client's model of its last evaluation, which no record has: algorithms may evaluate one that
+            is neither uploaded nor stored.
+        best: Each client's best evaluation so far, which is kept up to date; `models` gets the model of that one
+            instead.
+        patience: With `best`, the rounds end after so many evaluations without a better one; 0: never.
     """
     algorithm, task, federation, mapping, seed, batch, halves = simulation
     fraction_of("the clients", participation=participation)

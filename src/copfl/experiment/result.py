@@ -145,16 +145,27 @@ class Experiment:
 
 @dataclass(eq=False)
 class Result:
-    """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated."""
+    """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated.
+
+    Args:
+        experiment: What was trained: the settings, the data, the model.
+        records: The metrics of each round, as in rounds.jsonl.
+        state: After the last round.
+        folder: Where the run is stored; None: nowhere.
+        seconds: Of each round.
+        new_clients: The clients that did not train, see run.new_clients.
+        analysis: The comparison with training alone, with run.local_baseline.
+        models: Each client's own model; None with run.save_models=False.
+    """
 
     experiment: Experiment
     records: list[dict[str, Any]]
     state: State
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
-    new_clients: NewClients | None = None  # the clients that did not train, see `--new-clients`
-    analysis: Analysis | None = None  # with run.local_baseline
-    models: ClientModels | None = None  # of the clients; None with save_models=False
+    new_clients: NewClients | None = None
+    analysis: Analysis | None = None
+    models: ClientModels | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -170,6 +181,9 @@ class Result:
         """The run as a folder, for reports, export, predict and resume.
 
         Unlike `run(..., out=path)` it stores the samples that the program passed, so these work without them.
+
+        Args:
+            path: A new folder.
         """
         e = self.experiment
         with run_folder.claimed(Path(path), new=True) as folder:
@@ -223,13 +237,20 @@ class Result:
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:
         """A copy of the network with this client's weights as its evaluation measured them, see `rounds_taken`.
 
-        Of a mixture, the weights are those with the largest share. With `before_training` they are those that
-        the client has after the last aggregation, from which it would train in a further round.
+        Args:
+            client: Its number, from 0. Of a mixture, the weights are those with the largest share.
+            before_training: The weights that the client has after the last aggregation instead, from which it would
+                train in a further round.
         """
         return self._network(self.client_model(client, before_training=before_training))
 
     def client_model(self, client: int, *, before_training: bool = False) -> Personal:
-        """The weights of `model` as one vector, or the whole mixture."""
+        """The weights of `model` as one vector, or the whole mixture.
+
+        Args:
+            client: Its number, from 0.
+            before_training: As of `model`.
+        """
         e = self.experiment
         if not 0 <= client < e.clients:
             raise UsageError(f"there is no client {client}; the run has clients 0 to {e.clients - 1}")
@@ -269,7 +290,11 @@ class Result:
         return records.table(self.records, name, self.experiment.clients)
 
     def latest(self, name: str) -> Numbers:
-        """The newest value of a metric for each client, nan where there is none."""
+        """The newest value of a metric for each client, nan where there is none.
+
+        Args:
+            name: Of the metric, such as "accuracy" or "loss".
+        """
         return records.latest(self.records, name, self.experiment.clients)
 
     @cached_property
@@ -281,7 +306,11 @@ class Result:
         return records.last_rounds(self.records, self.primary, e.clients)
 
     def final(self, name: str) -> Numbers:
-        """A metric of each client's model that the run ended with: with run.select="best", of its best round."""
+        """A metric of each client's model that the run ended with: with run.select="best", of its best round.
+
+        Args:
+            name: Of the metric, such as "accuracy" or "loss".
+        """
         if self.experiment.settings.select == "best":
             return records.at_rounds(self.records, name, self.rounds_taken)
         return self.latest(name)

@@ -144,8 +144,12 @@ def resume(
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
 
-    Of the values that were passed to `run`, `algorithm` and `model` must be passed again. The folder has the
-    data, unless they are larger than half a gigabyte.
+    Args:
+        path: The run folder.
+        rounds: Continue to this many rounds in all; by default to those of the run.
+        on_round: Called with each round as it ends, and its seconds.
+        values: What was passed to `run` as a value: `algorithm` and `model` must be passed again. The folder has the
+            data, unless they are larger than half a gigabyte.
     """
     with run_folder.claimed(Path(path), new=False) as folder:
         return _warned(train(reopen(folder, rounds, **values), folder, on_round))

@@ -460,7 +460,23 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run: what is trained, on which data, how. `copfl.settings.complete` fills in what is not given."""
+    """A run: what is trained, on which data, how. `copfl.complete` fills in what is not given.
+
+    Args:
+        algorithm: The method of federated learning.
+        optimizer: The rule of the local steps.
+        data: The samples.
+        partition: Which client has which samples.
+        model: The network, and what of it is trained.
+        adapter: Low-rank matrices beside the layers of a model.
+        task: The objective and the metrics.
+        server: How far the server moves in the direction of the clients' mean update.
+        addons: What can be added to every algorithm.
+        robust: Aggregation against malicious clients.
+        privacy: Clipped and noised uploads.
+        attack: Simulated malicious clients.
+        run: The federation's size, the rounds, and how they are computed.
+    """
 
     algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -478,14 +494,22 @@ class Run:
 
     @classmethod
     def of(cls, tables: Mapping[str, Mapping[str, Any]]) -> Self:
-        """The record of a mapping such as the content of run.toml; the options of components stay unchecked."""
+        """The record of a mapping; the options of components stay unchecked.
+
+        Args:
+            tables: By title and key, such as the content of run.toml.
+        """
         for title, table in tables.items():
             if title not in KINDS:
                 raise unknown_key(title, dict(table), KINDS)
         return cls(**{title: record_of(title, table) for title, table in tables.items()})
 
     def replaced(self, layer: Mapping[str, Mapping[str, Any]]) -> Self:
-        """The record with other values of these keys, by title; the options of components stay unchecked."""
+        """The record with other values of some keys; the options of components stay unchecked.
+
+        Args:
+            layer: The other values, by title and key.
+        """
         tables = self.tables()
         values = {
             title: getattr(self, title).value

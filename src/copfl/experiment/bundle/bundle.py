@@ -61,6 +61,12 @@ class Bundle:
 
     >>> bundle = copfl.load("runs/mine", client=3)                      # doctest: +SKIP
     >>> bundle.predict(dataframe), bundle.predict_proba(dataframe)      # doctest: +SKIP
+
+    Args:
+        description: What the model takes and returns, how it is built, and how good it is.
+        task: The network, with its objective and metrics.
+        model: The trained weights, or a mixture of several.
+        path: The folder that it was read from; None: it has none.
     """
 
     description: Description
@@ -86,7 +92,11 @@ class Bundle:
         return Preparation(self.description.input, self.description.output, tokenizer)
 
     def outputs(self, x: Inputs) -> NDArray[np.float64]:
-        """Probabilities [n, classes] or [n, labels], or values [n, targets], of inputs of the network."""
+        """Probabilities [n, classes] or [n, labels], or values [n, targets].
+
+        Args:
+            x: Inputs of the network, as `preparation` makes them.
+        """
         if self.description.output.kind == NEXT_TOKEN:
             raise UsageError(
                 "the model predicts the next token of a text, which has no classes; `copfl export` writes it "
@@ -105,13 +115,22 @@ class Bundle:
     def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:
         """The class of each sample; of a regression the values, of labels 0 or 1 for each.
 
-        `data` is a data frame, columns by name, arrays, or a list of texts. Unknown categories and filled
-        values are reported as a warning. `missing` see `Preparation.of`.
+        Unknown categories and filled values are reported as a warning.
+
+        Args:
+            data: A data frame, columns by name, arrays, or a list of texts.
+            missing: "fill" takes a missing value of a table as the column's mean, or as no category; "refuse" is an
+                error. By default as in training.
         """
         return self.decided(self._outputs_of(data, missing))
 
     def predict_proba(self, data: Any, *, missing: str | None = None) -> NDArray[np.float64]:
-        """The probabilities [n, classes], in the order of `classes`."""
+        """The probabilities [n, classes], in the order of `classes`.
+
+        Args:
+            data: As of `predict`.
+            missing: As of `predict`.
+        """
         if self.description.output.is_regression:
             raise UsageError("the model predicts values, which have no probabilities; use predict")
         return self._outputs_of(data, missing)
@@ -123,7 +142,11 @@ class Bundle:
         return self.outputs(x)
 
     def decided(self, outputs: NDArray[np.float64]) -> NDArray[Any]:
-        """The predictions of these probabilities or values."""
+        """The predictions.
+
+        Args:
+            outputs: Probabilities or values, as `outputs` or `predict_proba` gives them.
+        """
         output = self.description.output
         if output.kind == CLASSIFICATION:
             classes: NDArray[Any] = self.classes[outputs.argmax(1)]
@@ -136,6 +159,9 @@ class Bundle:
         """The predictions as columns: prediction, and probability_CLASS of each class.
 
         Several labels or values are prediction_NAME each.
+
+        Args:
+            outputs: Probabilities or values, as of `decided`.
         """
         output, decided = self.description.output, self.decided(outputs)
         if decided.ndim == 1:
@@ -147,12 +173,23 @@ class Bundle:
         return columns
 
     def evaluate(self, data: Any, targets: Any, *, missing: str | None = None) -> Evaluation:
-        """All metrics of the predictions for these samples, with a confusion matrix and the calibration."""
+        """All metrics of the predictions for these samples, with a confusion matrix and the calibration.
+
+        Args:
+            data: As of `predict`.
+            targets: A class or value for each sample.
+            missing: As of `predict`.
+        """
         outputs = self._outputs_of(data, missing)
         return self.measured(outputs, self.preparation.targets(targets))
 
     def measured(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> Evaluation:
-        """The evaluation of these probabilities or values, with targets as `Preparation.targets` gives."""
+        """The evaluation of predictions.
+
+        Args:
+            outputs: Probabilities or values, as of `decided`.
+            y: The targets as `preparation.targets` gives them.
+        """
         output, known = self.description.output, {m.name: m for m in self.task.metrics}
         known |= {name: m for name, m in METRICS.items() if output.kind in m.kinds}
         metrics = {name: metric.of(outputs, y) for name, metric in known.items()}
@@ -163,15 +200,29 @@ class Bundle:
         return Evaluation(len(y), metrics, output.classes, confusion, _calibration(outputs, y))
 
     def score(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> float:
-        """The primary metric."""
+        """The primary metric.
+
+        Args:
+            outputs: Probabilities or values, as of `decided`.
+            y: The targets as `preparation.targets` gives them.
+        """
         return self.task.metrics[0].of(outputs, y)
 
     def read(self, path: str | Path, *, missing: str | None = None) -> Labelled:
-        """The samples of a file, see `Preparation.read`."""
+        """The samples of a file, with their targets if it has them.
+
+        Args:
+            path: An .npz file, a table, a .txt file with a text per line, an image, or a folder of images.
+            missing: As of `predict`.
+        """
         return self.preparation.read(Path(path), missing)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the bundle with all that it needs into a new folder, for transport."""
+        """Writes the bundle with all that it needs into a new folder, for transport.
+
+        Args:
+            path: The folder.
+        """
         target = Path(path)
         if target.exists():
             raise UsageError(f"{target} exists already; name a new folder")

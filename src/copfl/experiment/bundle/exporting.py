@@ -31,7 +31,12 @@ CHECKED = 50  # samples on which a file is compared with the model
 
 
 def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
-    """The files and folders that were written; the first is the path.
+    """Writes a model in a format of other programs; returns the files and folders, the first of which is the path.
+
+    Args:
+        bundle: The model.
+        format: One of those below.
+        path: A new file or folder.
 
     bundle        a folder with everything, also the base that the bundles of a run share
     safetensors   the tensors by name, with adapters merged; the description is in the metadata

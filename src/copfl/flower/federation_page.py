@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from copfl.charts import Chart, Heat, Line, Lines, Value
+from copfl.core.halves import HALF
 from copfl.core.metrics import METRICS, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment.benefit import Benefit
@@ -261,7 +262,7 @@ def _sections(found: Watched) -> Iterator[Section]:
             [_totals(found)],
         )
         yield _privacy(found)
-        if found.settings.get("run.benefit"):
+        if found.settings.get("run.benefit") or any(HALF in r.per_client for r in rounds):
             yield _benefit(found)
         yield Section(
             "contributions",
@@ -397,7 +398,7 @@ def _privacy(found: Watched) -> Section:
 def _benefit(found: Watched) -> Section:
     """What each member is worth to the others, beside the other numbers of it."""
     title = "What is each member worth to the others?"
-    clients, rounds = int(found.settings["run.clients"]), found.rounds
+    clients, rounds = 1 + max(_everyone(found)), found.rounds
     summed = None
     if found.benefit:
         with raised_as(

@@ -97,7 +97,7 @@ class ServerState:
             "bytes_up": [1000.0] * len(counted),
             "bytes_down": [2000.0] * len(counted),
         }
-        if self.benefit:
+        if self.benefit and not why:
             halves = first_half(0, number, np.arange(len(self.clients))).tolist()
             per_client["half"] = [1.0 if client in halves else -1.0 for client in counted]
             better = 0.01 if 0 in halves else -0.01

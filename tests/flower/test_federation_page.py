@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.cli.federate import _show
 from copfl.errors import RunError
 from copfl.experiment import records
 from copfl.experiment.benefit import of_records
@@ -153,6 +154,18 @@ def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) 
     assert [line.name for line in chart.series] == ["benefit"]  # type: ignore[union-attr]
     assert "own gain over training alone does not leave its node" in found.notes[0]
     assert "no measure of effort" in " ".join(table.notes)
+
+
+def test_a_trial_prints_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
+    (table,) = ended(state, 24).tables
+    _show(state.app, iter([]))
+    printed = capsys.readouterr().out
+    assert "What each client contributes" in printed
+    for name, benefit, interval, *_ in table.rows:
+        assert f"{benefit}  {interval}" in next(
+            line for line in printed.splitlines() if line.startswith(name)
+        )
 
 
 def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from copfl.core.halves import first_half
 from copfl.files import locked
 from copfl.flower.events import AUDIT, AuditLog
 from copfl.flower.keys import SigningKey, new_key, openssh_line
@@ -31,16 +34,24 @@ class ServerState:
         folder: A new one.
         names: Of the members.
         needed: Number of replies that a round needs; 0: half of them.
+        rounds: Number of rounds that are planned.
+        benefit: Whether the rounds compare halves: the first member is worth more than the others.
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str] = ("north", "south", "west"), needed: int = 0
+        self,
+        folder: Path,
+        names: Sequence[str] = ("north", "south", "west"),
+        needed: int = 0,
+        rounds: int = 4,
+        benefit: bool = False,
     ) -> None:
-        self.app, self.path = folder, folder / "runs" / RUN
+        self.app, self.path, self.rounds, self.benefit = folder, folder / "runs" / RUN, rounds, benefit
         (folder / "keys").mkdir(parents=True)
         self.path.mkdir(parents=True)
         app = {"host": "127.0.0.1", "port": 9, "secure": False}  # nothing answers at port 9
-        config = CONFIG | {"run": {"clients": len(names), "rounds": 4}, "network": {"min_replies": needed}}
+        run = {"clients": len(names), "rounds": rounds, "benefit": benefit}
+        config = CONFIG | {"run": run, "network": {"min_replies": needed}}
         tool = {"copfl": app, "flwr": {"app": {"config": {"proposal": "", **config}}}}
         (folder / "pyproject.toml").write_text(written({"tool": tool}))
         self.coordinator = SigningKey(new_key())
@@ -60,7 +71,8 @@ class ServerState:
 
     def start(self) -> None:
         """The run, with all members connected."""
-        self.log("started", round=1, rounds=4, algorithm="copfl", clients=len(self.clients), secure=False)
+        about = {"algorithm": "copfl", "clients": len(self.clients), "secure": False}
+        self.log("started", round=1, rounds=self.rounds, **about)
         for client in self.clients:
             self.log("joined", client=client, node=str(100 + client))
 
@@ -85,6 +97,12 @@ class ServerState:
             "bytes_up": [1000.0] * len(counted),
             "bytes_down": [2000.0] * len(counted),
         }
+        if self.benefit and not why:
+            halves = first_half(0, number, np.arange(len(self.clients))).tolist()
+            per_client["half"] = [1.0 if client in halves else -1.0 for client in counted]
+            better = 0.01 if 0 in halves else -0.01
+            noise = np.random.default_rng(number).normal(size=len(counted))
+            per_client["half_difference"] = [better + 0.001 * float(value) for value in noise]
         record = {
             "round": number,
             "clients": counted,

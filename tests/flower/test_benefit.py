@@ -20,9 +20,12 @@ from copfl.experiment import records
 from copfl.experiment.benefit import Benefit, of_records
 from copfl.flower import halves as kinds
 from copfl.flower import node, secure_node, secure_server
-from copfl.flower.audit_log import entry_of
+from copfl.flower.app import init
+from copfl.flower.audit_log import FILE, entry_of, verified
 from copfl.flower.exchange import Round
+from copfl.flower.federation_page import document_of
 from copfl.flower.halves import BENEFIT, COMPARED, LOSSES
+from copfl.flower.local import LocalFederation, follow
 from copfl.flower.policy.explanation import explained
 from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
 from copfl.flower.policy.refusal import PolicyError
@@ -32,8 +35,11 @@ from copfl.flower.server import Server, _record
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.transport import TRAIN, Field
+from copfl.flower.watched import read
+from copfl.settings.flat import nested
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, DirectTransport, Played, digits, play, write_nodes
+from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
@@ -213,10 +219,9 @@ def test_judges_who_were_shown_other_models_give_no_sum(
     """Else the judgements of all but one could be made zero, and the sum would be of a single node."""
     path = secure.runs / "test" / BENEFIT
     content = path.read_bytes()
-    asked = secure_server.question_of
 
     def forged(rounds: Any, membership: Any, messages: list[str]) -> Any:
-        return asked(rounds, membership, ["00" * 32, *messages[1:]])
+        return kinds.question_of(rounds, membership, ["00" * 32, *messages[1:]])
 
     path.unlink()
     monkeypatch.setattr(secure_server, "question_of", forged)
@@ -394,3 +399,29 @@ def test_nonsense_in_place_of_losses_is_refused(losses: Any, tmp_path: Path) -> 
     with pytest.raises(WireError, match=r"two losses|a loss that is no number"):
         server._losses(1, wire.encode((), head, about={Field.LOSSES: losses}))
     assert server._losses(1, wire.encode((), head, about={Field.LOSSES: [None, 0.1]})) is None
+
+
+# -- real processes ------------------------------------------------------------------------------------------
+
+
+@slow  # the same without processes is above
+def test_six_nodes_as_processes_with_secure_sums(tmp_path: Path, simulated: list[records.Record]) -> None:
+    config = HALVES | SECURE | {"network.deadline": 240}
+    app = init(tmp_path / "app", nested(config))
+    nodes = write_nodes(digits(CLIENTS), tmp_path / "nodes")
+    with LocalFederation(app, policy=Policy(benefit="sums")) as local:
+        local.start_superlink()
+        for client, one in enumerate(nodes):
+            local.start_node(f"node-{client}", one)
+        process = local.start_run({})
+        folder = ServerFolder(str(app / "runs"), "test", resume=True)
+        lines = list(follow(local, process, folder, ROUNDS, closing=240))
+    assert len(lines) == ROUNDS
+    content = json.loads((app / "runs" / "test" / BENEFIT).read_text())
+    expected = benefit_of(simulated)
+    np.testing.assert_allclose(content["value"], expected.value, atol=1e-2 * float(expected.error.min()))
+    left = {tuple(line["left"]) for line in verified(Path(nodes[0]["state-dir"]) / FILE).lines}
+    assert {("comparison",), ("masked judgement",)} <= left
+    assert ("losses",) not in left
+    (table,) = next(part for part in document_of(read(app)).sections if part.name == "benefit").tables
+    assert [row[1] for row in table.rows] == [f"{1000 * value:+.2f}" for value in content["value"]]

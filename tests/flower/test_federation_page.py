@@ -14,6 +14,10 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.cli.federate import _show
+from copfl.errors import RunError
+from copfl.experiment import records
+from copfl.experiment.benefit import of_records
 from copfl.flower import init
 from copfl.flower.events import operations
 from copfl.flower.federation_page import FederationPage, document_of
@@ -115,6 +119,86 @@ def test_secure_aggregation_leaves_means_and_says_what_it_hides(trained: dict[st
     for name in ("curves", "contributions"):
         assert section(found, name).notes[0].startswith("Hidden by secure aggregation")
     assert section(found, "contributions").charts == []
+
+
+def ended(state: ServerState, rounds: int, **more: Any) -> Section:
+    """The section on the benefit after so many rounds."""
+    state.start()
+    for number in range(1, rounds + 1):
+        state.begin_round(number)
+        state.end_round(number, **more)
+    return section(page_of(state.app), "benefit")
+
+
+NAMES = ["north", "south", "west", "east", "sea", "hill"]
+
+
+def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
+    found = ended(state, 24)
+    (table,), (chart,) = found.tables, found.charts
+    assert table.head == ["client", "benefit", "95 % interval", "verdict", "rank", "weight", "sent", "rounds"]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert list(rows) == NAMES
+    expected = of_records(records.read(state.path / "rounds.jsonl"), len(NAMES))
+    assert expected is not None
+    low, high = expected.interval(0)
+    assert rows["north"][:4] == [
+        f"{1000 * expected.value[0]:+.2f}",
+        f"[{1000 * low:+.2f}, {1000 * high:+.2f}]",
+        "higher",
+        "1",
+    ]
+    assert rows["south"][2:4] == ["lower", "2 to 6"]  # than the mean member; among the others no rank
+    assert rows["hill"][4:] == ["1.71", "72 kB", "24 of 24"]  # of the weights 1 to 6
+    assert [line.name for line in chart.series] == ["benefit"]  # type: ignore[union-attr]
+    assert "own gain over training alone does not leave its node" in found.notes[0]
+    assert "no measure of effort" in " ".join(table.notes)
+
+
+def test_a_trial_prints_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
+    (table,) = ended(state, 24).tables
+    _show(state.app, iter([]))
+    printed = capsys.readouterr().out
+    assert "What each client contributes" in printed
+    for name, benefit, interval, *_ in table.rows:
+        assert f"{benefit}  {interval}" in next(
+            line for line in printed.splitlines() if line.startswith(name)
+        )
+
+
+def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:
+    """Of fewer rounds than members nothing is known, and no rank is shown."""
+    found = ended(ServerState(tmp_path / "clinic", NAMES, benefit=True), 3)
+    (table,) = found.tables
+    assert {tuple(row[1:5]) for row in table.rows} == {("-", "-", "not known", "-")}
+    assert "3 rounds are few for 6 clients: 22 or more" in " ".join(table.notes)
+
+
+def test_the_benefit_of_secure_sums_is_known_at_the_end(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, benefit=True)
+    hidden = {"bytes_up": [1000.0] * 6, "bytes_down": [2000.0] * 6, "half": [1.0] * 6}
+    found = ended(state, 2, per_client=hidden, secure_aggregation={})
+    assert not found.tables
+    assert found.notes == [
+        "With secure sums the benefit is known when the run has ended: then the nodes add up what they conclude from "
+        "their losses."
+    ]
+    content = {"rounds": 2, "value": [0.01, *[0.0] * 5], "error": [0.001] * 6, "freedom": 20}
+    (state.path / "benefit.json").write_text(json.dumps(content))
+    found = section(page_of(state.app), "benefit")
+    (table,) = found.tables
+    assert table.head == ["client", "benefit", "95 % interval", "verdict", "rank", "sent", "rounds"]
+    assert table.rows[0][:5] == ["north", "+10.00", "[+7.91, +12.09]", "higher", "1"]
+    assert found.notes[-1].startswith("Hidden by secure aggregation")
+    (state.path / "benefit.json").write_text('{"value": 1}')
+    with pytest.raises(RunError, match=r"benefit\.json is damaged"):
+        page_of(state.app)
+
+
+def test_a_run_that_does_not_measure_it_has_no_benefit(trained: dict[str, Trained]) -> None:
+    assert "benefit" not in {part.name for part in page_of(trained["plain"].app).sections}
 
 
 def test_epsilon_is_that_of_the_last_round(trained: dict[str, Trained]) -> None:

@@ -63,9 +63,9 @@ def _federation(home: Path) -> Path:
     from copfl.flower.federation_page import FederationPage
     from tests.flower.folders import ServerState
 
-    state = ServerState(home / "clinic", ["north", HOSTILE, "west"])
+    state = ServerState(home / "clinic", ["north", HOSTILE, "west", "east"], rounds=16, benefit=True)
     state.start()
-    for number in (1, 2, 3):
+    for number in range(1, 17):
         state.begin_round(number)
         private = {"epsilon": number / 2, "epsilon_server": float(number)}
         state.end_round(number, {1: f"{HOSTILE} declined"} if number == 2 else {}, federation=private)
@@ -222,7 +222,7 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
         ("one", DESKTOP, "light", 12),
         ("three", DESKTOP, "light", 12),
         ("three", PHONE, "dark", 12),
-        ("federation", PHONE, "dark", 7),
+        ("federation", PHONE, "dark", 8),
         ("site", DESKTOP, "light", 1),
         ("site", PHONE, "dark", 1),
     ],
@@ -313,6 +313,10 @@ def test_names_and_reasons_of_members_stay_text(opened: Open) -> None:
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowDown")
     assert HOSTILE in tab.locator("#plot-members .tip").text_content()
+    contributed = tab.locator("#part-tables-benefit").text_content()
+    assert "95 % interval" in contributed
+    assert HOSTILE in contributed
+    assert "higher" in contributed
     assert tab.evaluate("window.taken") is None
 
 

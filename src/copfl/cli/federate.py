@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -450,10 +451,18 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
 
 
 def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
-    """Prints a line per round when it ends."""
+    """Prints a line per round when it ends, and what each client contributes, where the run measured it."""
+    from copfl import tables
+    from copfl.flower.federation_page import contributions_of
     from copfl.flower.state import as_text
+    from copfl.flower.watched import read
+    from copfl.report import contributions
 
     print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)
     with stoppable(f"`copfl federate resume {folder}` continues from the last round"):
         for record in rounds:
             print(as_text(record), flush=True)
+    found = contributions_of(read(folder))
+    if found is not None:
+        width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+        print(f"\n{tables.as_text(contributions.table(found), width)}")

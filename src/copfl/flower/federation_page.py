@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from copfl.charts import Chart, Heat, Line, Lines, Value
+from copfl.core.halves import HALF
 from copfl.core.metrics import METRICS, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment.benefit import Benefit
@@ -261,7 +262,7 @@ def _sections(found: Watched) -> Iterator[Section]:
             [_totals(found)],
         )
         yield _privacy(found)
-        if found.settings.get("run.benefit"):
+        if found.settings.get("run.benefit") or any(HALF in r.per_client for r in rounds):
             yield _benefit(found)
         yield Section(
             "contributions",
@@ -396,24 +397,8 @@ def _privacy(found: Watched) -> Section:
 
 def _benefit(found: Watched) -> Section:
     """What each member is worth to the others, beside the other numbers of it."""
-    title = "What is each member worth to the others?"
-    clients, rounds = int(found.settings["run.clients"]), found.rounds
-    summed = None
-    if found.benefit:
-        with raised_as(
-            RunError, f"{BENEFIT} is damaged: {{}}; restore it, or remove it", KeyError, ValueError
-        ):
-            value, error = (np.array(found.benefit[name], np.float64) for name in ("value", "error"))
-            summed = Benefit(value, error, int(found.benefit["freedom"]))
-    contributed = contributions.contributions(
-        [_line(record) for record in rounds],
-        [found.name(client) for client in range(clients)],
-        _samples(found, clients),
-        None,
-        _metric(found),
-        summed,
-    )
-    is_summed = any(record.is_summed for record in rounds)
+    title, contributed = "What is each member worth to the others?", contributions_of(found)
+    is_summed = any(record.is_summed for record in found.rounds)
     if contributed is None:
         when = "when the run has ended: then the nodes add up what they conclude from their losses"
         note = (
@@ -425,6 +410,26 @@ def _benefit(found: Watched) -> Section:
     table, notes = contributions.table(contributed), [OWN_GAIN]
     notes += [HIDDEN] if is_summed else []
     return Section("benefit", "Benefit", title, [contributions.chart(contributed)], [table], notes)
+
+
+def contributions_of(found: Watched) -> contributions.Contributions | None:
+    """What the server knows of each member's part in the run; None where the benefit is not measured, or not yet."""
+    summed = None
+    if found.benefit:
+        with raised_as(
+            RunError, f"{BENEFIT} is damaged: {{}}; restore it, or remove it", KeyError, ValueError
+        ):
+            value, error = (np.array(found.benefit[name], np.float64) for name in ("value", "error"))
+            summed = Benefit(value, error, int(found.benefit["freedom"]))
+    clients = 1 + max(_everyone(found), default=-1)
+    return contributions.contributions(
+        [_line(record) for record in found.rounds],
+        [found.name(client) for client in range(clients)],
+        _samples(found, clients),
+        None,
+        _metric(found),
+        summed,
+    )
 
 
 def _line(record: RoundRecord) -> dict[str, Any]:

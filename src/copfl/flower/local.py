@@ -51,6 +51,7 @@ HOST = "127.0.0.1"
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 TRIAL = Policy(rollback=True, statistics=Statistics(questions=TRIALS))  # of all nodes
+CLOSING = 60.0  # seconds
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -325,7 +326,10 @@ def up(
             federation.start_run(agreement).wait()
             frozen_by(folder, agreement["session.run"], federation.tail("run"))
         process = federation.start_run(overrides)
-        yield from follow(federation, process, server_folder, planned.rounds)
+        # After the last round the benefit may still be added up.
+        is_added = planned.run.run.benefit and planned.secure.aggregation
+        closing = planned.network.deadline if is_added else CLOSING
+        yield from follow(federation, process, server_folder, planned.rounds, closing=closing)
 
 
 def follow(
@@ -334,8 +338,18 @@ def follow(
     folder: ServerFolder,
     rounds: int,
     pause: float = 1.0,
+    closing: float = CLOSING,
 ) -> Iterator[dict[str, Any]]:
-    """The record of each round when it is written; RunError if the run ends before its last round."""
+    """The record of each round when it is written; RunError if the run ends before its last round.
+
+    Args:
+        federation: The processes.
+        process: That of the run's log.
+        folder: The server's of the run.
+        rounds: How many the run has.
+        pause: Seconds between two looks at the folder.
+        closing: The most seconds after the last round until the SuperLink closes the run.
+    """
     done, reconnects = len(folder.rounds()), 0
     while done < rounds:
         has_ended = process.poll() is not None
@@ -352,7 +366,7 @@ def follow(
         else:
             time.sleep(pause)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(60)  # the SuperLink closes the run
+        process.wait(closing)
 
 
 def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:

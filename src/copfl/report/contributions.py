@@ -83,7 +83,9 @@ def relative_weights(rows: Numbers) -> Numbers:
     known = ~np.isnan(rows)
     total = np.where(known, rows, 0).sum(1, keepdims=True)
     count = known.sum(1, keepdims=True)
-    return np.where(known, np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0), np.nan)
+    with np.errstate(over="ignore"):  # nodes of a federation may report any numbers
+        found = np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0)
+    return np.where(known & np.isfinite(found), found, np.nan)
 
 
 def table(found: Contributions) -> Table:

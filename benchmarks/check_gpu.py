@@ -4,7 +4,8 @@
 
 Clients of equal and of unequal size, batch norm, five rounds, the last of which is replayed. "copfl:benefit"
 is CO-PFL with masks by benefit, which is measured on samples that are left out of the training;
-"fedavg:dropout" is FedAvg of a model with dropout.
+"fedavg:dropout" is FedAvg of a model with dropout; ":fedexp" is an algorithm with FedExP's step of the server, whose
+sum each client adds to on the GPU.
 """
 
 from __future__ import annotations
@@ -28,16 +29,21 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.kernels import fused
 from copfl.parts.pwpm import Pwpm
+from copfl.parts.server_steps import FedExP
 from copfl.testing import SIZES, small_federation
+from copfl.wrappers.server_optimizer import with_server_optimizer
 
 ROUNDS, TOLERANCE = 5, 1e-9
-VARIANTS = {"copfl:benefit", "fedavg:dropout"}
+STEPPED = {f"{name}:fedexp" for name in ("fedavg", "copfl", "fedper", "fedpac", "feddbe", "gpfl", "scaffold")}
+VARIANTS = {"copfl:benefit", "fedavg:dropout"} | STEPPED
 
 
 def algorithm_of(name: str) -> AnyAlgorithm:
     if name == "copfl:benefit":
         return COPFL(growth=Pwpm(criterion="benefit", candidates="reselect"))
-    return COPFL() if name == "copfl" else ALGORITHMS[name.partition(":")[0]](optimizer=Adam(lr=1e-3))
+    plain, _, variant = name.partition(":")
+    algorithm = COPFL() if plain == "copfl" else ALGORITHMS[plain](optimizer=Adam(lr=1e-3))
+    return with_server_optimizer(algorithm, FedExP()) if variant == "fedexp" else algorithm
 
 
 def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> State:

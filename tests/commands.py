@@ -15,8 +15,8 @@ import typer.main
 # Cached: typer builds the command from its annotations at every call.
 typer.main.get_command = functools.cache(typer.main.get_command)
 
-# Two clients and a few hundred parameters.
-TINY = ("--model", "mlp", "--clients", "2", "--set", "model.width=4")
+# Two clients, a few hundred parameters, and few steps.
+TINY = ("--model", "mlp", "--clients", "2", "--set", "model.width=4", "--batch-size", "64")
 
 
 class Answer(NamedTuple):

@@ -109,7 +109,7 @@ class Trial:
     def run(
         self, mapping: Mapping, rounds: int, participation: float = 1.0, sizes: tuple[int, ...] = SIZES
     ) -> Simulated:
-        """Some rounds, of which each gives finite records and the two metrics.
+        """Some rounds, of which each gives finite records and the two metrics; the last one is evaluated.
 
         An engine that batches clients trains the batched form of the network, as in a run.
         """
@@ -123,6 +123,7 @@ class Trial:
                     state,
                     rounds=rounds,
                     participation=participation,
+                    eval_every=rounds,
                 )
             )
         except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of records, and of vmap
@@ -264,7 +265,7 @@ def _no_side_effects(trial: Trial) -> None:
         )
         return first
 
-    state = trial.run(sequential(), 1).state
+    state = trial.state
     client, down, data, order = trial.arguments(state, 1)
     call("downlink", algorithm.downlink, state.server, torch.tensor([1, 3]))
     call("personal_model", partial(algorithm.personal_model, task), client, down)
@@ -376,7 +377,7 @@ def _one_client(trial: Trial) -> None:
 
 
 def _other_task(kind: str, trial: Trial) -> None:
-    """Two rounds on another task, the same in every engine."""
+    """Two rounds on another task, without norms, the same in every engine."""
     task, federation = other_federation(kind)
 
     def after(mapping: Mapping) -> State:
@@ -403,6 +404,8 @@ def _other_task(kind: str, trial: Trial) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         raise AssertionError(f"the rounds fail: {type(error).__name__}: {error}") from error
     _close(first.server, second.server, "the server after 2 rounds, vmap against sequential")
+    left, right = (state.clients.rows(EVERYBODY) for state in (first, second))
+    _close(left, right, "the clients after 2 rounds, vmap against sequential")
 
 
 LAWS: dict[str, Callable[[Trial], None]] = {

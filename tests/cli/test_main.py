@@ -81,14 +81,15 @@ def test_the_demo_is_what_runs_where_nothing_is_named(
 
 
 def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
-    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch-size 4 --participation 0.5 --engine sequential --precision fp64"
-    more = "--partition iid --optimizer adam --lr 0.01 -s algorithm.rate=0.1 -s run.eval_every=2"
+    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch-size 60 --participation 0.5 --engine sequential"
+    more = "--precision fp64 --partition iid --optimizer adam --lr 0.01 -s algorithm.rate=0.1 -s run.eval_every=2"
     more += " -s model.width=4 -o there"
     assert called(capsys, "run", *words.split(), *more.split()).code == 0
     text = (here / "there" / "run.toml").read_text()
     for line in (
         "rate = 0.1", "width = 4", 'name = "adam"', "lr = 0.01", 'name = "iid"', "clients = 3", "rounds = 2",
-        "seed = 5", "batch = 4", "participation = 0.5", "eval_every = 2", 'engine = "sequential"', 'precision = "fp64"',
+        "seed = 5", "batch = 60", "participation = 0.5", "eval_every = 2",
+        'engine = "sequential"', 'precision = "fp64"',
     ):  # fmt: skip
         assert f"\n{line}\n" in text, line
 
@@ -100,10 +101,10 @@ def test_the_epochs_of_every_algorithm(name: str) -> None:
 
 
 def test_everyday_options(here: Path, capsys: Capture) -> None:
-    words = "--epochs 2 --batch-size 4 --lr 0.01 -r 1 -q"
+    words = "--epochs 2 --batch-size 60 --lr 0.01 -r 1 -q"
     assert called(capsys, "run", *TINY, *words.split(), "-o", "there") == Answer(0, "", "")
     text = (here / "there" / "run.toml").read_text()
-    assert all(f"\n{line}\n" in text for line in ("epochs = 2", "batch = 4", "lr = 0.01"))
+    assert all(f"\n{line}\n" in text for line in ("epochs = 2", "batch = 60", "lr = 0.01"))
 
 
 def test_the_partition_in_use_is_printed(here: Path, capsys: Capture) -> None:

@@ -34,13 +34,15 @@ def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> l
     task, federation = small_federation("batch", SIZES, needs=needs)
     other = replace(task, initial=1.25 * task.initial)
     another = federation if sizes == SIZES else small_federation("batch", sizes, needs=needs)[1]
-    simulations = [Simulation(algorithm, t, federation, vmap(), n, 4) for n, t in enumerate((task, other))]
+    simulations = [
+        Simulation(algorithm, t, federation, vmap(), n, batch=6) for n, t in enumerate((task, other))
+    ]
     return [simulations[0], simulations[1]._replace(federation=another)]
 
 
 def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple[State, list[Round]]:
     state = begun(simulation)
-    return state, list(simulate(simulation, state, rounds=ROUNDS, executor=executor))
+    return state, list(simulate(simulation, state, rounds=ROUNDS, eval_every=ROUNDS, executor=executor))
 
 
 def begun(simulation: Simulation) -> State:
@@ -74,8 +76,8 @@ def test_they_may_have_validation_samples_of_other_sizes() -> None:
         for federation in [simulation.federation]
     ]
     equal_to_separate_ones(held_out)
-    _, (first, *_) = simulated(held_out[0])
-    assert np.isfinite(first.clients["accuracy_validation"]).all()
+    _, (*_, last) = simulated(held_out[0])
+    assert np.isfinite(last.clients["accuracy_validation"]).all()
     assert not can_batch([held_out[0], simulations_of(FedAvg())[1]])  # one with, one without
 
 

@@ -40,14 +40,14 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
     algorithm, mapping = ALGORITHMS[name], ENGINES[engine]
     task, federation = small_federation("batch", SIZES)
     whole, shown = rounds_of(
-        algorithm, task, federation, 4, mapping, seed=3, batch=4, participation=participation
+        algorithm, task, federation, 3, mapping, seed=3, batch=4, participation=participation
     )
 
     state = begin(algorithm, task, 4)
     loop = simulate(
-        Simulation(algorithm, task, federation, mapping, 3, 4), state, rounds=4, participation=participation
+        Simulation(algorithm, task, federation, mapping, 3, 4), state, rounds=3, participation=participation
     )
-    next(loop), next(loop)
+    next(loop)
     saved = copy.deepcopy(state)
     next(loop)  # what the first run does after the copy does not matter to the copy
     task, federation = small_federation(
@@ -57,13 +57,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
         simulate(
             Simulation(algorithm, task, federation, mapping, 3, 4),
             saved,
-            rounds=4,
+            rounds=3,
             participation=participation,
         )
     )
-    assert [one.number for one in rest] == [2, 3]
+    assert [one.number for one in rest] == [1, 2]
     assert same(record(saved), record(whole))
-    for found, expected in zip(rest, shown[2:], strict=True):
+    for found, expected in zip(rest, shown[1:], strict=True):
         assert found.federation == expected.federation
         assert all(np.array_equal(found.clients[k], v, equal_nan=True) for k, v in expected.clients.items())
 

@@ -19,7 +19,7 @@ from copfl.algorithms import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
-from copfl.core.task import Task, task_of
+from copfl.core.task import Personal, Task, task_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import ChunkResult, vmap
 from copfl.engine.rounds import Round, State
@@ -40,17 +40,30 @@ def nothing_is_left_running() -> Iterator[None]:
     assert not multiprocessing.active_children()
 
 
+class Kept(dict[int, Any]):
+    """The model of each client's last evaluation, and its round."""
+
+    def wanted(self, client: int) -> bool:
+        return True
+
+    def put(self, client: int, model: Personal, round: int) -> None:
+        self[client] = tree.each(torch.clone, model), round
+
+    def drop(self, client: int) -> None:
+        del self[client]
+
+
 def trained(
     algorithm: AnyAlgorithm, task: Task, federation: Federation, workers: int, disk: Path | None = None
-) -> tuple[State, list[Round]]:
-    """The state after three rounds, and what they showed; without workers, in this process."""
-    state, engine = begin(algorithm, task, federation.clients, disk), vmap(2)
+) -> tuple[State, list[Round], Kept]:
+    """The state after three rounds, what they showed, and the models; without workers, in this process."""
+    state, engine, models = begin(algorithm, task, federation.clients, disk), vmap(2), Kept()
     simulation = Simulation(algorithm, task, federation, engine, 3, 4)
-    how: dict[str, Any] = {"rounds": 3, "participation": 0.8}
+    how: dict[str, Any] = {"rounds": 3, "participation": 0.8, "models": models}
     if not workers:
-        return state, list(simulate(simulation, state, **how))
+        return state, list(simulate(simulation, state, **how)), models
     with Workers(simulation, state, workers) as executor:
-        return state, list(simulate(simulation, state, executor=executor, **how))
+        return state, list(simulate(simulation, state, executor=executor, **how)), models
 
 
 class Dropping(nn.Module):
@@ -78,7 +91,7 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
         assert task.random
     algorithm: AnyAlgorithm = FedAvg() if draws else COPFL()  # its masks of so many entries take long
     everybody = torch.arange(len(SIZES))
-    states, shown = zip(
+    states, shown, models = zip(
         *(
             trained(algorithm, task, federation, n, tmp_path / str(n) if where == "disk" else None)
             for n in (0, 2 if where == "memory" else 1)  # each imports torch, which takes seconds
@@ -89,6 +102,11 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
     assert all(torch.equal(a, b) for a, b in zip(*records, strict=True))
     for mine, theirs in zip(*shown, strict=True):
         assert all((mine.clients[k] == v).all() for k, v in theirs.clients.items())
+    assert models[0].keys() == models[1].keys()
+    assert len(models[0]) > 4
+    for client, (model, round) in models[0].items():
+        assert models[1][client][1] == round
+        assert all(map(torch.equal, tree.leaves(model), tree.leaves(models[1][client][0])))
 
 
 def test_large_tensors_go_over_the_tray_as_long_as_there_is_room() -> None:

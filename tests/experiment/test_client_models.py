@@ -18,6 +18,7 @@ from copfl.experiment.personalisation import data_of
 from copfl.experiment.run import execute, prepare
 from copfl.settings.complete import complete
 from tests.models import tiny
+from tests.slow import slow
 
 SMALL: dict[str, Any] = {
     "clients": 3,
@@ -62,7 +63,15 @@ def test_each_client_has_the_model_that_was_tuned_for_it() -> None:
     assert not torch.equal(*map(vector_of, (result.client_model(0), result.client_model(1))))
 
 
-@pytest.mark.parametrize("how", [{}, {"eval_every": 2}, {"engine": "vmap", "chunk": 2}, {"workers": 2}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"eval_every": 2},
+        {"engine": "vmap", "chunk": 2},
+        pytest.param({"workers": 2}, marks=slow),  # the models of workers: engine/test_workers.py
+    ],
+)
 def test_with_few_participants_the_model_is_that_of_the_clients_last_evaluation(
     how: dict[str, Any], tmp_path: Path
 ) -> None:

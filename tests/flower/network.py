@@ -183,6 +183,7 @@ def simulated(settings: Settings, federation: Federation) -> State:
         state,
         rounds=config.rounds,
         participation=config.participation,
+        eval_every=config.rounds,
     )
     for _ in rounds:
         pass

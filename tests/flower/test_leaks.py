@@ -8,7 +8,6 @@ every client, and are not searched.
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 from collections.abc import Iterable
@@ -129,11 +128,11 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
     message: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="train"), packet=packet)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
-    monkeypatch.setattr("os.getppid", os.getpid)  # its worker ends with this process
     monkeypatch.setattr("copfl.flower.worker.content_of", lambda message: message.packet)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    node_config = unsigned(write_nodes(with_secrets(), tmp_path / "nodes")[0]) | {broken: str(path)}
+    node_config = unsigned(write_nodes(with_secrets(), tmp_path / "nodes")[0])
+    node_config |= {broken: str(path), "worker": False}
     context: Any = SimpleNamespace(node_config=node_config, run_config=config)
     answer: Any = client_app.reply(message, context)
     head, body = answer

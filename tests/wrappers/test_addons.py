@@ -106,7 +106,7 @@ def test_all_addons_together_breaks_no_law(name: str) -> None:
         "lr_rounds": 5,
         "bn_stats": "local",
     }
-    check_algorithm(with_addons(ServerOptimizer(algorithm, Momentum()), **every), rounds=2)
+    check_algorithm(with_addons(ServerOptimizer(algorithm, Momentum()), **every), rounds=2, batch=6)
 
 
 def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:

@@ -118,9 +118,8 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
 
 @pytest.mark.parametrize(("name", "attack"), [("copfl", "noise"), ("fedavg", "label_flip")])
 def test_it_is_an_algorithm_like_any_other(name: str, attack: str) -> None:
-    check_algorithm(
-        Attacked(ALGORITHMS[name](), attack, (0, 2), ATTACKS[attack][1], seed=3), rounds=2, norm="none"
-    )
+    attacked = Attacked(ALGORITHMS[name](), attack, (0, 2), ATTACKS[attack][1], seed=3)
+    check_algorithm(attacked, rounds=2, batch=6, norm="none")
 
 
 def test_a_run_names_the_attackers_and_tells_the_honest_apart(

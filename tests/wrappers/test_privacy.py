@@ -108,7 +108,7 @@ def test_a_change_that_overflows_is_no_more_visible_than_a_broken_training() -> 
 
 @pytest.mark.parametrize("name", ["copfl", "fedper"])
 def test_it_is_an_algorithm_like_any_other(name: str) -> None:
-    check_algorithm(Private(ALGORITHMS[name](), 4, 4, seed=2), rounds=2, norm="none")
+    check_algorithm(Private(ALGORITHMS[name](), 4, 4, seed=2), rounds=2, batch=6, norm="none")
 
 
 # -- the accountant ----------------------------------------------------------------------------------------------------

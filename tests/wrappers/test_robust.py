@@ -113,7 +113,7 @@ def test_the_median_of_uploads_by_hand() -> None:
     "algorithm", [Clipped(ALGORITHMS["fedselect"]()), Trimmed(ALGORITHMS["copfl"]())], ids=["clip", "trimmed"]
 )
 def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
-    check_algorithm(algorithm, rounds=2, norm="none")
+    check_algorithm(algorithm, rounds=2, batch=6, norm="none")
 
 
 def test_options_are_checked() -> None:

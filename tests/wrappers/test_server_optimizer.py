@@ -164,7 +164,8 @@ def test_an_entry_that_nobody_shares_keeps_its_value_and_its_moments() -> None:
     ids=["fedavg-fedexp", "copfl-fedexp", "fedper-adam", "fedpac-momentum"],
 )
 def test_no_law_is_broken(name: str, rule: Any) -> None:
-    check_algorithm(ServerOptimizer(ALGORITHMS[name](optimizer=Adam(lr=1e-2)), rule), rounds=2)
+    algorithm = ServerOptimizer(ALGORITHMS[name](optimizer=Adam(lr=1e-2)), rule)
+    check_algorithm(algorithm, rounds=2, batch=6)
 
 
 @pytest.mark.parametrize("name", SERVER_STEPS)

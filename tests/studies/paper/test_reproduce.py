@@ -601,7 +601,8 @@ def test_convergence_is_measured_in_rounds_and_in_changes_between_evaluations() 
 
     faster = record._replace(curves=curves | {"accuracy": [0.79, 0.79, 0.79, 0.79, 0.79]})
     cells = cell("mine", faster), cell("other", record)
-    rounds = findings.JUDGES["fewest_rounds"].keywords["measure"](*cells)
+    fewest: Any = findings.JUDGES["fewest_rounds"]
+    rounds = fewest.keywords["measure"](*cells)
     assert (rounds.changes.tolist(), rounds.why) == ([10.0] * 3, "10 rounds against 20, 3 seeds")
     for kind in ("fewest_rounds", "steadiest"):
         assert judged(kind, *cells, row="mine") == [findings.HOLDS]

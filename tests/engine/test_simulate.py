@@ -12,6 +12,8 @@ import torch
 from copfl.algorithms import COPFL, FedAvg, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.evaluation import is_evaluated
+from copfl.core.selection import BestRounds
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
@@ -205,6 +207,29 @@ def test_the_last_round_is_always_evaluated() -> None:
     _, shown = rounds_of(FedAvg(), task, federation, 5, eval_every=2)
     assert ["accuracy" in one.clients for one in shown] == [False, True, False, True, True]
     assert all({"loss", "weight", "healthy", "bytes_up", "bytes_down"} <= one.clients.keys() for one in shown)
+
+
+class Nowhere:
+    def wanted(self, client: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "last", "best"])
+def test_a_run_of_a_million_rounds_begins_at_once(keeps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(*about: int) -> bool:
+        asked.append(about)
+        assert len(asked) < 20
+        return is_evaluated(*about)
+
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr("copfl.engine.simulate.is_evaluated", counted)
+    task, federation = small_federation("none", (4, 4, 4))
+    simulation = Simulation(FedAvg(), task, federation, sequential(), batch=4)
+    state = begin(simulation.algorithm, task, federation.clients)
+    options: dict[str, Any] = {} if keeps == "nothing" else {"models": Nowhere()}
+    if keeps == "best":
+        options["best"] = BestRounds.none_of(task.metrics[0], federation.clients)
+    assert next(simulate(simulation, state, rounds=10**6, **options)).number == 0
 
 
 def test_evaluation_does_not_change_the_run() -> None:

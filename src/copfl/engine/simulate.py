@@ -114,14 +114,14 @@ def simulate(
     def clients_of(round: int) -> Ids:
         return population[choose(seed, round, len(population), count)]
 
-    evaluated = [n for n in range(state.round, rounds) if is_evaluated(n, rounds, eval_every)]
-    every = {round: clients_of(round).tolist() for round in evaluated} if best is not None else None
-    kept = {} if models is None else every or _last_rounds(evaluated, population, clients_of)
+    evaluated = (n for n in reversed(range(state.round, rounds)) if is_evaluated(n, rounds, eval_every))
+    last = {} if models is None or best is not None else _last_rounds(evaluated, population, clients_of)
     executor = executor or InProcess(simulation)
     while state.round < rounds and not (best is not None and best.unimproved >= patience > 0):
         ids = clients_of(state.round)
-        candidates = {n for n in kept.get(state.round, ()) if models is not None and models.wanted(n)}
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
+        possible = last.get(state.round, []) if best is None else ids.tolist() if asked else []
+        candidates = {n for n in possible if models is not None and models.wanted(n)}
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         sums = tree.Sum[Any]()
@@ -162,12 +162,12 @@ def simulate(
 
 
 def _last_rounds(
-    rounds: Sequence[int], population: Ids, clients_of: Callable[[int], Ids]
+    rounds: Iterator[int], population: Ids, clients_of: Callable[[int], Ids]
 ) -> dict[int, list[int]]:
-    """The clients whose last evaluation is in a round, by round; `rounds` are those that evaluate."""
+    """The clients whose last evaluation is in a round, by round; `rounds` are those that evaluate, the last first."""
     last: dict[int, list[int]] = {}
     left = set(population.tolist())
-    for round in reversed(rounds):
+    for round in rounds:
         if not left:
             break
         last[round] = [n for n in clients_of(round).tolist() if n in left]

@@ -213,22 +213,37 @@ def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_pa
         secure_node.local_update(settings_of(HALVES), stranger, packet)
 
 
-def test_judges_who_were_shown_other_models_give_no_sum(
-    secure: Federated, monkeypatch: pytest.MonkeyPatch
+def of_other_models(rounds: list[int], messages: list[str]) -> kinds.Question:
+    return kinds.question_of(rounds, ["00" * 32, *messages[1:]])
+
+
+def of_fewer_rounds(rounds: list[int], messages: list[str]) -> kinds.Question:
+    return kinds.question_of(rounds[:-1], messages[:-1])
+
+
+def of_a_round_twice(rounds: list[int], messages: list[str]) -> kinds.Question:
+    return kinds.question_of([*rounds[:-1], rounds[0]], [*messages[:-1], messages[0]])
+
+
+@pytest.mark.parametrize(
+    ("forged", "refused"),
+    [
+        (of_other_models, "this node has not compared these halves in round 1"),
+        (of_fewer_rounds, "this node has concluded what the others are worth, and does so once in a run"),
+        (of_a_round_twice, "concluded what the others are worth"),
+    ],
+)
+def test_a_node_answers_one_question_about_models_that_all_were_shown(
+    forged: Any, refused: str, secure: Federated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the judgements of all but one could be made zero, and the sum would be of a single node."""
+    """Else the conclusions of all but one could be made zero, or solved for from several sums."""
     path = secure.runs / "test" / BENEFIT
     content = path.read_bytes()
-
-    def forged(rounds: Any, membership: Any, messages: list[str]) -> Any:
-        return kinds.question_of(rounds, membership, ["00" * 32, *messages[1:]])
-
     path.unlink()
     monkeypatch.setattr(secure_server, "question_of", forged)
     again = HALVES | SECURE | {"session.resume": True, "network.deadline": 0.5}
     played = play(again, secure.nodes, secure.runs)
     assert not path.exists()
-    refused = "this node has not compared these halves in round 1"
     assert sum(refused in line for line in played.log) >= CLIENTS
     assert "there is no benefit" in played.log[-1]
     monkeypatch.undo()

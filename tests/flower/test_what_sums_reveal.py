@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_
 from copfl.core.sums import total_is_one_sum
 from copfl.data.federation import Federation
 from copfl.errors import UsageError
+from copfl.experiment.benefit import Judgement, design, judged
 from copfl.flower import secure_total
 from copfl.flower.secure_sum import Rules, dequantised
 from copfl.models import MLP
@@ -423,6 +424,47 @@ def test_sums_of_halves_reveal_what_stays_alike_over_the_rounds(
     from_halves, from_all = np.mean(found, axis=0)
     assert from_halves > closeness
     assert from_all < 0.4
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(6, 9), (6, 22), (10, 30)])
+def test_the_sum_of_the_judges_reveals_the_spread_of_each_and_what_halves_do_not_explain(
+    clients: int, rounds: int
+) -> None:
+    """Each judge leaves itself out, so the sum has other judges for each client: more than a sum over all."""
+    rng, scale = np.random.default_rng(0), np.exp(np.random.default_rng(1).normal(size=clients))
+    drawn = [np.isin(np.arange(clients), first_half(4, t, np.arange(clients))) for t in range(rounds)]
+    membership = np.where(np.stack(drawn), 1.0, -1.0)
+    differences = membership @ rng.normal(size=(clients, clients)) / 2 + rng.normal(size=(rounds, clients))
+    differences *= scale
+    regression = design(membership)
+    assert regression is not None
+    total = reduce(Judgement.plus, (judged(regression, differences[:, n], n) for n in range(clients)))
+    weights = total.weight.sum() / (clients - 1) - total.weight
+    spreads = [1 / judged(regression, differences[:, n], n).weight[(n + 1) % clients] for n in range(clients)]
+    np.testing.assert_allclose(1 / weights, spreads)
+    # The values and errors are linear in the differences over their spread.
+    columns = []
+    for judge in range(clients):
+        others = np.delete(np.arange(clients), judge)
+        contrast = regression.inverse[others] - regression.inverse[others].mean(0)
+        for one in np.eye(rounds):
+            value, errors = np.zeros(clients), np.zeros((rounds, clients))
+            residual = one - membership @ (regression.inverse @ one)
+            value[others] = contrast @ one
+            errors[:, others] = (contrast * residual / np.sqrt(regression.unexplained)).T
+            columns.append([*value, *errors.reshape(-1)])
+    known = [*total.value, *total.errors.reshape(-1)]
+    of_noise = (
+        clients * regression.freedom
+    )  # what a judge thinks of each other one: a number per client of all judges
+    assert np.linalg.matrix_rank(np.array(columns)) <= of_noise + clients < clients * rounds
+    solution = np.linalg.lstsq(np.array(columns).T, known, rcond=None)[0].reshape(clients, rounds).T
+
+    def unexplained(table: Any) -> Any:
+        return table - membership @ (regression.inverse @ table)
+
+    pairs = zip(unexplained(solution).T, unexplained(differences).T, strict=True)
+    assert np.mean([np.corrcoef(ours, theirs)[0, 1] for ours, theirs in pairs]) > 0.9
 
 
 def test_a_mean_of_accuracies_reveals_each_to_a_server_that_knows_the_test_sets() -> None:

@@ -35,6 +35,16 @@ def first_clients(federation: Federation, round: int) -> frozenset[int]:
     return frozenset(first_half(seed, round, ids).tolist())
 
 
+def memberships(federation: Federation, rounds: Sequence[int]) -> Floats:
+    """[rounds, clients], 1 in the first half, -1 in the second, of rounds in which every client took part."""
+    return np.array(
+        [
+            [1.0 if n in first else -1.0 for n in range(federation.clients)]
+            for first in (first_clients(federation, round) for round in rounds)
+        ]
+    ).reshape(-1, federation.clients)
+
+
 def check_halves(federation: Federation) -> None:
     """UsageError if halves are too small: all members receive the models of both, and see what a sum of few reveals."""
     if (half := federation.selected // 2) < SMALLEST_COHORT:
@@ -56,27 +66,18 @@ class Question(NamedTuple):
     """Of which rounds each judge concludes what the clients are worth: the same for all judges."""
 
     rounds: Tensor  # [rounds], from 0
-    membership: Tensor  # [rounds, clients] int8, 1 in the first half, -1 in the second, 0 absent
     messages: Tensor  # [rounds, DIGEST] uint8, of the models that were compared
 
 
-def like_question(rounds: int, clients: int) -> Question:
+def like_question(rounds: int) -> Question:
     """The structure of a question about so many rounds."""
-    return Question(
-        torch.zeros(rounds, dtype=torch.int64),
-        torch.zeros(rounds, clients, dtype=torch.int8),
-        torch.zeros(rounds, DIGEST, dtype=torch.uint8),
-    )
+    return Question(torch.zeros(rounds, dtype=torch.int64), torch.zeros(rounds, DIGEST, dtype=torch.uint8))
 
 
-def question_of(rounds: Sequence[int], membership: Floats, messages: Sequence[str]) -> Question:
+def question_of(rounds: Sequence[int], messages: Sequence[str]) -> Question:
     """The question about these rounds."""
     digests = np.array([list(bytes.fromhex(message)) for message in messages], np.uint8)
-    return Question(
-        torch.tensor(list(rounds), dtype=torch.int64),
-        torch.from_numpy(membership.astype(np.int8)),
-        torch.from_numpy(digests),
-    )
+    return Question(torch.tensor(list(rounds), dtype=torch.int64), torch.from_numpy(digests))
 
 
 def size_of(rounds: int, clients: int) -> int:

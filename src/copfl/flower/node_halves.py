@@ -9,7 +9,7 @@ from copfl import wire
 from copfl.errors import RunError, raised_as
 from copfl.flower.state import write_json
 
-FILE = "halves.json"  # in the run's folder in the state-dir
+FILE, QUESTION = "halves.json", "question.json"  # in the run's folder in the state-dir
 
 
 class Losses(NamedTuple):
@@ -35,6 +35,19 @@ def read(folder: Path) -> dict[int, Losses]:
             int(round): Losses(str(message), *map(_number, pair))
             for round, (message, *pair) in stored.items()
         }
+
+
+def answered(folder: Path) -> str:
+    """The SHA-256 of the question that this node has answered; empty: none."""
+    path = folder / QUESTION
+    damaged = f"{QUESTION} cannot be used: {{}}; restore the node's state-dir"
+    with raised_as(RunError, damaged, OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(path.read_text())["sha256"]) if path.exists() else ""
+
+
+def answer(folder: Path, digest: str) -> None:
+    """Notes the question, before its answer leaves."""
+    write_json(folder / QUESTION, {"sha256": digest})
 
 
 def _number(value: float | None) -> float:

@@ -14,7 +14,8 @@ from copfl.flower.status import FLOWER_HOME, is_locked, is_node, read_app
 
 DAYS, KEEP = 90.0, 5  # defaults
 DAY = 24 * 3600.0
-REMEMBERED = ("noised.json", "secure.json", "halves.json", "client.json")  # in a node's folder of a run
+# In a node's folder of a run.
+REMEMBERED = ("noised.json", "secure.json", "halves.json", "question.json", "client.json")
 
 
 class Removed(NamedTuple):

@@ -98,27 +98,33 @@ class Training:
 class Judging(Training):
     """The secure sum, after the last round, of what each client concludes from its losses.
 
-    Every judge must have been shown the same models in the same rounds: else the conclusions of all but one could be
-    made zero, and the sum would be that of a single client.
+    A node answers one question in a run: from several, the differences of each judge could be solved for. Every judge
+    must have been shown the same models: else the conclusions of all but one could be made zero, and the sum would be
+    that of a single client.
     """
 
     def contribution(self, asked: Asked, packet: Packet) -> Contribution:
-        settings, clients = asked.settings, asked.settings.federation.clients
+        settings, federation = asked.settings, asked.settings.federation
         assert isinstance(settings, Settings)
         if not settings.run.run.benefit:
             raise WireError(node.NO_HALVES)
-        rounds = asked.about.get(Field.ROUNDS)
-        if type(rounds) is not int or not 0 < rounds <= settings.federation.rounds:
+        count = asked.about.get(Field.ROUNDS)
+        if type(count) is not int or not 0 < count <= federation.rounds:
             raise WireError("it does not say how many rounds its question is about")
-        question = wire.decode(packet, halves.like_question(rounds, clients), asked.head).record
-        known = node_halves.read(ClientRecords(state_dir(asked.node_config), asked.head.run).folder)
-        messages = [bytes(row.tolist()).hex() for row in question.messages]
-        for round, message in zip(question.rounds.tolist(), messages, strict=True):
-            if round not in known or known[round].message != message:
+        question = wire.decode(packet, halves.like_question(count), asked.head).record
+        folder = ClientRecords(state_dir(asked.node_config), asked.head.run).folder
+        rounds: list[int] = question.rounds.tolist()
+        digest = hashlib.sha256(packet.body).hexdigest()
+        known = node_halves.read(folder)
+        for round, message in zip(rounds, question.messages, strict=True):
+            if round not in known or known[round].message != bytes(message.tolist()).hex():
                 raise WireError(f"this node has not compared these halves in round {round + 1}")
-        differences = np.array([known[round].difference for round in question.rounds.tolist()])
-        regression = design(question.membership.double().numpy())
-        if regression is None or not np.isfinite(differences).all():
+        if node_halves.answered(folder) not in ("", digest):
+            raise WireError("this node has concluded what the others are worth, and does so once in a run")
+        regression = design(halves.memberships(federation, rounds))
+        differences = np.array([known[round].difference for round in rounds])
+        is_repeated = len(set(rounds)) < len(rounds)
+        if regression is None or is_repeated or not np.isfinite(differences).all():
             raise WireError("the rounds that it names do not determine the benefit")
         words = halves.words_of(judged(regression, differences, asked.head.client), settings.rules)
         data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
@@ -127,7 +133,7 @@ class Judging(Training):
             Memory(asked.folder).name_of(data.samples),
             hashlib.sha256(words.tobytes()).hexdigest(),
             {Field.JUDGEMENT: True},
-            lambda: None,
+            partial(node_halves.answer, folder, digest),
         )
 
     def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:

@@ -9,7 +9,6 @@ import numpy as np
 from copfl import wire
 from copfl.core import tree
 from copfl.core.evaluation import is_evaluated
-from copfl.core.halves import HALF
 from copfl.errors import WireError
 from copfl.experiment import records
 from copfl.experiment.benefit import design, of_sum
@@ -22,6 +21,7 @@ from copfl.flower.halves import (
     MESSAGE,
     Question,
     judgement_from,
+    memberships,
     question_of,
     size_of,
 )
@@ -105,23 +105,20 @@ class SecureServer(Server, SecureExchange):
         path = self.folder.path / BENEFIT
         if read_json(path).get("rounds") == len(lines):
             return
-        membership, compared = (records.table(lines, name, clients) for name in (HALF, COMPARED))
+        compared = records.table(lines, COMPARED, clients)
         is_common = np.array([len(line.get(MESSAGE, {}).get("sha256", ())) == 1 for line in lines])
-        rounds = np.flatnonzero(is_common & (np.nan_to_num(compared) > 0).all(axis=1))
-        regression = design(np.nan_to_num(membership[rounds]))
+        rounds: list[int] = np.flatnonzero(is_common & (np.nan_to_num(compared) > 0).all(axis=1)).tolist()
+        regression = design(memberships(self.federation, rounds))
         if regression is None:
             self.log(
                 f"{len(rounds)} rounds in which all {clients} clients compared halves do not give a benefit"
             )
             return
         messages = [lines[round][MESSAGE]["sha256"][0] for round in rounds]
-        self.question = question_of(rounds.tolist(), regression.rows, messages)
+        self.question = question_of(rounds, messages)
         self.size = size_of(len(rounds), clients)
-        values, until, why = (
-            None,
-            time.monotonic() + self.federation.network.deadline,
-            "too few clients answered",
-        )
+        values, why = None, "too few clients revealed their shares"
+        until = time.monotonic() + self.federation.network.deadline
         while values is None and time.monotonic() < until:
             try:
                 values = self._added(Round(self.round), self._connected(list(range(clients)), until))

@@ -128,9 +128,8 @@ class Server(Exchange):
             whole: The total of all clients.
         """
         first = now.reports.keys() & first_clients(self.federation, now.number)
-        if (
-            min(len(first), len(now.reports) - len(first)) < SMALLEST_COHORT
-        ):  # too few uploads of a half counted
+        smaller = min(len(first), len(now.reports) - len(first))
+        if smaller < SMALLEST_COHORT:  # too few uploads of a half counted
             return
         with torch.no_grad():
             half = tree.narrow(now.half, now.dtypes)

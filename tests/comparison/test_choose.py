@@ -14,7 +14,8 @@ import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
 from copfl.comparison import entries as reading
-from copfl.comparison.choose import Limit, Rung, Speed, Standing, affordable, cost, limit_of, plan
+from copfl.comparison.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
+from copfl.comparison.choose import Candidate, Race, Standing
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import Record, record_of
@@ -62,7 +63,7 @@ def standing(rounds: int, **values: list[list[float]]) -> Standing:
     records = {
         label: [run._replace(clients={"accuracy": own}) for own in seeds] for label, seeds in values.items()
     }
-    return Standing([racing.Candidate(Entry(label, label, {}), [], []) for label in values], records, rounds)
+    return Standing([Candidate(Entry(label, label, {}), [], []) for label in values], records, rounds)
 
 
 def record_like() -> Record:
@@ -71,7 +72,7 @@ def record_like() -> Record:
 
 def test_who_goes_on_by_hand() -> None:
     best, close, far = [[0.9, 0.8, 0.9], [0.8] * 3], [[0.8, 0.9, 0.8], [0.8] * 3], [[0.2] * 3, [0.1] * 3]
-    race = racing.Race(Path(), {}, [0, 1], 0.2, 1, print)
+    race = Race(Path(), {}, [0, 1], 0.2, 1, print)
     race.rounds = 12
     early, late = (standing(rounds, fedper=best, fedavg=close, local=far) for rounds in (5, 6))
     assert early.value("fedper") == pytest.approx((2.6 / 3 + 0.8) / 2)
@@ -149,7 +150,7 @@ def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = racing.Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
     race.rounds = 6
     candidates = race.candidates(racing._entries(["fedavg"]), {})
     first = race.stage(candidates, 1)
@@ -189,7 +190,7 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         all_done(some, *options, **more)
 
     monkeypatch.setattr(RunFolder, "append", counted)
-    monkeypatch.setattr(racing, "all_done", seen)
+    monkeypatch.setattr("copfl.comparison.choose.all_done", seen)
     how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
     found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
     assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
@@ -238,7 +239,7 @@ def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
 
 
 def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
-    race = racing.Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
     (one,) = race.candidates(racing._entries(["local"]), {})
     race.rounds = 6
     race.stage([one], 2)
@@ -258,8 +259,8 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     assert np.isnan(row.value)
     assert found.notes[1].startswith("These cannot train on the task: fedpac (aligns")
     with pytest.raises(RunError, match="no candidate could run"):
-        racing.Race(tmp_path, base, [0], 0.2, 1, print).run(
-            racing.Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),
+        Race(tmp_path, base, [0], 0.2, 1, print).run(
+            Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),
             1,
             Limit(9),
             False,

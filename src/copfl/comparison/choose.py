@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 
 from copfl.comparison import entries as reading
 from copfl.comparison import verdict as judging
+from copfl.comparison.budget import FINALISTS, Limit, Rung, Speed, affordable, cost, limit_of, plan
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
 from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
@@ -51,7 +51,6 @@ from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference
 
-SHORTER = 0.9  # by which a race is made shorter until it fits its budget
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
 # The server's steps that were best for some federation of studies/defaults; they race beside "all", and first.
@@ -65,25 +64,9 @@ SERVER_STEPS = (
     "fedavg_ft:server.name=fedexp",
     "fedavg_ft:server.name=momentum",
 )
-RATES = (
-    1e-3,
-    3e-3,
-    1e-2,
-)  # of Adam, that these and training alone race with; the others have that of a first run
-FINALISTS = 2  # or more are trained for all rounds, with this many seeds or more
+# Learning rates of Adam that these and training alone race with; the others have that of a first run.
+RATES = (1e-3, 3e-3, 1e-2)
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
-
-
-class Rung(NamedTuple):
-    """A stage of the race."""
-
-    rounds: int  # that each run has at its end
-    seeds: int  # runs of each candidate
-    candidates: int  # that take part
-
-    def beyond(self, standing: Standing) -> bool:
-        """Whether it trains further than that stage did."""
-        return self.rounds * self.seeds > standing.rounds * standing.seeds
 
 
 class Candidate(NamedTuple):
@@ -207,98 +190,6 @@ def choose(
     return dataclasses.replace(result, tested=str(tested))
 
 
-def limit_of(budget: str | int, usual: float) -> Limit:
-    """A number of rounds, or a time such as 90s, 10m or 2h."""
-    if not str(budget).strip():
-        return Limit(usual, usual=True)
-    parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
-    if parts is None or not float(parts[1]):
-        raise UsageError(
-            f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
-        )
-    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
-    return Limit(float(parts[1]) * (seconds or 1), bool(seconds))
-
-
-class Limit(NamedTuple):
-    """What the race may cost."""
-
-    amount: float
-    seconds: bool = False  # from the beginning to the end, or else rounds
-    usual: bool = False  # not the user's
-
-
-Price = Callable[[Sequence[Rung]], float]  # what stages cost, in the unit of the limit
-
-
-def cost(rungs: Sequence[Rung]) -> int:
-    """The rounds of all runs, each of which continues where the stage before ended."""
-    before = [0, *(rung.rounds * rung.seeds for rung in rungs)]
-    return sum(
-        rung.candidates * (rung.rounds * rung.seeds - done) for rung, done in zip(rungs, before, strict=False)
-    )
-
-
-def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
-    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none."""
-    lengths = [max(1, round(rounds * SHORTER**step)) for step in range(1 + _steps(rounds))]
-    for length, count in [(rounds, seeds), *((length, 1) for length in lengths)]:
-        stages = plan(length, count, candidates, limit, price)
-        if price(stages) <= limit:
-            return stages
-    return []
-
-
-def _steps(rounds: int) -> int:
-    """How often a race is made shorter until it has one round."""
-    return math.ceil(math.log(rounds) / -math.log(SHORTER))
-
-
-def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
-    """The stages of the race, whose cost is within the limit if the shortest one's is.
-
-    Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a candidate
-    are in a row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
-    proportion from stage to stage; beyond the first seed it has whole runs. The finalists have as many seeds as leave
-    half of the rounds to the first stage, which drops most; then that stage is as long as the limit allows.
-    """
-    finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
-    while counts[-1] > finalists:
-        counts.append(max(finalists, math.ceil(counts[-1] / 3)))
-    steps = max(1, len(counts) - 1)
-
-    def stages(first: int, last: int) -> list[Rung]:
-        amounts = [first * (rounds * last / first) ** (stage / steps) for stage in range(len(counts) - 1)]
-        within = [(min(round(amount), rounds), max(1, round(amount / rounds))) for amount in amounts]
-        return [Rung(*run, count) for run, count in zip([*within, (rounds, last)], counts, strict=True)]
-
-    least = min(seeds, FINALISTS)
-    for last in range(seeds, least - 1, -1):
-        fitting = [first for first in range(1, rounds + 1) if price(stages(first, last)) <= limit]
-        if fitting and 2 * fitting[-1] >= rounds:
-            return stages(fitting[-1], last)
-    return stages(max(fitting, default=1), least)
-
-
-class Speed(NamedTuple):
-    """What a stage takes, as measured in the stages before."""
-
-    round: float  # seconds of a round of one run
-    overhead: float  # seconds of a stage: processes that start, data that are loaded, first rounds
-    processes: int
-
-    def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
-        """The time of these stages, of candidates of which each has `done` rounds."""
-        total = 0.0
-        for rung in rungs:
-            new = rung.rounds * rung.seeds - done  # of each candidate
-            if new > 0:
-                longest = min(new, rung.rounds)  # of a run: seeds train in parallel, rounds do not
-                rounds = max(rung.candidates * new / self.processes, longest)
-                total, done = total + self.overhead + rounds * self.round, done + new
-        return total
-
-
 class Standing(NamedTuple):
     """The candidates after a stage, the best first."""
 
@@ -333,14 +224,28 @@ class Standing(NamedTuple):
 
 @dataclass(eq=False)
 class Race:
+    """The candidates on their way through the stages, and what was spent and noted so far.
+
+    Args:
+        out: The folder of the runs.
+        base: Settings of every run.
+        seeds: In the order in which stages use them.
+        validation: Fraction of each client's training samples on which candidates are compared.
+        processes: Runs in parallel.
+        log: Gets a line about each step.
+        end: Of the race, by the monotonic clock.
+        passes: Trainings of the choice that must end before that: the choice and its baseline.
+        forecast: Says how long the rest takes.
+    """
+
     out: Path
     base: Tables
     seeds: list[int]
     validation: float
     processes: int
     log: Log
-    end: float = math.inf  # of the race, by the monotonic clock
-    passes: int = 0  # trainings of the choice that must end before that: the choice and its baseline
+    end: float = math.inf
+    passes: int = 0
     forecast: Forecast = field(default_factory=Forecast)
 
     def __post_init__(self) -> None:
@@ -403,9 +308,9 @@ class Race:
             self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
         again = self.passes * rounds * self.processes  # of the choice, which one process trains
         for place, rung in enumerate(stages):
-            done = stages[place - 1].rounds * stages[place - 1].seeds if place else 0
+            done = stages[place - 1].total if place else 0
             following = cost(stages) - cost(stages[: place + 1]) + extra + again
-            self.forecast.later = len(candidates) * (rung.rounds * rung.seeds - done) + following
+            self.forecast.later = len(candidates) * (rung.total - done) + following
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):
                 candidates = self.kept(standing, stages[place + 1].candidates)
@@ -445,7 +350,7 @@ class Race:
             limit = f"the time that is left ({span(max(0.0, left))})"
             self.note(self.shortened(reached, limit, f"about {span(whole)}"))
         try:
-            while stages := [rung for rung in stages if rung.beyond(standing)]:
+            while stages := [rung for rung in stages if rung.total > standing.rounds * standing.seeds]:
                 begin, spent = time.monotonic(), self.spent
                 rung, left = stages.pop(0), self.end - begin
                 expected = speed.seconds([rung], standing.rounds * standing.seeds)

@@ -1,0 +1,116 @@
+"""What a race may cost, and the stages that fit into it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from copfl.errors import UsageError
+
+SHORTER = 0.9  # by which a race is made shorter until it fits its budget
+FINALISTS = 2  # or more are trained for all rounds, with this many seeds or more
+
+
+class Rung(NamedTuple):
+    """A stage of the race."""
+
+    rounds: int  # that each run has at its end
+    seeds: int  # runs of each candidate
+    candidates: int  # that take part
+
+    @property
+    def total(self) -> int:
+        """The rounds of a candidate's runs at its end."""
+        return self.rounds * self.seeds
+
+
+def limit_of(budget: str | int, usual: float) -> Limit:
+    """A number of rounds, or a time such as 90s, 10m or 2h."""
+    if not str(budget).strip():
+        return Limit(usual, usual=True)
+    parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
+    if parts is None or not float(parts[1]):
+        raise UsageError(
+            f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
+        )
+    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
+    return Limit(float(parts[1]) * (seconds or 1), bool(seconds))
+
+
+class Limit(NamedTuple):
+    """What the race may cost."""
+
+    amount: float
+    seconds: bool = False  # from the beginning to the end, or else rounds
+    usual: bool = False  # not the user's
+
+
+Price = Callable[[Sequence[Rung]], float]  # what stages cost, in the unit of the limit
+
+
+def cost(rungs: Sequence[Rung]) -> int:
+    """The rounds of all runs, each of which continues where the stage before ended."""
+    before = [0, *(rung.total for rung in rungs)]
+    return sum(rung.candidates * (rung.total - done) for rung, done in zip(rungs, before, strict=False))
+
+
+def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
+    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none."""
+    lengths = [max(1, round(rounds * SHORTER**step)) for step in range(1 + _steps(rounds))]
+    for length, count in [(rounds, seeds), *((length, 1) for length in lengths)]:
+        stages = plan(length, count, candidates, limit, price)
+        if price(stages) <= limit:
+            return stages
+    return []
+
+
+def _steps(rounds: int) -> int:
+    """How often a race is made shorter until it has one round."""
+    return math.ceil(math.log(rounds) / -math.log(SHORTER))
+
+
+def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
+    """The stages of the race, whose cost is within the limit if the shortest one's is.
+
+    Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a candidate
+    are in a row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
+    proportion from stage to stage; beyond the first seed it has whole runs. The finalists have as many seeds as leave
+    half of the rounds to the first stage, which drops most; then that stage is as long as the limit allows.
+    """
+    finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
+    while counts[-1] > finalists:
+        counts.append(max(finalists, math.ceil(counts[-1] / 3)))
+    steps = max(1, len(counts) - 1)
+
+    def stages(first: int, last: int) -> list[Rung]:
+        amounts = [first * (rounds * last / first) ** (stage / steps) for stage in range(len(counts) - 1)]
+        within = [(min(round(amount), rounds), max(1, round(amount / rounds))) for amount in amounts]
+        return [Rung(*run, count) for run, count in zip([*within, (rounds, last)], counts, strict=True)]
+
+    least = min(seeds, FINALISTS)
+    for last in range(seeds, least - 1, -1):
+        fitting = [first for first in range(1, rounds + 1) if price(stages(first, last)) <= limit]
+        if fitting and 2 * fitting[-1] >= rounds:
+            return stages(fitting[-1], last)
+    return stages(max(fitting, default=1), least)
+
+
+class Speed(NamedTuple):
+    """What a stage takes, as measured in the stages before."""
+
+    round: float  # seconds of a round of one run
+    overhead: float  # seconds of a stage: processes that start, data that are loaded, first rounds
+    processes: int
+
+    def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
+        """The time of these stages, of candidates of which each has `done` rounds."""
+        total = 0.0
+        for rung in rungs:
+            new = rung.total - done  # of each candidate
+            if new > 0:
+                longest = min(new, rung.rounds)  # of a run: seeds train in parallel, rounds do not
+                rounds = max(rung.candidates * new / self.processes, longest)
+                total, done = total + self.overhead + rounds * self.round, done + new
+        return total

@@ -240,17 +240,17 @@ def test_a_forecast_has_the_runs_that_follow(tmp_path: Path, monkeypatch: pytest
     now[0] += 16
     with_rounds(new, 5)
     with_rounds(begun, 7)
-    assert forecast.left([new, begun]) == 2.0 * (5 + 3 + 30)  # eight rounds in 16 seconds
+    assert forecast.left() == 2.0 * (5 + 3 + 30)  # eight rounds in 16 seconds
     now[0] += 4
     forecast.ended(new)
-    assert forecast.left([begun]) == pytest.approx(20 / 13 * (3 + 30))
+    assert forecast.left() == pytest.approx(20 / 13 * (3 + 30))
     longer = new._replace(run=new.run.replaced({"run": {"rounds": 20}}))
     with_rounds(longer, 10)
     forecast.plan([longer])  # a further stage of the same run
     assert forecast.later == 20.0
-    assert forecast.left([longer, begun]) == pytest.approx(20 / 13 * (10 + 3 + 20))
+    assert forecast.left() == pytest.approx(20 / 13 * (10 + 3 + 20))
     forecast.end = now[0] + 7
-    assert forecast.text([longer, begun]) == "about 0:07 left"
+    assert forecast.text() == "about 0:07 left"
 
 
 def test_a_long_run_in_this_process_says_how_far_it_is(

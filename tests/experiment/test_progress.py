@@ -1,7 +1,12 @@
-"""The lines of a run whose output is no terminal, and the time left; tests/cli/test_main.py has the bar."""
+"""The lines of a run whose output is no terminal, the time left, and the bar of several runs.
+
+The bar of one run is in tests/cli/test_main.py.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,3 +92,32 @@ def test_the_expected_time_of_a_long_run() -> None:
     assert progress.expected(4000.0, rounds=10, processes=2, baseline=False) == (
         "10 rounds will take about 1:06:40 or more with 2 processes; --rounds and --epochs make it shorter"
     )
+
+
+class Terminal(io.StringIO):
+    """What rich takes for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_of_runs_has_the_time_that_is_left_and_lines_stand_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, left = Terminal(), [math.inf]
+    with progress.bar_of_runs(out, lambda: left[0]) as log:
+        log("1 of 3 runs [done]")
+        left[0] = 80.0
+        log("2 of 3 runs")
+        left[0] = 0.0
+        log("the choice is trained")
+    shown = out.getvalue()
+    for text in (
+        "known after the first round",
+        "0:00 of 1:20, 1:20 left",
+        "1 of 3 runs [done]",
+        "the choice is trained",
+    ):
+        assert text in shown
+    assert "\u2501" not in shown.rpartition("1:20 left")[2]  # after the runs there is no bar

@@ -176,7 +176,7 @@ def choose(
     from copfl.comparison import choose as racing
     from copfl.comparison import entries
 
-    with stoppable(AGAIN):
+    with stoppable(AGAIN), options.runs_shown(quiet) as (log, forecast):
         found = racing.choose(
             algorithms or ["all"],
             budget,
@@ -188,7 +188,8 @@ def choose(
             validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,
             jobs=default_jobs(line.get("run", {})) if jobs is None else jobs,
-            log=options.logger(quiet),
+            log=log,
+            forecast=forecast,
         )
     if as_json:
         print((found.folder / "ranking.json").read_text("utf-8"))
@@ -223,20 +224,20 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     from copfl.comparison import executors, tables
     from copfl.comparison import plots as pictures
 
-    log = options.logger(machine.quiet)
     folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
     if machine.jobs is not None and machine.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})
     processes = default_jobs(own) if machine.jobs is None else machine.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
-    with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor:
+    shown = options.runs_shown(machine.quiet)
+    with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
         found: tables.Comparison = run(
-            base_tables=base, out=folder, jobs=processes, executor=executor, log=log
+            base_tables=base, out=folder, jobs=processes, executor=executor, log=log, forecast=forecast
         )
     drawn = pictures.write(found, folder) if machine.plots else []
     if machine.plots and not charts.available():
-        log(f"copfl: {charts.MISSING}")
+        options.logger(machine.quiet)(f"copfl: {charts.MISSING}")
     if machine.as_json:
         print(json.dumps(tables.as_json(found)))
     elif not machine.quiet:

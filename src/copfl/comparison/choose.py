@@ -95,6 +95,7 @@ def choose(
     retrain: bool = True,
     jobs: int = 1,
     log: Log | None = None,
+    forecast: Forecast | None = None,
 ) -> Choice:
     """The best method for this federation by a race on validation samples, and the ranking.
 
@@ -117,6 +118,7 @@ def choose(
             is too short for it.
         jobs: Runs in parallel.
         log: Gets a line about each step.
+        forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
     out, log = Path(out), log or (lambda line: None)
@@ -124,7 +126,8 @@ def choose(
     every = {"checkpoint_every": 1}  # a rung may end after any round
     base = _as_a_first_run(reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
-    race = Race(out, base, seeds, validation, jobs, log)
+    forecast = Forecast() if forecast is None else forecast
+    race = Race(out, base, seeds, validation, jobs, log, forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
     is_adam = base["optimizer"].get("name") == reading.OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
@@ -140,7 +143,7 @@ def choose(
     race.passes = (1 + trained_twice) * retrain
     if limit.seconds:
         race.end = begin + (1 - WRITING) * limit.amount
-        race.forecast = Forecast(later=math.inf, end=begin + limit.amount)  # it takes the time that it has
+        forecast.later, forecast.end = math.inf, begin + limit.amount  # it takes the time that it has
     standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
     settings = best.jobs[0].run

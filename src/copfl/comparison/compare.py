@@ -58,6 +58,7 @@ def compare(
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
+    forecast: Forecast | None = None,
 ) -> Comparison:
     """The entries on the same clients, each with its best settings, and paired differences to the reference.
 
@@ -81,6 +82,7 @@ def compare(
         jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
+        forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     rows = reading.entries_of(entries)
     base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
@@ -128,7 +130,7 @@ def compare(
         return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     tries = TRIALS if trials is None else trials
-    forecast = Forecast()
+    forecast = Forecast() if forecast is None else forecast
     for entry, own in zip(rows, spaces, strict=True):
         tuned = (search.whole_runs(tries) if searching else len(list(cells(own)))) if own else 0
         forecast.later += complete(*layers_of(entry, base)).run.rounds * (
@@ -181,6 +183,7 @@ def sweep(
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
+    forecast: Forecast | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid.
 
@@ -194,6 +197,7 @@ def sweep(
         jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
+        forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
@@ -214,7 +218,9 @@ def sweep(
 
     final = [jobs_of(row) for row in rows]
     prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
-    run = partial(all_done, processes=jobs, log=log or (lambda line: None), executor=executor)
+    run = partial(
+        all_done, processes=jobs, log=log or (lambda line: None), executor=executor, forecast=forecast
+    )
     records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"

@@ -87,33 +87,29 @@ class Forecast:
         for job in jobs:
             path = job.path.absolute()
             self.later = max(0.0, self.later - (job.rounds - self.counted.get(path, 0)))
-            self.counted[path], self.had[path] = job.rounds, rounds_of(job)
+            self.counted[path], self.had[path] = job.rounds, rounds_in(path)
             self.due[path] = max(0, job.rounds - self.had[path])
 
     def ended(self, job: Job) -> None:
         self.trained += self.due.pop(job.path.absolute(), 0)
 
-    def left(self, running: Sequence[Job] = ()) -> float:
-        """Seconds; infinite before the first round.
-
-        Args:
-            running: Planned runs that may have trained some of their rounds.
-        """
-        now, paths = time.monotonic(), {job.path.absolute(): job for job in running}
-        part = sum(min(self.due[path], rounds_of(job) - self.had[path]) for path, job in paths.items())
-        trained, remaining = self.trained + part, sum(self.due.values()) - part + self.later
+    def left(self) -> float:
+        """Seconds; infinite before the first round."""
+        now, due = time.monotonic(), dict(self.due)
+        part = sum(min(rounds, rounds_in(path) - self.had[path]) for path, rounds in due.items())
+        trained, remaining = self.trained + part, sum(due.values()) - part + self.later
         estimate = (now - self.begin) / trained * remaining if trained else math.inf
         return max(0.0, min(estimate, self.end - now))
 
-    def text(self, running: Sequence[Job] = ()) -> str:
+    def text(self) -> str:
         """Such as "about 1:20 left"; "" before the first round."""
-        seconds = self.left(running)
+        seconds = self.left()
         return f"about {span(seconds)} left" if seconds < math.inf else ""
 
 
-def rounds_of(job: Job) -> int:
-    """The rounds that its folder has."""
-    file = job.path / "rounds.jsonl"
+def rounds_in(folder: Path) -> int:
+    """The rounds that a run's folder has."""
+    file = folder / "rounds.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
@@ -286,7 +282,7 @@ class Runner:
         def watch(round: Round, seconds: float) -> None:
             done = round.number + 1
             if self.forecast is not None and done < job.rounds and pace.is_due():
-                parts = [f"{job.title}: round {done}/{rounds}", self.forecast.text([job])]
+                parts = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
                 self.log(", ".join(filter(None, parts)))
             stop(round, seconds)
 
@@ -413,10 +409,10 @@ def submitted(
 
 def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
     """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 waiting; about 2:10 left"."""
-    rounds = [(job, rounds_of(job)) for job in jobs]
+    rounds = [(job, rounds_in(job.path)) for job in jobs]
     running = [f"{job.title}: round {done}/{job.run.run.rounds}" for job, done in rounds if done]
     more = [f"{len(running) - SHOWN} more"] if len(running) > SHOWN else []
-    left = [] if forecast is None else [forecast.text(jobs)]
+    left = [] if forecast is None else [forecast.text()]
     return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 

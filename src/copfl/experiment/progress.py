@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -61,6 +62,47 @@ def bar(rounds: int, out: IO[str], metric: MetricInfo, alone: int = 0) -> Iterat
     finally:
         progress.live.transient = not progress.tasks[job].completed  # without a round, the bar disappears
         progress.stop()
+
+
+@contextlib.contextmanager
+def bar_of_runs(out: IO[str], left: Callable[[], float]) -> Iterator[Callable[[str], None]]:
+    """A bar of all runs of a command, with the time that is left, below the lines that are printed.
+
+    Args:
+        out: The terminal.
+        left: The seconds that are left; infinite as long as nothing is known.
+
+    Yields:
+        A function that prints a line above the bar.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    console, begin = Console(file=out), time.monotonic()
+
+    def shown() -> Table | Text:
+        past, rest = time.monotonic() - begin, left()
+        if math.isinf(rest):
+            return Text("the time that is left is known after the first round ...")
+        if not rest:  # what follows the runs
+            return Text()
+        row = Table.grid(padding=(0, 1))
+        row.add_row(
+            ProgressBar(past + rest, past, width=20),
+            Text(f"{span(past)} of {span(past + rest)}, {span(rest)} left"),
+        )
+        return row
+
+    with Live(console=console, get_renderable=shown, refresh_per_second=1, transient=True) as live:
+
+        def log(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            live.refresh()
+
+        yield log
 
 
 def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: int = 0) -> Listener:

@@ -13,14 +13,17 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from copfl.bench.settings import SETTINGS, arrays, samples_per_client
+from copfl.bench.settings import SETTINGS, Setting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from copfl.experiment.result import Result
 
 VALIDATION = 0.25
 RATES = (1e-3, 3e-3, 1e-2)
@@ -142,11 +145,7 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     """Every client's accuracy after local training: the mean of the last third of the evaluations, at most five."""
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
-    from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import execute
     from copfl.parts.server_steps import SERVER_STEPS
-    from copfl.settings.complete import complete
-    from copfl.settings.user_code import as_dataset
     from copfl.wrappers.addons import with_addons
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
@@ -157,11 +156,24 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **options)
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())
     algorithm = with_addons(algorithm, lr_schedule=job.schedule, lr_rounds=setting.rounds)
+    result = trained(setting, algorithm, job.batch, job.seed, folder, device, validation)
+    return {**job._asdict(), **summary(result), "seconds": round(time.monotonic() - started, 2)}
+
+
+def trained(
+    setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path, device: str, validation: float
+) -> Result:
+    """A run of this algorithm in this setting."""
+    from copfl.experiment.preparation import prepare
+    from copfl.experiment.run import execute
+    from copfl.settings.complete import complete
+    from copfl.settings.user_code import as_dataset
+
     scheme, scheme_options = setting.partition
     model, model_options = setting.model
     of_run = {
         "rounds": setting.rounds,
-        "seed": job.seed,
+        "seed": seed,
         "device": device,
         "threads": 1,
         "workers": 1,
@@ -169,8 +181,8 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     }
     if setting.clients:
         of_run["clients"] = setting.clients
-    if job.batch or setting.batch:
-        of_run["batch"] = job.batch or setting.batch
+    if batch or setting.batch:
+        of_run["batch"] = batch or setting.batch
     layers = {
         "run": of_run,
         "partition": {"name": scheme, **scheme_options},
@@ -178,17 +190,17 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
         **setting.extra,
     }
     run = complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
-    experiment = prepare(run, validation=validation)
-    result = execute(experiment, None)
+    return execute(prepare(run, validation=validation), None)
+
+
+def summary(result: Result) -> dict[str, list[float]]:
+    """Each client's accuracy at the end, and the mean over the clients in about 20 rounds."""
     accuracy = np.asarray(result.accuracy)
     last = accuracy[-max(1, min(5, len(accuracy) // 3)) :].mean(0)
+    means = np.nanmean(accuracy, 1)[:: max(1, len(accuracy) // 20)]
     return {
-        **job._asdict(),
         "accuracy": [round(float(value), 5) for value in last],
-        "curve": [
-            round(float(value), 4) for value in np.nanmean(accuracy, 1)[:: max(1, len(accuracy) // 20)]
-        ],
-        "seconds": round(time.monotonic() - started, 2),
+        "curve": [round(float(value), 4) for value in means],
     }
 
 

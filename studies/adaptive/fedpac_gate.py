@@ -102,6 +102,8 @@ class FedPACGate(FedPAC):
     start_gates: bool = True
     body_gate: bool = False
     end_gates: bool = False
+    memory: float = 0.0  # of a client's gates from round to round
+    common: bool = False  # all clients have the federation's gates
 
     def _starts(self, task: Task) -> Tensor:
         return task.initial.new_zeros(3 if self.body_gate else 2)
@@ -121,6 +123,10 @@ class FedPACGate(FedPAC):
     def downlink(self, server: Server, ids: Tensor) -> Down:  # type: ignore[override]
         rows = tree.repeat(server._replace(heads=server.mean_head), len(ids))
         return Down(*rows._replace(heads=server.heads[ids]))
+
+    def _gates(self, fitted: Tensor, prior: Prior, before: Tensor) -> Tensor:
+        gates = prior.mean[:-1] if self.common else fitted
+        return self.memory * before + (1 - self.memory) * gates.clamp(0, 1)
 
     def _start(self, task: Task, client: Client, down: Down, gates: Tensor) -> Tensor:
         own = torch.where(client.started, task.layout.entries(client.w, "head"), down.head)
@@ -144,7 +150,7 @@ class FedPACGate(FedPAC):
             starts, of_starts = fitted(
                 task, lambda gates: self._start(task, client, down, gates), down.starts, held_out
             )
-            starts = starts.clamp(0, 1)
+            starts = self._gates(starts, down.starts, client.starts)
             heads = starts[:2] / starts[:2].sum().clamp(min=1)
             starts = torch.where(exploring, torch.cat([heads, starts[2:]]), client.starts)
         start = self._start(task, client, down, starts)
@@ -167,7 +173,7 @@ class FedPACGate(FedPAC):
         ends, of_ends, predicts = client.ends, _nothing(down.ends), w
         if self.end_gates:
             ends, of_ends = fitted(task, at, down.ends, held_out)
-            ends = torch.where(exploring, ends.clamp(0, 1), client.ends)
+            ends = torch.where(exploring, self._gates(ends, down.ends, client.ends), client.ends)
             predicts = at(ends)
         of_starts, of_ends = tree.each(lambda t: exploring * t, (of_starts, of_ends))
         weight = self.weight(data, w)

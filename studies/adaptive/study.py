@@ -68,6 +68,8 @@ VARIANTS = {
     "pac-all": Variant(FedPACGate, ALL, explore=0.5),
     "pac-all-ema": Variant(FedPACGate, ALL, ema=0.8, explore=0.5),
     "pac-all-cosine": Variant(FedPACGate, ALL, schedule="cosine", explore=0.5),
+    "pac-all-smooth": Variant(FedPACGate, {**ALL, "memory": 0.7}, explore=0.5),
+    "pac-all-common": Variant(FedPACGate, {**ALL, "common": True}, explore=0.5),
     "pac-all-quarter": Variant(FedPACGate, ALL, explore=0.25),
     "pac-both": Variant(FedPACGate, {**GATED, "end_gates": True}, explore=0.5),
 }

@@ -45,9 +45,8 @@ class BlockGate(Averaging):
     first_head_gate: float = 0.5
 
     def _first(self, task: Task) -> Tensor:
-        gates = task.initial.new_zeros(layer_count(task.layout))
-        gates[-1] = self.first_head_gate
-        return gates
+        body = task.initial.new_zeros(layer_count(task.layout) - 1)
+        return torch.cat([body, task.initial.new_full((1,), self.first_head_gate)])
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, (), task.initial)

@@ -1,4 +1,4 @@
-"""FedPAC with gates: where a client's head starts, and how far each layer goes from the received one: variant (c)."""
+"""FedPAC with gates: what a client's training starts from, and what it predicts with: variants (c)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Server(NamedTuple):
     mean_head: Tensor  # [h], the mean by samples
     centroids: Tensor  # [C, f]
     known: Tensor  # [C] bool
-    starts: Prior  # of the gates of the head: its own and the mean head, each against the combined one
-    ends: Prior  # of the gates of the layers: trained against received
+    starts: Prior
+    ends: Prior
     round: Tensor  # [] int64
 
 
@@ -59,8 +59,8 @@ class Client(NamedTuple):
     body_moments: State
     w: Tensor  # [D], as it was trained last
     started: Tensor  # [] bool
-    starts: Tensor  # [2] or [3]
-    ends: Tensor  # [L]
+    starts: Tensor  # [S]
+    ends: Tensor  # [E]
 
 
 class Upload(NamedTuple):
@@ -91,25 +91,28 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPACGate(FedPAC):
-    """FedPAC whose head starts from (1 - g_0 - g_1) combined + g_0 own + g_1 mean.
+    """FedPAC with gates. In the first `explore` rounds one of `every` samples is held out, and they are fitted.
 
-    With `body_gate` the body starts from (1 - g_2) mean + g_2 own; g_0 = g_2 = 1 is training alone, in two phases.
-    With `end_gates` a client predicts with received + g_l (trained - received) in layer l. In the first `explore`
-    rounds every fifth sample is held out, and the gates are fitted; then all samples train.
+    start_gates  "own_head", "mean_head": the head starts from (1 - g - g') combined + g own + g' mean.
+                 "own_body": the body starts from (1 - g) mean + g own. With both own parts at 1 a client trains alone
+    end_gates    "layers": a client predicts with received + g_l (trained - received) in layer l. "shared": with
+                 trained + g (mean - trained) in the head, and trained + g (received - trained) in the body
     """
 
     explore: int = 20
-    start_gates: bool = True
-    body_gate: bool = False
-    end_gates: bool = False
-    memory: float = 0.0  # of a client's gates from round to round
+    every: int = 5
+    start_gates: tuple[str, ...] = ()
+    end_gates: str = ""
     common: bool = False  # all clients have the federation's gates
+    memory: float = 0.0  # of a client's gates from round to round
 
     def _starts(self, task: Task) -> Tensor:
-        return task.initial.new_zeros(3 if self.body_gate else 2)
+        return task.initial.new_zeros(len(self.start_gates))
 
     def _ends(self, task: Task) -> Tensor:
-        return task.initial.new_ones(layer_count(task.layout))
+        if self.end_gates == "layers":
+            return task.initial.new_ones(layer_count(task.layout))
+        return task.initial.new_zeros(2 if self.end_gates else 0)
 
     def server_init(self, task: Task, clients: int) -> Server:  # type: ignore[override]
         w, heads, centroids, known = super().server_init(task, clients)
@@ -124,18 +127,26 @@ class FedPACGate(FedPAC):
         rows = tree.repeat(server._replace(heads=server.mean_head), len(ids))
         return Down(*rows._replace(heads=server.heads[ids]))
 
-    def _gates(self, fitted: Tensor, prior: Prior, before: Tensor) -> Tensor:
-        gates = prior.mean[:-1] if self.common else fitted
-        return self.memory * before + (1 - self.memory) * gates.clamp(0, 1)
-
     def _start(self, task: Task, client: Client, down: Down, gates: Tensor) -> Tensor:
-        own = torch.where(client.started, task.layout.entries(client.w, "head"), down.head)
-        head = down.head + gates[0] * (own - down.head) + gates[1] * (down.mean_head - down.head)
-        body = down.w
-        if self.body_gate:
-            own_body = torch.where(client.started, shared_of(task, self.personal, client.w), down.w)
-            body = down.w + gates[2] * (own_body - down.w)
+        """The model that the client's training starts from."""
+        head, body = down.head, down.w
+        own_head, own_body = task.layout.entries(client.w, "head"), shared_of(task, self.personal, client.w)
+        differences = {"own_head": own_head - down.head, "mean_head": down.mean_head - down.head}
+        for name, gate in zip(self.start_gates, gates.unbind(), strict=True):
+            used = gate if name == "mean_head" else gate * client.started
+            if name == "own_body":
+                body = body + used * (own_body - body)
+            else:
+                head = head + used * differences[name]
         return combined(task, self.personal, torch.cat([head, client.personal]), body)
+
+    def _end(self, task: Task, start: Tensor, mean_head: Tensor, w: Tensor, gates: Tensor) -> Tensor:
+        """The model that the client predicts with."""
+        if self.end_gates == "layers":
+            return start + gates[layer_of_entries(task.layout, task.device)] * (w - start)
+        head = task.layout.entries(w, "head")
+        body = w + gates[1] * (start - w)
+        return task.layout.with_entries(body, "head", head + gates[0] * (mean_head - head))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:  # type: ignore[override]
         return self._start(task, client, down, client.starts)
@@ -143,16 +154,17 @@ class FedPACGate(FedPAC):
     def client_update(  # type: ignore[override]
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput:
-        exploring, held_out = down.round < self.explore, validation_split(data)
-        plan = training_split(plan, fold=5 * exploring.to(torch.int64) - 1)
+        exploring, held_out = down.round < self.explore, validation_split(data, self.every)
+        fold = self.every * exploring.to(torch.int64) - 1  # -1: none is left out
+        plan = training_split(plan, self.every, fold)
         starts, of_starts = client.starts, _nothing(down.starts)
         if self.start_gates:
             starts, of_starts = fitted(
                 task, lambda gates: self._start(task, client, down, gates), down.starts, held_out
             )
-            starts = self._gates(starts, down.starts, client.starts)
-            heads = starts[:2] / starts[:2].sum().clamp(min=1)
-            starts = torch.where(exploring, torch.cat([heads, starts[2:]]), client.starts)
+            starts = torch.where(exploring, self._gates(starts, down.starts, client.starts), client.starts)
+            if self.start_gates[:2] == ("own_head", "mean_head"):  # they add up to at most 1
+                starts = torch.cat([starts[:2] / starts[:2].sum().clamp(min=1), starts[2:]])
         start = self._start(task, client, down, starts)
 
         before, n = class_sums(task, start, data), data.size.to(start.dtype)
@@ -166,15 +178,13 @@ class FedPACGate(FedPAC):
         means, spread = prior_means(before, n)
         head = task.layout.entries(w, "head")
 
-        def at(gates: Tensor) -> Tensor:
-            reached = gates[layer_of_entries(task.layout, task.device)]
-            return start + reached * (w - start)
-
         ends, of_ends, predicts = client.ends, _nothing(down.ends), w
         if self.end_gates:
-            ends, of_ends = fitted(task, at, down.ends, held_out)
+            ends, of_ends = fitted(
+                task, lambda gates: self._end(task, start, down.mean_head, w, gates), down.ends, held_out
+            )
             ends = torch.where(exploring, self._gates(ends, down.ends, client.ends), client.ends)
-            predicts = at(ends)
+            predicts = self._end(task, start, down.mean_head, w, ends)
         of_starts, of_ends = tree.each(lambda t: exploring * t, (of_starts, of_ends))
         weight = self.weight(data, w)
         upload = Upload(body, weight, head, means, spread, after.features, after.counts, of_starts, of_ends)
@@ -183,6 +193,11 @@ class FedPACGate(FedPAC):
         metrics |= {f"start_{n}": gate for n, gate in enumerate(starts.unbind())}
         metrics |= {f"end_{n}": gate for n, gate in enumerate(ends.unbind())}
         return ClientOutput(kept, upload, predicts, metrics)
+
+    def _gates(self, fitted: Tensor, prior: Prior, before: Tensor) -> Tensor:
+        """The client's gates of this round."""
+        gates = prior.mean[:-1] if self.common else fitted
+        return self.memory * before + (1 - self.memory) * gates.clamp(0, 1)
 
     def next_message(self, task: Task, down: Down, upload: Upload) -> Down:  # type: ignore[override]
         return down._replace(head=upload.head)

@@ -43,35 +43,43 @@ class Variant(NamedTuple):
     explore: float = 0.0  # the share of the rounds in which samples are held out and gates are fitted
 
 
-PAC, GATED = ALGORITHMS["fedpac"], {"head_speed": 3.0}
-ALL = {**GATED, "body_gate": True, "end_gates": True}
+PAC = partial(ALGORITHMS["fedpac"], head_speed=3.0)
+GATED = partial(FedPACGate, head_speed=3.0)
+HEADS = ("own_head", "mean_head")
+OWN = ("own_head", "own_body")
 VARIANTS = {
     # Today's first choice and its competitors.
-    "default": Variant(PAC, GATED),
+    "default": Variant(PAC),
     "local": Variant(ALGORITHMS["local"], server="mean"),
     "fedper": Variant(ALGORITHMS["fedper"]),
     "fedrod": Variant(ALGORITHMS["fedrod"]),
     "fedavg_ft": Variant(ALGORITHMS["fedavg_ft"]),
-    "fedpac-momentum": Variant(PAC, GATED, "momentum"),
-    # Controls without a gate.
-    "default-ema": Variant(PAC, GATED, ema=0.8),
-    "default-cosine": Variant(PAC, GATED, schedule="cosine"),
-    # The gates.
+    # The same, predicting with a moving average of the weights.
+    "default-ema": Variant(PAC, ema=0.8),
+    "default-ema-0.9": Variant(PAC, ema=0.9),
+    "local-ema": Variant(ALGORITHMS["local"], server="mean", ema=0.8),
+    "fedper-ema": Variant(ALGORITHMS["fedper"], ema=0.8),
+    "fedrod-ema": Variant(ALGORITHMS["fedrod"], ema=0.8),
+    "fedavg_ft-ema": Variant(ALGORITHMS["fedavg_ft"], ema=0.8),
+    # Gates.
     "rod-gate": Variant(FedRoDGate, explore=0.5),
     "block-gate": Variant(BlockGate, explore=0.5),
-    "pac-start": Variant(FedPACGate, GATED, explore=0.5),
-    "pac-start-cosine": Variant(FedPACGate, GATED, schedule="cosine", explore=0.5),
-    "pac-start-ema": Variant(FedPACGate, GATED, ema=0.8, explore=0.5),
-    "pac-start-quarter": Variant(FedPACGate, GATED, explore=0.25),
-    "pac-end": Variant(FedPACGate, {**GATED, "start_gates": False, "end_gates": True}, explore=0.5),
-    "pac-body": Variant(FedPACGate, {**GATED, "body_gate": True}, explore=0.5),
-    "pac-all": Variant(FedPACGate, ALL, explore=0.5),
-    "pac-all-ema": Variant(FedPACGate, ALL, ema=0.8, explore=0.5),
-    "pac-all-cosine": Variant(FedPACGate, ALL, schedule="cosine", explore=0.5),
-    "pac-all-smooth": Variant(FedPACGate, {**ALL, "memory": 0.7}, explore=0.5),
-    "pac-all-common": Variant(FedPACGate, {**ALL, "common": True}, explore=0.5),
-    "pac-all-quarter": Variant(FedPACGate, ALL, explore=0.25),
-    "pac-both": Variant(FedPACGate, {**GATED, "end_gates": True}, explore=0.5),
+    "pac-start": Variant(GATED, {"start_gates": HEADS}, explore=0.5),
+    "pac-start-quarter": Variant(GATED, {"start_gates": HEADS}, explore=0.25),
+    "pac-start-cosine": Variant(GATED, {"start_gates": HEADS}, schedule="cosine", explore=0.5),
+    "pac-start-ema": Variant(GATED, {"start_gates": HEADS}, ema=0.8, explore=0.5),
+    "pac-end": Variant(GATED, {"end_gates": "layers"}, explore=0.5),
+    "pac-both": Variant(GATED, {"start_gates": HEADS, "end_gates": "layers"}, explore=0.5),
+    "held-out-ema": Variant(GATED, ema=0.8, explore=0.5),  # no gates: what holding out costs
+    "own-ema": Variant(GATED, {"start_gates": OWN, "memory": 0.7}, ema=0.8, explore=0.5),
+    "end-ema": Variant(GATED, {"end_gates": "shared", "memory": 0.7}, ema=0.8, explore=0.5),
+    "own-end-ema": Variant(
+        GATED, {"start_gates": OWN, "end_gates": "shared", "memory": 0.7}, ema=0.8, explore=0.5
+    ),
+    "own-end-tenth-ema": Variant(
+        GATED, {"start_gates": OWN, "end_gates": "shared", "memory": 0.7, "every": 10}, ema=0.8, explore=0.5
+    ),
+    "block-gate-ema": Variant(BlockGate, ema=0.8, explore=0.5),
 }
 
 

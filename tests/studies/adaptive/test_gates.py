@@ -110,7 +110,12 @@ def test_elimination_solves() -> None:
 @pytest.mark.parametrize(
     ("gated", "contained"),
     [
-        (FedPACGate(explore=0, body_gate=True, end_gates=True), FedPAC()),
+        (
+            FedPACGate(explore=0, start_gates=("own_head", "mean_head", "own_body"), end_gates="layers"),
+            FedPAC(),
+        ),
+        (FedPACGate(explore=0, start_gates=("own_head", "own_body"), end_gates="shared"), FedPAC()),
+        (FedPACGate(explore=0), FedPAC()),
         (FedRoDGate(explore=0), FedRoD()),
         (BlockGate(explore=0, first_head_gate=0.0), FedAvgFT()),
         (BlockGate(explore=0, first_head_gate=1.0), FedPer()),

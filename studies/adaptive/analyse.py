@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from copfl import stats
 from copfl.stats import Numbers
 from studies.adaptive.study import NAMES
 from studies.defaults import analyse as defaults
@@ -94,8 +95,90 @@ def by_federation(accuracies: Values) -> str:
     return "\n".join(lines)
 
 
+def stored() -> dict[str, dict[str, dict[int, float]]]:
+    """The confirmation of studies/defaults by setting, method and seed."""
+    methods: dict[str, dict[str, dict[int, float]]] = {}
+    for name, cells in defaults.values(CONFIRMATION, {1}).items():
+        methods[name] = {
+            "first choice"
+            if c.head_speed == defaults.HEAD_SPEED
+            else "training alone"
+            if c.algorithm == "local"
+            else f"`{c.algorithm}`, {c.server}, {c.lr:g}": by_seed
+            for c, by_seed in cells.items()
+        }
+    return methods
+
+
+def confirmation(accuracies: Values, variant: str, averaged: tuple[str, ...]) -> str:
+    """A variant on test samples, against training alone seed by seed, and against the best method in hindsight.
+
+    Args:
+        accuracies: The records.
+        variant: Its name.
+        averaged: Variants that count as methods in hindsight too, in the last column.
+    """
+    lines = [
+        f"| federation | `{variant}` | first choice | training alone | minus training alone | minus first choice "
+        "| regret | of the first choice | best method | regret with averaged methods |",
+        "| --- |" + " ---: |" * 7 + " --- | ---: |",
+    ]
+    regrets: dict[str, list[float]] = defaultdict(list)
+    below, gains = [], []
+    for name, methods in stored().items():
+        mine = accuracies[variant][name]
+        if set(mine) != CONFIRMATION:
+            continue
+        over = [
+            np.array([mine[s] - methods[other][s] for s in sorted(mine)])
+            for other in ("training alone", "first choice")
+        ]
+        intervals = [
+            f"{d.mean():+.1f} [{low:+.1f}, {high:+.1f}]" for d in over for low, high in [stats.over_seeds(d)]
+        ]
+        if stats.over_seeds(over[0])[1] < 0:
+            below.append(name)
+        gains.append(float(over[1].mean()))
+        seeds = set.intersection(*(set(by_seed) for by_seed in methods.values()))
+        at_hand = {method: np.mean([by_seed[s] for s in seeds]) for method, by_seed in methods.items()}
+        best = max(at_hand, key=lambda method: float(at_hand[method]))
+        own = float(np.mean([mine[s] for s in seeds]))
+        regret = max(0.0, float(at_hand[best]) - own)
+        of_first = float(at_hand[best] - at_hand["first choice"])
+        others = [
+            accuracies[other][name][s] - mine[s]
+            for other in averaged
+            for s in [min(seeds)]
+            if s in accuracies[other][name]
+        ]
+        with_averaged = max([regret, *others])
+        for column, value in (("own", regret), ("first", of_first), ("averaged", with_averaged)):
+            regrets[column].append(value)
+        means = [
+            float(np.mean([*row.values()]))
+            for row in (mine, methods["first choice"], methods["training alone"])
+        ]
+        lines.append(
+            f"| {name} | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} | {' | '.join(intervals)} | {regret:.1f} "
+            f"| {of_first:.1f} | {best} | {with_averaged:.1f} |"
+        )
+    for column, values_of in regrets.items():
+        lines.append(
+            f"\nRegret, {column}: {over_federations(np.array(values_of))}, largest {max(values_of):.1f}"
+        )
+    lines.append(f"\nMinus the first choice: {over_federations(np.array(gains))}")
+    lines.append(f"\nSignificantly below training alone: {', '.join(below) or 'none'}")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     measured = values(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
     print(development(measured))
     print()
     print(by_federation(measured))
+    for confirmed in ("default-ema", "end-ema"):
+        if any(set(by_seed) >= CONFIRMATION for by_seed in measured[confirmed].values()):
+            print()
+            print(
+                confirmation(measured, confirmed, ("fedrod-ema", "fedavg_ft-ema", "fedper-ema", "local-ema"))
+            )

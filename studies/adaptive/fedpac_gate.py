@@ -171,7 +171,7 @@ class FedPACGate(FedPAC):
         optimizers = faster(self.optimizer, self.head_speed), self.optimizer
         moments = client.head_moments, client.body_moments
         pulled = aligned(task, down.centroids, down.known, before, self.alignment)
-        w, *states, loss = head_then_body(
+        w, head_moments, body_moments, loss = head_then_body(
             task, optimizers, start, moments, data, plan, self.head_epochs, objective=pulled
         )
         after, body = class_sums(task, w, data), shared_of(task, self.personal, w)
@@ -188,7 +188,8 @@ class FedPACGate(FedPAC):
         of_starts, of_ends = tree.each(lambda t: exploring * t, (of_starts, of_ends))
         weight = self.weight(data, w)
         upload = Upload(body, weight, head, means, spread, after.features, after.counts, of_starts, of_ends)
-        kept = Client(personal_of(task, (), w), *states, w, torch.ones_like(client.started), starts, ends)
+        started = torch.ones_like(client.started)
+        kept = Client(personal_of(task, (), w), head_moments, body_moments, w, started, starts, ends)
         metrics = {"loss": loss, "weight": weight}
         metrics |= {f"start_{n}": gate for n, gate in enumerate(starts.unbind())}
         metrics |= {f"end_{n}": gate for n, gate in enumerate(ends.unbind())}

@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl.algorithms.fedrod import Client as RodClient
 from copfl.algorithms.fedrod import FedRoD, with_head
 from copfl.core import ClientOutput, Data, Metrics, Plan, Task, training_split, tree, validation_split
-from copfl.parts.averaging import weighted_mean
+from copfl.parts.averaging import Down, weighted_mean
 
 from .gates import Evidence, Prior, first_prior, fitted, next_prior
 
@@ -66,8 +66,9 @@ class FedRoDGate(FedRoD):
         exploring = down.round < self.explore
         plan = training_split(plan, fold=5 * exploring.to(torch.int64) - 1)
         after, upload, trained, metrics = super().client_update(
-            task, RodClient(*client[:4]), down, data, plan
+            task, RodClient(*client[:4]), Down(down.w), data, plan
         )
+        assert isinstance(trained, Tensor)
         shared = with_head(task, trained, -after.head)
 
         def at(gates: Tensor) -> Tensor:
@@ -77,7 +78,8 @@ class FedRoDGate(FedRoD):
         gates = torch.where(exploring, gates.clamp(0, 1), client.gates)
         evidence = tree.each(lambda t: exploring * t, evidence)
         metrics = {**metrics, "gate_0": gates[0]}
-        return ClientOutput(Client(*after, gates), Upload(*upload, evidence), at(gates), metrics)
+        kept = Client(after.personal, after.moments, after.head, after.head_moments, gates)
+        return ClientOutput(kept, Upload(upload.w, upload.size, evidence), at(gates), metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Upload:
         return Upload(upload.size * upload.w, upload.size, upload.evidence)

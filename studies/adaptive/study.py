@@ -20,7 +20,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.bench.settings import SETTINGS, samples_per_client
 from copfl.core import Adam
 from copfl.parts.server_steps import SERVER_STEPS
-from copfl.settings.first_choice import FirstChoice, Known, first_choice
+from copfl.settings.first_choice import Known, first_choice
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.server_optimizer import with_server_optimizer
 from studies.adaptive.block_gate import BlockGate
@@ -89,36 +89,42 @@ class Job(NamedTuple):
     seed: int
 
 
-def choice_of(name: str, folder: Path) -> FirstChoice:
-    """The rule's settings for this federation."""
+class Training(NamedTuple):
+    """How a client trains by the rule of copfl.settings.first_choice."""
+
+    lr: float
+    schedule: str
+    batch: int
+
+
+def training_of(name: str, folder: Path) -> Training:
+    """The rule's numbers for this federation."""
     setting = SETTINGS[name]
-    samples = samples_per_client(setting, folder)
-    return first_choice(Known("classification", samples, setting.rounds, setting.model[0]))
+    known = Known("classification", samples_per_client(setting, folder), setting.rounds, setting.model[0])
+    tables = first_choice(known).layer
+    schedule = tables["addons"].get("lr_schedule", "constant")
+    return Training(tables["optimizer"]["lr"], schedule, tables["run"]["batch"])
 
 
 def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, Any]:
     """The accuracies of a run, and its gates at the end."""
     started, setting, variant = time.monotonic(), SETTINGS[job.setting], VARIANTS[job.variant]
-    choice, options = choice_of(job.setting, folder), dict(variant.options)
+    training, options = training_of(job.setting, folder), dict(variant.options)
     if variant.explore:
         options["explore"] = round(variant.explore * setting.rounds)
-    algorithm = variant.algorithm(optimizer=Adam(lr=choice.lr), **options)
+    algorithm = variant.algorithm(optimizer=Adam(lr=training.lr), **options)
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[variant.server]())
-    schedule = variant.schedule or choice.schedule
+    schedule = variant.schedule or training.schedule
     algorithm = with_addons(algorithm, ema=variant.ema, lr_schedule=schedule, lr_rounds=setting.rounds)
-    result = trained(setting, algorithm, choice.batch, job.seed, folder, device, validation)
+    result = trained(setting, algorithm, training.batch, job.seed, folder, device, validation)
     last = result.records[-1]
     numbers = {
         name: np.round(value, 3).tolist()
         for name, value in {**last["federation"], **last["per_client"]}.items()
         if name.startswith(("gate_", "start_", "end_", "mu_"))
     }
-    return {
-        **job._asdict(),
-        **summary(result),
-        "gates": numbers,
-        "seconds": round(time.monotonic() - started, 2),
-    }
+    seconds = round(time.monotonic() - started, 2)
+    return {**job._asdict(), **summary(result), "gates": numbers, "seconds": seconds}
 
 
 def main() -> None:

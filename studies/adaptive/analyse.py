@@ -73,6 +73,56 @@ def development(accuracies: Values) -> str:
     return "\n".join(lines)
 
 
+QUESTIONS = {
+    "a moving average of the client's weights": ("default-ema", "default"),
+    "a longer one (0.9 instead of 0.8)": ("default-ema-0.9", "default-ema"),
+    "holding out a fifth of the samples in the first half of the rounds, no gate": (
+        "held-out-ema",
+        "default-ema",
+    ),
+    "gates on what a client predicts with": ("end-ema", "held-out-ema"),
+    "gates on the head that training starts from: combined, own, mean": ("pac-start-ema", "held-out-ema"),
+    "gates on own head and own body that training starts from": ("own-ema", "held-out-ema"),
+    "both of these and those of the predictions": ("own-end-ema", "held-out-ema"),
+}
+
+
+def questions(accuracies: Values) -> str:
+    """The difference of two variants that differ in one thing, on the seeds that both have."""
+    lines = ["| what is added | difference | best | worst |", "| --- | ---: | --- | --- |"]
+    for question, (first, second) in QUESTIONS.items():
+        gains = {}
+        for name in NAMES:
+            one, other = accuracies[first][name], accuracies[second][name]
+            if seeds := set(one) & set(other) - CONFIRMATION:
+                gains[name] = float(np.mean([one[s] - other[s] for s in seeds]))
+        top, bottom = max(gains, key=lambda n: gains[n]), min(gains, key=lambda n: gains[n])
+        lines.append(
+            f"| {question} | {over_federations(np.array([*gains.values()]))} "
+            f"| {top} {gains[top]:+.1f} | {bottom} {gains[bottom]:+.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def gate_on_fedrod(accuracies: Values) -> str:
+    """`rod-gate` minus FedRoD, which studies/defaults has with the same batch, rate and schedule; seed 200."""
+    rules = {
+        name: next(c for c in cells if c.head_speed == defaults.HEAD_SPEED)
+        for name, cells in defaults.values(CONFIRMATION, {1}).items()
+    }
+    gains = {}
+    for name, cells in defaults.over_seeds(defaults.values(defaults.DEVELOPMENT, {1})).items():
+        if name not in rules:
+            continue
+        rule = rules[name]._replace(algorithm="fedrod", head_speed=0.0)
+        same = [c for c in cells if c._replace(batch=c.batch or 32) == rule]
+        if same and 200 in accuracies["rod-gate"][name]:
+            gains[name] = accuracies["rod-gate"][name][200] - cells[same[0]]
+    return (
+        f"`rod-gate` minus FedRoD: {over_federations(np.array([*gains.values()]))}, {len(gains)} federations"
+    )
+
+
 def by_federation(accuracies: Values) -> str:
     """The difference of each variant to the first choice in each federation."""
     variants = [v for v in accuracies if v != REFERENCE]
@@ -95,14 +145,17 @@ def by_federation(accuracies: Values) -> str:
     return "\n".join(lines)
 
 
+FIRST, ALONE = "first choice", "training alone"
+
+
 def stored() -> dict[str, dict[str, dict[int, float]]]:
     """The confirmation of studies/defaults by setting, method and seed."""
     methods: dict[str, dict[str, dict[int, float]]] = {}
     for name, cells in defaults.values(CONFIRMATION, {1}).items():
         methods[name] = {
-            "first choice"
+            FIRST
             if c.head_speed == defaults.HEAD_SPEED
-            else "training alone"
+            else ALONE
             if c.algorithm == "local"
             else f"`{c.algorithm}`, {c.server}, {c.lr:g}": by_seed
             for c, by_seed in cells.items()
@@ -110,75 +163,62 @@ def stored() -> dict[str, dict[str, dict[int, float]]]:
     return methods
 
 
-def confirmation(accuracies: Values, variant: str, averaged: tuple[str, ...]) -> str:
+def confirmation(accuracies: Values, variant: str) -> str:
     """A variant on test samples, against training alone seed by seed, and against the best method in hindsight.
 
-    Args:
-        accuracies: The records.
-        variant: Its name.
-        averaged: Variants that count as methods in hindsight too, in the last column.
+    Methods are the seven competitors of studies/defaults, training alone and the first choice, on the one or two seeds
+    that all of them have.
     """
     lines = [
-        f"| federation | `{variant}` | first choice | training alone | minus training alone | minus first choice "
-        "| regret | of the first choice | best method | regret with averaged methods |",
-        "| --- |" + " ---: |" * 7 + " --- | ---: |",
+        f"| federation | `{variant}` | {FIRST} | {ALONE} | minus {ALONE} | minus {FIRST} | regret "
+        f"| of the {FIRST} | best method |",
+        "| --- |" + " ---: |" * 7 + " --- |",
     ]
     regrets: dict[str, list[float]] = defaultdict(list)
-    below, gains = [], []
+    verdicts: dict[str, list[str]] = defaultdict(list)
+    gains = []
     for name, methods in stored().items():
-        mine = accuracies[variant][name]
+        mine = {s: value for s, value in accuracies[variant][name].items() if s in CONFIRMATION}
         if set(mine) != CONFIRMATION:
             continue
-        over = [
-            np.array([mine[s] - methods[other][s] for s in sorted(mine)])
-            for other in ("training alone", "first choice")
-        ]
-        intervals = [
-            f"{d.mean():+.1f} [{low:+.1f}, {high:+.1f}]" for d in over for low, high in [stats.over_seeds(d)]
-        ]
-        if stats.over_seeds(over[0])[1] < 0:
-            below.append(name)
-        gains.append(float(over[1].mean()))
+        cells = []
+        for other in (ALONE, FIRST):
+            differences = np.array([mine[s] - methods[other][s] for s in sorted(mine)])
+            low, high = stats.over_seeds(differences)
+            cells.append(f"{differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]")
+            if low > 0 or high < 0:
+                verdicts[f"{'above' if low > 0 else 'below'} {other}"].append(name)
+        gains.append(float(differences.mean()))
         seeds = set.intersection(*(set(by_seed) for by_seed in methods.values()))
-        at_hand = {method: np.mean([by_seed[s] for s in seeds]) for method, by_seed in methods.items()}
-        best = max(at_hand, key=lambda method: float(at_hand[method]))
-        own = float(np.mean([mine[s] for s in seeds]))
-        regret = max(0.0, float(at_hand[best]) - own)
-        of_first = float(at_hand[best] - at_hand["first choice"])
-        others = [
-            accuracies[other][name][s] - mine[s]
-            for other in averaged
-            for s in [min(seeds)]
-            if s in accuracies[other][name]
-        ]
-        with_averaged = max([regret, *others])
-        for column, value in (("own", regret), ("first", of_first), ("averaged", with_averaged)):
-            regrets[column].append(value)
-        means = [
-            float(np.mean([*row.values()]))
-            for row in (mine, methods["first choice"], methods["training alone"])
-        ]
+        at_hand = {method: float(np.mean([by_seed[s] for s in seeds])) for method, by_seed in methods.items()}
+        at_hand_of_mine = float(np.mean([mine[s] for s in seeds]))
+        competitors = {method: value for method, value in at_hand.items() if method not in (FIRST, ALONE)}
+        for reference, group in (("seven competitors", competitors), ("all nine methods", at_hand)):
+            for title, value in ((variant, at_hand_of_mine), (FIRST, at_hand[FIRST])):
+                regrets[f"{title}, against {reference}"].append(max(0.0, max(group.values()) - value))
+        averaged = accuracies["fedrod-ema"][name].get(min(seeds))
+        if averaged is not None:
+            beside = max(averaged - mine[min(seeds)], regrets[f"{variant}, against all nine methods"][-1])
+            regrets[f"{variant}, against these and fedrod-ema"].append(beside)
+        best = max(at_hand, key=lambda method: at_hand[method])
+        means = [float(np.mean([*row.values()])) for row in (mine, methods[FIRST], methods[ALONE])]
+        own, of_first = (regrets[f"{title}, against all nine methods"][-1] for title in (variant, FIRST))
         lines.append(
-            f"| {name} | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} | {' | '.join(intervals)} | {regret:.1f} "
-            f"| {of_first:.1f} | {best} | {with_averaged:.1f} |"
+            f"| {name} | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} | {' | '.join(cells)} "
+            f"| {own:.1f} | {of_first:.1f} | {best} |"
         )
-    for column, values_of in regrets.items():
+    lines.append("")
+    for title, numbers in regrets.items():
         lines.append(
-            f"\nRegret, {column}: {over_federations(np.array(values_of))}, largest {max(values_of):.1f}"
+            f"- mean regret of {title}: {over_federations(np.array(numbers))}, largest {max(numbers):.1f}"
         )
-    lines.append(f"\nMinus the first choice: {over_federations(np.array(gains))}")
-    lines.append(f"\nSignificantly below training alone: {', '.join(below) or 'none'}")
+    lines.append(f"- minus the {FIRST}: {over_federations(np.array(gains))}")
+    lines += [f"- {verdict}: {len(names)} ({', '.join(names)})" for verdict, names in verdicts.items()]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     measured = values(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
-    print(development(measured))
-    print()
-    print(by_federation(measured))
-    for confirmed in ("default-ema", "end-ema"):
-        if any(set(by_seed) >= CONFIRMATION for by_seed in measured[confirmed].values()):
-            print()
-            print(
-                confirmation(measured, confirmed, ("fedrod-ema", "fedavg_ft-ema", "fedper-ema", "local-ema"))
-            )
+    for table in (development, questions, gate_on_fedrod, by_federation):
+        print(table(measured), end="\n\n")
+    print(confirmation(measured, "default-ema"))

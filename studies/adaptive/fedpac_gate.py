@@ -91,7 +91,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPACGate(FedPAC):
-    """FedPAC with gates. In the first `explore` rounds one of `every` samples is held out, and they are fitted.
+    """FedPAC with gates. In the first `explore` rounds every fifth sample is held out, and they are fitted.
 
     start_gates  "own_head", "mean_head": the head starts from (1 - g - g') combined + g own + g' mean.
                  "own_body": the body starts from (1 - g) mean + g own. With both own parts at 1 a client trains alone
@@ -100,10 +100,8 @@ class FedPACGate(FedPAC):
     """
 
     explore: int = 20
-    every: int = 5
     start_gates: tuple[str, ...] = ()
     end_gates: str = ""
-    common: bool = False  # all clients have the federation's gates
     memory: float = 0.0  # of a client's gates from round to round
 
     def _starts(self, task: Task) -> Tensor:
@@ -154,15 +152,14 @@ class FedPACGate(FedPAC):
     def client_update(  # type: ignore[override]
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput:
-        exploring, held_out = down.round < self.explore, validation_split(data, self.every)
-        fold = self.every * exploring.to(torch.int64) - 1  # -1: none is left out
-        plan = training_split(plan, self.every, fold)
+        exploring, held_out = down.round < self.explore, validation_split(data)
+        plan = training_split(plan, fold=5 * exploring.to(torch.int64) - 1)  # -1: none is left out
         starts, of_starts = client.starts, _nothing(down.starts)
         if self.start_gates:
             starts, of_starts = fitted(
                 task, lambda gates: self._start(task, client, down, gates), down.starts, held_out
             )
-            starts = torch.where(exploring, self._gates(starts, down.starts, client.starts), client.starts)
+            starts = torch.where(exploring, self._gates(starts, client.starts), client.starts)
             if self.start_gates[:2] == ("own_head", "mean_head"):  # they add up to at most 1
                 starts = torch.cat([starts[:2] / starts[:2].sum().clamp(min=1), starts[2:]])
         start = self._start(task, client, down, starts)
@@ -183,7 +180,7 @@ class FedPACGate(FedPAC):
             ends, of_ends = fitted(
                 task, lambda gates: self._end(task, start, down.mean_head, w, gates), down.ends, held_out
             )
-            ends = torch.where(exploring, self._gates(ends, down.ends, client.ends), client.ends)
+            ends = torch.where(exploring, self._gates(ends, client.ends), client.ends)
             predicts = self._end(task, start, down.mean_head, w, ends)
         of_starts, of_ends = tree.each(lambda t: exploring * t, (of_starts, of_ends))
         weight = self.weight(data, w)
@@ -195,10 +192,9 @@ class FedPACGate(FedPAC):
         metrics |= {f"end_{n}": gate for n, gate in enumerate(ends.unbind())}
         return ClientOutput(kept, upload, predicts, metrics)
 
-    def _gates(self, fitted: Tensor, prior: Prior, before: Tensor) -> Tensor:
+    def _gates(self, fitted: Tensor, before: Tensor) -> Tensor:
         """The client's gates of this round."""
-        gates = prior.mean[:-1] if self.common else fitted
-        return self.memory * before + (1 - self.memory) * gates.clamp(0, 1)
+        return self.memory * before + (1 - self.memory) * fitted.clamp(0, 1)
 
     def next_message(self, task: Task, down: Down, upload: Upload) -> Down:  # type: ignore[override]
         return down._replace(head=upload.head)

@@ -48,19 +48,11 @@ GATED = partial(FedPACGate, head_speed=3.0)
 HEADS = ("own_head", "mean_head")
 OWN = ("own_head", "own_body")
 VARIANTS = {
-    # Today's first choice and its competitors.
     "default": Variant(PAC),
-    "local": Variant(ALGORITHMS["local"], server="mean"),
-    "fedper": Variant(ALGORITHMS["fedper"]),
-    "fedrod": Variant(ALGORITHMS["fedrod"]),
-    "fedavg_ft": Variant(ALGORITHMS["fedavg_ft"]),
-    # The same, predicting with a moving average of the weights.
+    # Without gates; with `ema` a client predicts with a moving average of its weights.
     "default-ema": Variant(PAC, ema=0.8),
     "default-ema-0.9": Variant(PAC, ema=0.9),
-    "local-ema": Variant(ALGORITHMS["local"], server="mean", ema=0.8),
-    "fedper-ema": Variant(ALGORITHMS["fedper"], ema=0.8),
     "fedrod-ema": Variant(ALGORITHMS["fedrod"], ema=0.8),
-    "fedavg_ft-ema": Variant(ALGORITHMS["fedavg_ft"], ema=0.8),
     # Gates.
     "rod-gate": Variant(FedRoDGate, explore=0.5),
     "block-gate": Variant(BlockGate, explore=0.5),
@@ -76,10 +68,6 @@ VARIANTS = {
     "own-end-ema": Variant(
         GATED, {"start_gates": OWN, "end_gates": "shared", "memory": 0.7}, ema=0.8, explore=0.5
     ),
-    "own-end-tenth-ema": Variant(
-        GATED, {"start_gates": OWN, "end_gates": "shared", "memory": 0.7, "every": 10}, ema=0.8, explore=0.5
-    ),
-    "block-gate-ema": Variant(BlockGate, ema=0.8, explore=0.5),
 }
 
 

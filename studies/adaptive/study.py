@@ -19,6 +19,8 @@ import numpy as np
 from copfl.algorithms import ALGORITHMS
 from copfl.bench.settings import SETTINGS, samples_per_client
 from copfl.core import Adam
+from copfl.experiment.preparation import prepare
+from copfl.experiment.run import execute
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings.first_choice import Known, first_choice
 from copfl.wrappers.addons import with_addons
@@ -26,7 +28,7 @@ from copfl.wrappers.server_optimizer import with_server_optimizer
 from studies.adaptive.block_gate import BlockGate
 from studies.adaptive.fedpac_gate import FedPACGate
 from studies.adaptive.fedrod_gate import FedRoDGate
-from studies.defaults.study import VALIDATION, summary, trained
+from studies.defaults.study import VALIDATION, run_of, summary
 from studies.parallel import run_jobs
 
 NAMES = [name for name in SETTINGS if not name.startswith("lora")]
@@ -104,7 +106,8 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[variant.server]())
     schedule = variant.schedule or training.schedule
     algorithm = with_addons(algorithm, ema=variant.ema, lr_schedule=schedule, lr_rounds=setting.rounds)
-    result = trained(setting, algorithm, training.batch, job.seed, folder, device, validation)
+    run = run_of(setting, algorithm, training.batch, job.seed, folder, device)
+    result = execute(prepare(run, validation=validation), None)
     last = result.records[-1]
     numbers = {
         name: np.round(value, 3).tolist()

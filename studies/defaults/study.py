@@ -24,6 +24,7 @@ from parallel import run_jobs  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from copfl.experiment.result import Result
+    from copfl.settings.schema import Run
 
 VALIDATION = 0.25
 RATES = (1e-3, 3e-3, 1e-2)
@@ -145,6 +146,8 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     """Every client's accuracy after local training: the mean of the last third of the evaluations, at most five."""
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
+    from copfl.experiment.preparation import prepare
+    from copfl.experiment.run import execute
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.wrappers.addons import with_addons
     from copfl.wrappers.server_optimizer import with_server_optimizer
@@ -156,16 +159,13 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **options)
     algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())
     algorithm = with_addons(algorithm, lr_schedule=job.schedule, lr_rounds=setting.rounds)
-    result = trained(setting, algorithm, job.batch, job.seed, folder, device, validation)
+    run = run_of(setting, algorithm, job.batch, job.seed, folder, device)
+    result = execute(prepare(run, validation=validation), None)
     return {**job._asdict(), **summary(result), "seconds": round(time.monotonic() - started, 2)}
 
 
-def trained(
-    setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path, device: str, validation: float
-) -> Result:
-    """A run of this algorithm in this setting."""
-    from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import execute
+def run_of(setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path, device: str) -> Run:
+    """The settings of a run of this algorithm in this setting."""
     from copfl.settings.complete import complete
     from copfl.settings.user_code import as_dataset
 
@@ -189,8 +189,7 @@ def trained(
         "model": {"name": model, **model_options},
         **setting.extra,
     }
-    run = complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
-    return execute(prepare(run, validation=validation), None)
+    return complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
 
 
 def summary(result: Result) -> dict[str, list[float]]:

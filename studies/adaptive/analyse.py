@@ -7,10 +7,12 @@ import json
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from copfl import stats
+from copfl.bench.settings import SETTINGS
 from copfl.stats import Numbers
 from studies.adaptive.study import NAMES
 from studies.defaults import analyse as defaults
@@ -23,16 +25,34 @@ DRAWS = 10_000  # of the bootstrap over federations
 Values = dict[str, dict[str, dict[int, float]]]  # accuracy in %, by variant, setting and seed
 
 
-def values(path: Path) -> Values:
-    """The mean accuracy over the clients of each run."""
+def records(path: Path) -> list[dict[str, Any]]:
+    """The runs that ended."""
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+    return [record for record in map(json.loads, text.splitlines()) if "accuracy" in record]
+
+
+def values(runs: list[dict[str, Any]]) -> Values:
+    """The mean accuracy over the clients of each run."""
     accuracies: Values = defaultdict(lambda: defaultdict(dict))
-    for line in text.splitlines():
-        record = json.loads(line)
-        if "accuracy" in record:
-            mean = 100 * float(np.nanmean(np.array(record["accuracy"], float)))
-            accuracies[record["variant"]][record["setting"]][record["seed"]] = mean
+    for run in runs:
+        mean = 100 * float(np.nanmean(np.array(run["accuracy"], float)))
+        accuracies[run["variant"]][run["setting"]][run["seed"]] = mean
     return accuracies
+
+
+def by_round(runs: list[dict[str, Any]]) -> str:
+    """The moving average minus the first choice after some rounds, over the federations of 40 rounds or fewer."""
+    curves = {(run["variant"], run["setting"], run["seed"]): run["curve"] for run in runs}
+    gains: dict[int, list[float]] = defaultdict(list)
+    for (variant, name, seed), curve in curves.items():
+        averaged = curves.get(("default-ema", name, seed))
+        if variant == REFERENCE and averaged and seed not in CONFIRMATION and SETTINGS[name].rounds <= 40:
+            for place, (with_it, without) in enumerate(zip(averaged, curve, strict=True)):
+                gains[1 + place * (SETTINGS[name].rounds // 20)].append(100 * (with_it - without))
+    rounds = [number for number in (5, 9, 13, 17, 19, 31, 39) if gains[number]]
+    cells = [f"{np.mean(gains[number]):+.1f}" for number in rounds]
+    head = "| after round | " + " | ".join(map(str, rounds)) + " |\n| --- |" + " ---: |" * len(rounds)
+    return f"{head}\n| difference | {' | '.join(cells)} |"
 
 
 def over_federations(numbers: Numbers) -> str:
@@ -218,7 +238,9 @@ def confirmation(accuracies: Values, variant: str) -> str:
 
 
 if __name__ == "__main__":
-    measured = values(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
+    runs = records(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
+    measured = values(runs)
     for table in (development, questions, gate_on_fedrod, by_federation):
         print(table(measured), end="\n\n")
+    print(by_round(runs), end="\n\n")
     print(confirmation(measured, "default-ema"))

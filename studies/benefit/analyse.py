@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_sum
+from copfl.experiment.benefit import (
+    Benefit,
+    Judgement,
+    design,
+    group_benefit,
+    judged,
+    of_sum,
+    worth_to_itself,
+)
 from copfl.stats import Numbers, mean_of_known, over_seeds, ranked, spearman
 from copfl.tables import Table, as_markdown
 
@@ -42,6 +50,9 @@ class Run(NamedTuple):
 
     def benefit(self, rounds: int | None = None) -> Benefit:
         return group_benefit(self.half[:rounds], self.difference[:rounds])
+
+    def worth_to_itself(self) -> Numbers:
+        return worth_to_itself(self.half, self.difference)
 
     def left_out(self, metric: str) -> tuple[Numbers, Numbers]:
         """The clients that were left out, and by how much the others' loss is then higher."""
@@ -184,6 +195,7 @@ def study_tables(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> list[Table]:
                 )
                 for rounds in ROUNDS
             },
+            "worth to itself, 50 rounds": mean_over_runs(lambda run: auc(run.worth_to_itself(), run.bad)),
             "leave-one-out by retraining": mean_over_runs(auc_left_out),
             "weight (COWA in copfl)": mean_over_runs(lambda run: auc(run.weight, run.bad)),
         },

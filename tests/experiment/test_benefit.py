@@ -11,7 +11,15 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
-from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_sum
+from copfl.experiment.benefit import (
+    Benefit,
+    Judgement,
+    design,
+    group_benefit,
+    judged,
+    of_sum,
+    worth_to_itself,
+)
 from copfl.stats import Numbers
 from tests.audit.small import experiment
 
@@ -84,6 +92,29 @@ def test_clients_that_are_absent_at_times() -> None:
     truth = true_benefit(effects, weights(membership, differences))
     np.testing.assert_allclose(found.value, truth, atol=1e-9)
     assert found.freedom == int((membership != 0).sum(0).min()) - 5
+
+
+def test_clients_that_never_take_part_change_nothing_for_the_others() -> None:
+    rng = np.random.default_rng(1)
+    membership, differences = balanced(rng, 20, 6), rng.normal(size=(20, 6))
+    without_new, new = group_benefit(membership, differences), [2, 7]  # their places among the eight
+    places = [n for n in range(8) if n not in new]
+    found = group_benefit(
+        np.insert(membership, [2, 6], 0.0, axis=1), np.insert(differences, [2, 6], np.nan, axis=1)
+    )
+    np.testing.assert_array_equal(found.value[places], without_new.value)
+    np.testing.assert_array_equal(found.error[places], without_new.error)
+    assert np.isfinite(found.value[places]).all()
+    assert [found.verdicts[n] for n in new] == ["not known", "not known"]
+
+
+def test_worth_to_itself_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    membership, effects = balanced(rng, 20, 6), rng.normal(size=(6, 6))
+    expected = [effects[n, n] - np.delete(effects[:, n], n).mean() for n in range(6)]
+    np.testing.assert_allclose(worth_to_itself(membership, membership @ effects), expected)
+    few = np.where(np.arange(20)[:, None] < 4, membership @ effects, np.nan)
+    assert np.isnan(worth_to_itself(membership, few)).all()
 
 
 def test_standard_errors_by_hand() -> None:

@@ -144,6 +144,12 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
         differences: [rounds, clients], each client's loss with the second half's model minus that with the
             first's; nan where it does not judge.
     """
+    present = (membership != 0).any(0)
+    if not present.all():  # new clients never take part, and nothing is known of them
+        known = group_benefit(membership[:, present], differences[:, present])
+        value, error = np.full((2, len(present)), np.nan)
+        value[present], error[present] = known.value, known.error
+        return Benefit(value, error, known.freedom)
     clients = membership.shape[1]
     total = Judgement(np.zeros(clients), np.zeros(clients), np.zeros(membership.shape))
     judging = np.isfinite(differences)
@@ -159,6 +165,25 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
             errors[rounds] = one.errors
             total = total.plus(one._replace(errors=errors))
     return of_sum(total, min(freedom, default=0))
+
+
+def worth_to_itself(membership: Numbers, differences: Numbers) -> Numbers:
+    """How much more a client's uploads lower its own loss than those of the others do: b_ii - mean of b_ki over k ≠ i.
+
+    [clients], nan where it is not known. Only the client itself measures it, so it is no evidence against one that lies.
+
+    Args:
+        membership: As in `group_benefit`.
+        differences: As in `group_benefit`.
+    """
+    worth = np.full(membership.shape[1], np.nan)
+    for client, column in enumerate(differences.T):
+        judging = np.isfinite(column)
+        regression = design(membership[judging])
+        if regression is not None:
+            effects = regression.inverse @ column[judging]
+            worth[client] = effects[client] - np.delete(effects, client).mean()
+    return worth
 
 
 def of_records(lines: list[records.Record], clients: int) -> Benefit | None:

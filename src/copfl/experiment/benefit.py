@@ -170,7 +170,7 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
 def worth_to_itself(membership: Numbers, differences: Numbers) -> Numbers:
     """How much more a client's uploads lower its own loss than those of the others do: b_ii - mean of b_ki over k ≠ i.
 
-    [clients], nan where it is not known. Only the client itself measures it, so it is no evidence against one that lies.
+    [clients], nan where it is not known. Only the client itself measures it: it is no evidence against one that lies.
 
     Args:
         membership: As in `group_benefit`.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from copfl.core.algorithm import AnyAlgorithm, leave_out
 from copfl.engine.halves import DIFFERENCE, HALF
@@ -36,7 +37,7 @@ def looks(rounds: int, clients: int) -> bool:
     return rounds >= 2 * clients and rounds % clients == 0
 
 
-def harmful(membership: Numbers, differences: Numbers) -> Numbers:
+def harmful(membership: Numbers, differences: Numbers) -> NDArray[np.bool_]:
     """Which clients are known to do harm, [clients] bool.
 
     Args:
@@ -45,7 +46,7 @@ def harmful(membership: Numbers, differences: Numbers) -> Numbers:
     """
     benefit, own = group_benefit(membership, differences), worth_to_itself(membership, differences)
     high = np.array([benefit.interval(n).high for n in range(len(own))])
-    return (high < 0) & (own < 0)
+    return np.asarray((high < 0) & (own < 0))
 
 
 def reweighted(algorithm: AnyAlgorithm, server: Any, lines: list[records.Record], clients: int) -> Any:

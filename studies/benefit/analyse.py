@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import study
 
 from copfl.experiment.benefit import (
     Benefit,
@@ -24,7 +25,7 @@ from copfl.experiment.benefit import (
 from copfl.stats import Numbers, mean_of_known, over_seeds, ranked, spearman
 from copfl.tables import Table, as_markdown
 
-ALL, SECURE = -1, -2
+SETTINGS, HARMS = list(study.SETTINGS), [*study.HARMS, "none"]
 ROUNDS = (25, 35, 50)
 RECEIVED, TRAINED = (
     "test_loss_before",
@@ -84,8 +85,8 @@ def run_of(line: dict[str, Any]) -> Run:
 def runs_of(lines: Iterable[dict[str, Any]]) -> tuple[dict[Cell, Run], dict[Cell, Run]]:
     """The runs of all clients with those without a client, and those with secure sums."""
     lines = sorted(lines, key=lambda line: int(line["without"]))
-    runs = {cell_of(line): run_of(line) for line in lines if line["without"] == ALL}
-    secure = {cell_of(line): run_of(line) for line in lines if line["without"] == SECURE}
+    runs = {cell_of(line): run_of(line) for line in lines if line["without"] == study.ALL}
+    secure = {cell_of(line): run_of(line) for line in lines if line["without"] == study.SECURE}
     for line in lines:
         if line["without"] >= 0:
             losses = {name: array(line[name]) for name in (RECEIVED, TRAINED)}
@@ -159,7 +160,9 @@ def by_kind(
     notes: Sequence[str] = (),
 ) -> Table:
     """A row for each setting and harm, from the list of its runs."""
-    kinds = dict.fromkeys(cell[:2] for cell in cells)
+    kinds = sorted(
+        {cell[:2] for cell in cells}, key=lambda kind: (SETTINGS.index(kind[0]), HARMS.index(kind[1]))
+    )
     rows = [
         [
             *kind,
@@ -290,12 +293,56 @@ def coverage_table(lines: list[dict[str, Any]]) -> Table:
     )
 
 
+def weight_tables(lines: list[dict[str, Any]]) -> list[Table]:
+    """Accuracy of the honest clients: equal weights, and what each rule changes."""
+    rules: dict[Cell, dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        rules.setdefault(cell_of(line), {})[line["rule"]] = line
+
+    def honest(line: dict[str, Any]) -> Numbers:
+        return ~np.isin(np.arange(len(line["accuracy"])), line["bad"])
+
+    def accuracy(line: dict[str, Any] | None, model: str) -> float:
+        return float("nan") if line is None else 100 * float(mean_of_known(array(line[model])[honest(line)]))
+
+    def gained(rule: str, model: str) -> Callable[[dict[str, dict[str, Any]]], float]:
+        return lambda by_rule: accuracy(by_rule.get(rule), model) - accuracy(by_rule.get("equal"), model)
+
+    def left_out(by_rule: dict[str, dict[str, Any]], kind: bool) -> float:
+        line = by_rule["evidence"]
+        counted = array(line["rounds_counted"])
+        return float((counted < counted.max())[honest(line) == kind].sum())
+
+    def table(title: str, model: str) -> Table:
+        columns = {"equal weights": mean_over_runs(lambda by_rule: accuracy(by_rule.get("equal"), model), 1)}
+        columns |= {
+            rule: mean_over_runs(gained(rule, model), 1)
+            for rule in ("evidence", "trimmed_mean", "median", "oracle")
+        }
+        return by_kind(
+            f"{title}: accuracy in %, and the gain of each rule over equal weights", rules, columns
+        )
+
+    return [
+        table("Received model, honest clients", "accuracy_before"),
+        table("After local training, honest clients", "accuracy"),
+        by_kind(
+            "Clients that `evidence` left out, of 4 harmful (none in the clean rows) and 16 or 20 honest ones",
+            {cell: by_rule for cell, by_rule in rules.items() if "evidence" in by_rule},
+            {
+                "harmful": mean_over_runs(lambda by_rule: left_out(by_rule, False), 1),
+                "honest": mean_over_runs(lambda by_rule: left_out(by_rule, True), 1),
+            },
+        ),
+    ]
+
+
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     tables = study_tables(*runs_of(lines_of(folder / "records.jsonl.gz")))
-    for name, made in (("subsets", subset_table), ("coverage", coverage_table)):
-        if (path := folder / f"{name}.jsonl.gz").exists():
-            tables.append(made(lines_of(path)))
+    tables.append(subset_table(lines_of(folder / "subsets.jsonl.gz")))
+    tables.append(coverage_table(lines_of(folder / "coverage.jsonl.gz")))
+    tables += weight_tables(lines_of(folder / "weights.jsonl.gz"))
     for table in tables:
         print(as_markdown(table), end="\n\n")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.engine.halves import HALF
+from copfl.core.halves import HALF
 from copfl.experiment import evidence
 from copfl.stats import Numbers
 from tests.experiment.test_benefit import balanced

@@ -60,5 +60,5 @@ def test_it_is_an_algorithm_like_any_other() -> None:
 def test_it_needs_the_benefit_and_a_simulation() -> None:
     with pytest.raises(UsageError, match=r"robust\.name=evidence .* add run\.benefit=true"):
         run("fedavg", "digits", model="mlp", rounds=1, robust={"name": "evidence"})
-    with pytest.raises(UsageError, match=r"robust\.name='evidence' decides by losses"):
+    with pytest.raises(UsageError, match=r"robust\.name='evidence' is for simulations"):
         Federation(run=Run(robust=Robust(name="evidence")))

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.core.algorithm import AnyAlgorithm, leave_out
-from copfl.engine.halves import DIFFERENCE, HALF
+from copfl.core.halves import DIFFERENCE, HALF
 from copfl.experiment import records
 from copfl.experiment.benefit import group_benefit, worth_to_itself
 from copfl.stats import Numbers

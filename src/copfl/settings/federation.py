@@ -201,7 +201,8 @@ class Federation:
             raise SettingError(
                 "robust.name",
                 self.run.robust.name,
-                "decides by losses that nodes do not report; it is for simulations; use clip, trimmed_mean or median",
+                "is for simulations; a federation shows the benefit and does not act on it; use clip, trimmed_mean or "
+                "median",
             )
         if self.secure.aggregation and self.run.robust:
             raise SettingError(

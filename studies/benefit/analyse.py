@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return group_benefit(self.half[:rounds], self.difference[:rounds])
 
     def worth_to_itself(self) -> Numbers:
-        return worth_to_itself(self.half, self.difference)
+        return worth_to_itself(self.half, self.difference).value
 
     def left_out(self, metric: str) -> tuple[Numbers, Numbers]:
         """The clients that were left out, and by how much the others' loss is then higher."""
@@ -316,8 +316,7 @@ def weight_tables(lines: list[dict[str, Any]]) -> list[Table]:
     def table(title: str, model: str) -> Table:
         columns = {"equal weights": mean_over_runs(lambda by_rule: accuracy(by_rule.get("equal"), model), 1)}
         columns |= {
-            rule: mean_over_runs(gained(rule, model), 1)
-            for rule in ("evidence", "trimmed_mean", "median", "oracle")
+            rule: mean_over_runs(gained(rule, model), 1) for rule in ("evidence", "trimmed_mean", "median")
         }
         return by_kind(
             f"{title}: accuracy in %, and the gain of each rule over equal weights", rules, columns

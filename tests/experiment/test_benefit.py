@@ -110,11 +110,28 @@ def test_clients_that_never_take_part_change_nothing_for_the_others() -> None:
 
 def test_worth_to_itself_by_hand() -> None:
     rng = np.random.default_rng(0)
-    membership, effects = balanced(rng, 20, 6), rng.normal(size=(6, 6))
+    membership, effects = balanced(rng, 40, 6), rng.normal(size=(6, 6))
     expected = [effects[n, n] - np.delete(effects[:, n], n).mean() for n in range(6)]
-    np.testing.assert_allclose(worth_to_itself(membership, membership @ effects), expected)
-    few = np.where(np.arange(20)[:, None] < 4, membership @ effects, np.nan)
-    assert np.isnan(worth_to_itself(membership, few)).all()
+    found = worth_to_itself(membership, membership @ effects)
+    np.testing.assert_allclose(found.value, expected)
+    np.testing.assert_allclose(found.error, 0, atol=1e-9)
+    with_new = worth_to_itself(
+        np.insert(membership, 2, 0.0, 1), np.insert(membership @ effects, 2, np.nan, 1)
+    )
+    np.testing.assert_allclose(np.delete(with_new.value, 2), expected)
+    assert math.isnan(with_new.value[2])
+    few = np.where(np.arange(40)[:, None] < 4, membership @ effects, np.nan)
+    assert np.isnan(worth_to_itself(membership, few).value).all()
+
+
+def test_coverage_of_what_a_client_is_worth_to_itself() -> None:
+    rng, hits = np.random.default_rng(0), list[bool]()
+    for _ in range(100):
+        membership, effects = balanced(rng, 30, 8), rng.normal(size=(8, 8))
+        found = worth_to_itself(membership, membership @ effects + rng.normal(size=membership.shape))
+        truth = np.array([effects[n, n] - np.delete(effects[:, n], n).mean() for n in range(8)])
+        hits += covered(found, truth)
+    assert 0.90 <= np.mean(hits) <= 0.99
 
 
 def test_standard_errors_by_hand() -> None:

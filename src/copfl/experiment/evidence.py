@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.core.algorithm import AnyAlgorithm, leave_out
-from copfl.core.halves import DIFFERENCE, HALF
 from copfl.experiment import records
-from copfl.experiment.benefit import group_benefit, worth_to_itself
+from copfl.experiment.benefit import group_benefit, halves_of, worth_to_itself
 from copfl.stats import Numbers
 from copfl.wrappers.evidence import ByEvidence
 
@@ -45,8 +44,8 @@ def harmful(membership: Numbers, differences: Numbers) -> NDArray[np.bool_]:
         differences: [rounds, clients], see `group_benefit`.
     """
     benefit, own = group_benefit(membership, differences), worth_to_itself(membership, differences)
-    high = np.array([benefit.interval(n).high for n in range(len(own))])
-    return np.asarray((high < 0) & (own < 0))
+    high = np.array([benefit.interval(n).high for n in range(len(own.value))])
+    return np.asarray((high < 0) & (own.value < 0))
 
 
 def reweighted(algorithm: AnyAlgorithm, server: Any, lines: list[records.Record], clients: int) -> Any:
@@ -58,6 +57,5 @@ def reweighted(algorithm: AnyAlgorithm, server: Any, lines: list[records.Record]
         lines: The records of all rounds until now.
         clients: How many clients there are.
     """
-    membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
-    found = harmful(np.nan_to_num(membership), differences)
-    return leave_out(algorithm, server, torch.from_numpy(found))
+    halves = halves_of(lines, clients)
+    return server if halves is None else leave_out(algorithm, server, torch.from_numpy(harmful(*halves)))

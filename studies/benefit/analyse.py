@@ -254,7 +254,7 @@ def secure_table(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> Table:
 
 
 def subset_table(lines: list[dict[str, Any]]) -> Table:
-    """Ten clients: the benefit beside leave-one-out and Shapley values by retraining."""
+    """Six clients: the benefit beside leave-one-out and Shapley values by retraining."""
 
     def retrained(line: dict[str, Any], name: str) -> Numbers:
         return array(line["retraining"][RECEIVED][name])
@@ -276,7 +276,7 @@ def subset_table(lines: list[dict[str, Any]]) -> Table:
         "AUC: Shapley": lambda line: auc(retrained(line, "shapley"), bad(line)),
     }
     return by_kind(
-        "Ten clients: Spearman's correlations with exact Shapley values by retraining, and detection",
+        "Six clients, one of them harmful: Spearman's correlations with exact Shapley values by retraining, and AUC",
         {cell_of(line): line for line in lines},
         {name: mean_over_runs(value) for name, value in columns.items()},
     )
@@ -326,7 +326,7 @@ def weight_tables(lines: list[dict[str, Any]]) -> list[Table]:
         table("Received model, honest clients", "accuracy_before"),
         table("After local training, honest clients", "accuracy"),
         by_kind(
-            "Clients that `evidence` left out, of 4 harmful (none in the clean rows) and 16 or 20 honest ones",
+            "Clients that `evidence` left out, of 4 harmful ones (0 in rows without harm) and 16 or 20 honest ones",
             {cell: by_rule for cell, by_rule in rules.items() if "evidence" in by_rule},
             {
                 "harmful": mean_over_runs(lambda by_rule: left_out(by_rule, False), 1),
@@ -339,7 +339,8 @@ def weight_tables(lines: list[dict[str, Any]]) -> list[Table]:
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     tables = study_tables(*runs_of(lines_of(folder / "records.jsonl.gz")))
-    tables.append(subset_table(lines_of(folder / "subsets.jsonl.gz")))
+    if (subsets := folder / "subsets.jsonl.gz").exists():
+        tables.append(subset_table(lines_of(subsets)))
     tables.append(coverage_table(lines_of(folder / "coverage.jsonl.gz")))
     tables += weight_tables(lines_of(folder / "weights.jsonl.gz"))
     for table in tables:

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import study
 
-from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_sum
+from copfl.experiment.benefit import (
+    Benefit,
+    Judgement,
+    design,
+    group_benefit,
+    judged,
+    of_sum,
+    worth_to_itself,
+)
 from copfl.stats import Numbers, mean_of_known, over_seeds, ranked, spearman
 from copfl.tables import Table, as_markdown
 
-ALL, SECURE = -1, -2
+SETTINGS, HARMS = list(study.SETTINGS), [*study.HARMS, "none"]
 ROUNDS = (25, 35, 50)
 RECEIVED, TRAINED = (
     "test_loss_before",
@@ -42,6 +51,9 @@ class Run(NamedTuple):
 
     def benefit(self, rounds: int | None = None) -> Benefit:
         return group_benefit(self.half[:rounds], self.difference[:rounds])
+
+    def worth_to_itself(self) -> Numbers:
+        return worth_to_itself(self.half, self.difference).value
 
     def left_out(self, metric: str) -> tuple[Numbers, Numbers]:
         """The clients that were left out, and by how much the others' loss is then higher."""
@@ -73,8 +85,8 @@ def run_of(line: dict[str, Any]) -> Run:
 def runs_of(lines: Iterable[dict[str, Any]]) -> tuple[dict[Cell, Run], dict[Cell, Run]]:
     """The runs of all clients with those without a client, and those with secure sums."""
     lines = sorted(lines, key=lambda line: int(line["without"]))
-    runs = {cell_of(line): run_of(line) for line in lines if line["without"] == ALL}
-    secure = {cell_of(line): run_of(line) for line in lines if line["without"] == SECURE}
+    runs = {cell_of(line): run_of(line) for line in lines if line["without"] == study.ALL}
+    secure = {cell_of(line): run_of(line) for line in lines if line["without"] == study.SECURE}
     for line in lines:
         if line["without"] >= 0:
             losses = {name: array(line[name]) for name in (RECEIVED, TRAINED)}
@@ -148,7 +160,9 @@ def by_kind(
     notes: Sequence[str] = (),
 ) -> Table:
     """A row for each setting and harm, from the list of its runs."""
-    kinds = dict.fromkeys(cell[:2] for cell in cells)
+    kinds = sorted(
+        {cell[:2] for cell in cells}, key=lambda kind: (SETTINGS.index(kind[0]), HARMS.index(kind[1]))
+    )
     rows = [
         [
             *kind,
@@ -184,6 +198,7 @@ def study_tables(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> list[Table]:
                 )
                 for rounds in ROUNDS
             },
+            "worth to itself, 50 rounds": mean_over_runs(lambda run: auc(run.worth_to_itself(), run.bad)),
             "leave-one-out by retraining": mean_over_runs(auc_left_out),
             "weight (COWA in copfl)": mean_over_runs(lambda run: auc(run.weight, run.bad)),
         },
@@ -239,7 +254,7 @@ def secure_table(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> Table:
 
 
 def subset_table(lines: list[dict[str, Any]]) -> Table:
-    """Ten clients: the benefit beside leave-one-out and Shapley values by retraining."""
+    """Six clients: the benefit beside leave-one-out and Shapley values by retraining."""
 
     def retrained(line: dict[str, Any], name: str) -> Numbers:
         return array(line["retraining"][RECEIVED][name])
@@ -261,7 +276,7 @@ def subset_table(lines: list[dict[str, Any]]) -> Table:
         "AUC: Shapley": lambda line: auc(retrained(line, "shapley"), bad(line)),
     }
     return by_kind(
-        "Ten clients: Spearman's correlations with exact Shapley values by retraining, and detection",
+        "Six clients, one of them harmful: Spearman's correlations with exact Shapley values by retraining, and AUC",
         {cell_of(line): line for line in lines},
         {name: mean_over_runs(value) for name, value in columns.items()},
     )
@@ -278,12 +293,56 @@ def coverage_table(lines: list[dict[str, Any]]) -> Table:
     )
 
 
+def weight_tables(lines: list[dict[str, Any]]) -> list[Table]:
+    """Accuracy of the honest clients: equal weights, and what each rule changes."""
+    rules: dict[Cell, dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        rules.setdefault(cell_of(line), {})[line["rule"]] = line
+
+    def honest(line: dict[str, Any]) -> Numbers:
+        return ~np.isin(np.arange(len(line["accuracy"])), line["bad"])
+
+    def accuracy(line: dict[str, Any] | None, model: str) -> float:
+        return float("nan") if line is None else 100 * float(mean_of_known(array(line[model])[honest(line)]))
+
+    def gained(rule: str, model: str) -> Callable[[dict[str, dict[str, Any]]], float]:
+        return lambda by_rule: accuracy(by_rule.get(rule), model) - accuracy(by_rule.get("equal"), model)
+
+    def left_out(by_rule: dict[str, dict[str, Any]], kind: bool) -> float:
+        line = by_rule["evidence"]
+        counted = array(line["rounds_counted"])
+        return float((counted < counted.max())[honest(line) == kind].sum())
+
+    def table(title: str, model: str) -> Table:
+        columns = {"equal weights": mean_over_runs(lambda by_rule: accuracy(by_rule.get("equal"), model), 1)}
+        columns |= {
+            rule: mean_over_runs(gained(rule, model), 1) for rule in ("evidence", "trimmed_mean", "median")
+        }
+        return by_kind(
+            f"{title}: accuracy in %, and the gain of each rule over equal weights", rules, columns
+        )
+
+    return [
+        table("Received model, honest clients", "accuracy_before"),
+        table("After local training, honest clients", "accuracy"),
+        by_kind(
+            "Clients that `evidence` left out, of 4 harmful ones (0 in rows without harm) and 16 or 20 honest ones",
+            {cell: by_rule for cell, by_rule in rules.items() if "evidence" in by_rule},
+            {
+                "harmful": mean_over_runs(lambda by_rule: left_out(by_rule, False), 1),
+                "honest": mean_over_runs(lambda by_rule: left_out(by_rule, True), 1),
+            },
+        ),
+    ]
+
+
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     tables = study_tables(*runs_of(lines_of(folder / "records.jsonl.gz")))
-    for name, made in (("subsets", subset_table), ("coverage", coverage_table)):
-        if (path := folder / f"{name}.jsonl.gz").exists():
-            tables.append(made(lines_of(path)))
+    if (subsets := folder / "subsets.jsonl.gz").exists():
+        tables.append(subset_table(lines_of(subsets)))
+    tables.append(coverage_table(lines_of(folder / "coverage.jsonl.gz")))
+    tables += weight_tables(lines_of(folder / "weights.jsonl.gz"))
     for table in tables:
         print(as_markdown(table), end="\n\n")
 

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,8 +57,14 @@ def left_out(seed: int) -> list[int]:
     return [*bad, *[client for client in range(CLIENTS) if client not in bad][:HONEST]]
 
 
-def experiment(job: Job, device: str) -> Any:
-    """The run of a job, with the numbers of the clients that do harm."""
+def experiment(job: Any, device: str, **more: dict[str, Any]) -> Any:
+    """The run of a job, with the numbers of the clients that do harm.
+
+    Args:
+        job: Its setting, harm and seed; its harm may be none of HARMS.
+        device: Where it is computed.
+        more: Further tables of settings.
+    """
     from copfl.data.datasets import load
     from copfl.data.samples import Samples
     from copfl.experiment.preparation import partition, prepare
@@ -66,7 +72,7 @@ def experiment(job: Job, device: str) -> Any:
     from copfl.wrappers.attacks import Attacked, choose_attackers
 
     algorithm, (scheme, options) = SETTINGS[job.setting]
-    layers = {
+    layers: dict[str, dict[str, Any]] = {
         "algorithm": {"name": algorithm},
         "partition": {"name": scheme, **options},
         "model": {"name": "mlp", "width": 64},
@@ -83,13 +89,13 @@ def experiment(job: Job, device: str) -> Any:
             "eval_every": EVAL_EVERY,
             "eval_models": "personal",
             "save_models": False,
-            "benefit": job.without in (ALL, SECURE),
         },
     }
+    layers = {title: layers.get(title, {}) | more.get(title, {}) for title in layers | more}
     digits = load("digits")
     parts = partition(complete(layers, values={"data": digits}), digits)
-    bad = choose_attackers(job.seed, CLIENTS, BAD)
-    attack, strength = HARMS[job.harm]
+    bad = choose_attackers(job.seed, CLIENTS, BAD) if job.harm in HARMS else ()
+    attack, strength = HARMS.get(job.harm, ("", 0.0))
     if not attack:
         y, rng = digits.train.y.copy(), np.random.default_rng(job.seed)
         for client in bad:
@@ -126,19 +132,16 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     from copfl.audit import replay
     from copfl.core.halves import DIFFERENCE, HALF
     from copfl.experiment.run import train_rounds
-    from copfl.stats import averaged, mean_of_known
+    from copfl.stats import mean_of_known
 
     started = time.monotonic()
-    made, bad = experiment(job, device)
+    made, bad = experiment(job, device, run={"benefit": job.without in (ALL, SECURE)})
     if job.without >= 0:
         result = replay.without(made, [job.without])
     else:
         result = train_rounds(made if job.without == ALL else with_secure_sums(made), None)
     values: dict[str, Any] = {"bad": list(bad)}
-    for name in (*LOSSES, "accuracy", "accuracy_before"):
-        table = result.metric(name)
-        known = table[~np.isnan(table).all(1)]
-        values[name] = rounded(mean_of_known(known[-averaged(len(known)) :]))
+    values |= {name: last_values(result, name) for name in (*LOSSES, "accuracy", "accuracy_before")}
     if job.without < 0:
         values["half"] = result.metric(HALF).astype(int).tolist()
         values["difference"] = [rounded(row) for row in result.metric(DIFFERENCE)]
@@ -146,13 +149,18 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     return values | {"seconds": round(time.monotonic() - started, 2)}
 
 
+def last_values(result: Any, name: str) -> list[float | None]:
+    """The mean of a metric over the last third of the evaluations, by client."""
+    from copfl.stats import averaged, mean_of_known
+
+    table = result.metric(name)
+    known = table[~np.isnan(table).all(1)]
+    return rounded(mean_of_known(known[-averaged(len(known)) :]))
+
+
 def rounded(row: Any) -> list[float | None]:
     """With five significant digits; null where a number is not finite."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in row]
-
-
-def main() -> None:
-    run(record, __doc__, jobs_of)
 
 
 def jobs_of(cells: list[tuple[str, str, int]]) -> list[Job]:
@@ -166,12 +174,14 @@ def run(
     record: Callable[..., dict[str, Any]],
     description: str,
     jobs_of: Callable[[list[tuple[str, str, int]]], list[Any]],
+    settings: Sequence[str] = tuple(SETTINGS),
+    harms: Sequence[str] = tuple(HARMS),
 ) -> None:
     """The command line of a part of the study, whose jobs are made of settings, harms and seeds."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--settings", default=";".join(SETTINGS))
-    parser.add_argument("--harms", default=";".join(HARMS))
+    parser.add_argument("--settings", default=";".join(settings))
+    parser.add_argument("--harms", default=";".join(harms))
     parser.add_argument("--seeds", default="10,11,12,13,14")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -188,4 +198,4 @@ def run(
 
 
 if __name__ == "__main__":
-    main()
+    run(record, __doc__, jobs_of)

@@ -1,6 +1,6 @@
 """Shapley values by retraining: python studies/benefit/subsets.py OUT.jsonl --device cuda.
 
-Ten clients, two of them do harm. The federation of each of the 1,024 sets of clients is trained, all of them in one
+Six clients, one of them does harm. The federation of each of the 64 sets of clients is trained, all of them in one
 program, with the seed and the batches of the run of all. So the Shapley values of these runs are exact.
 """
 
@@ -22,7 +22,7 @@ from copfl.core.evaluation import is_evaluated
 from copfl.engine.mapping import ClientInput, local_update
 from copfl.stats import Numbers, averaged
 
-CLIENTS, ROUNDS, EVAL_EVERY = 10, 40, 4
+CLIENTS, ROUNDS, EVAL_EVERY = 6, 30, 3
 
 
 def members(clients: int, device: torch.device) -> Tensor:

@@ -213,6 +213,7 @@ def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_pa
         "95 % interval",
         "verdict",
         "rank",
+        "to itself",
         "weight",
         "samples",
         "sent",

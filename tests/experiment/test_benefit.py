@@ -11,7 +11,15 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
-from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_sum
+from copfl.experiment.benefit import (
+    Benefit,
+    Judgement,
+    design,
+    group_benefit,
+    judged,
+    of_sum,
+    worth_to_itself,
+)
 from copfl.stats import Numbers
 from tests.audit.small import experiment
 
@@ -84,6 +92,46 @@ def test_clients_that_are_absent_at_times() -> None:
     truth = true_benefit(effects, weights(membership, differences))
     np.testing.assert_allclose(found.value, truth, atol=1e-9)
     assert found.freedom == int((membership != 0).sum(0).min()) - 5
+
+
+def test_clients_that_never_take_part_change_nothing_for_the_others() -> None:
+    rng = np.random.default_rng(1)
+    membership, differences = balanced(rng, 20, 6), rng.normal(size=(20, 6))
+    without_new, new = group_benefit(membership, differences), [2, 7]  # their places among the eight
+    places = [n for n in range(8) if n not in new]
+    found = group_benefit(
+        np.insert(membership, [2, 6], 0.0, axis=1), np.insert(differences, [2, 6], np.nan, axis=1)
+    )
+    np.testing.assert_array_equal(found.value[places], without_new.value)
+    np.testing.assert_array_equal(found.error[places], without_new.error)
+    assert np.isfinite(found.value[places]).all()
+    assert [found.verdicts[n] for n in new] == ["not known", "not known"]
+
+
+def test_worth_to_itself_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    membership, effects = balanced(rng, 40, 6), rng.normal(size=(6, 6))
+    expected = [effects[n, n] - np.delete(effects[:, n], n).mean() for n in range(6)]
+    found = worth_to_itself(membership, membership @ effects)
+    np.testing.assert_allclose(found.value, expected)
+    np.testing.assert_allclose(found.error, 0, atol=1e-9)
+    with_new = worth_to_itself(
+        np.insert(membership, 2, 0.0, 1), np.insert(membership @ effects, 2, np.nan, 1)
+    )
+    np.testing.assert_allclose(np.delete(with_new.value, 2), expected)
+    assert math.isnan(with_new.value[2])
+    few = np.where(np.arange(40)[:, None] < 4, membership @ effects, np.nan)
+    assert np.isnan(worth_to_itself(membership, few).value).all()
+
+
+def test_coverage_of_what_a_client_is_worth_to_itself() -> None:
+    rng, hits = np.random.default_rng(0), list[bool]()
+    for _ in range(100):
+        membership, effects = balanced(rng, 30, 8), rng.normal(size=(8, 8))
+        found = worth_to_itself(membership, membership @ effects + rng.normal(size=membership.shape))
+        truth = np.array([effects[n, n] - np.delete(effects[:, n], n).mean() for n in range(8)])
+        hits += covered(found, truth)
+    assert 0.90 <= np.mean(hits) <= 0.99
 
 
 def test_standard_errors_by_hand() -> None:

@@ -137,7 +137,8 @@ def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) 
     state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
     found = ended(state, 24)
     (table,), (chart,) = found.tables, found.charts
-    assert table.head == ["client", "benefit", "95 % interval", "verdict", "rank", "weight", "sent", "rounds"]
+    numbers = ["benefit", "95 % interval", "verdict", "rank", "to itself", "weight", "sent", "rounds"]
+    assert table.head == ["client", *numbers]
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == NAMES
     expected = of_records(records.read(state.path / "rounds.jsonl"), len(NAMES))
@@ -150,7 +151,7 @@ def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) 
         "1",
     ]
     assert rows["south"][2:4] == ["lower", "2 to 6"]  # than the mean member; among the others no rank
-    assert rows["hill"][4:] == ["1.71", "72 kB", "24 of 24"]  # of the weights 1 to 6
+    assert rows["hill"][5:] == ["1.71", "72 kB", "24 of 24"]  # of the weights 1 to 6
     assert [line.name for line in chart.series] == ["benefit"]  # type: ignore[union-attr]
     assert "own gain over training alone does not leave its node" in found.notes[0]
     assert "no measure of effort" in " ".join(table.notes)

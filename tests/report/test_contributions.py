@@ -10,7 +10,7 @@ import pytest
 import copfl
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import ACCURACY
-from copfl.experiment.benefit import group_benefit
+from copfl.experiment.benefit import group_benefit, worth_to_itself
 from copfl.experiment.run import Result
 from copfl.report import contributions, summary
 from copfl.report.page import sections
@@ -45,6 +45,9 @@ def test_a_run_reports_the_benefit_of_its_records(result: Result) -> None:
     )
     assert result.gains is not None
     assert content["gain"] == pytest.approx(result.gains.gain.tolist())
+    own = worth_to_itself(result.metric(HALF), result.metric(DIFFERENCE))
+    np.testing.assert_allclose(content["to_itself"]["value"], own.value)
+    np.testing.assert_allclose(content["to_itself"]["error"], own.error)
 
 
 def test_it_is_in_the_table_at_the_end_and_in_the_report(result: Result) -> None:
@@ -58,6 +61,7 @@ def test_it_is_in_the_table_at_the_end_and_in_the_report(result: Result) -> None
     (chart,) = found["benefit"].charts
     (table,) = found["benefit"].tables
     assert len(chart.series[0].y) == len(table.rows) == 4  # type: ignore[union-attr]
+    assert "to itself" in table.head
 
 
 def test_a_run_without_halves_has_none(runs: dict[str, Path]) -> None:

@@ -127,7 +127,7 @@ def test_options_are_checked() -> None:
         build("robust", component("robust", {"name": "trimmed_mean", "trim": 0.7}), algorithm=FedAvg())
     table = component("robust", {"name": "clip", "radius": 2})
     assert build("robust", table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
-    assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
+    assert ROBUST_RULES.keys() == {"clip", "evidence", "median", "trimmed_mean"}
 
 
 def test_robust_aggregation_saves_the_shared_model_from_a_loud_malicious_client() -> None:

@@ -115,6 +115,11 @@ def next_message(algorithm: AnyAlgorithm, task: Task, down: Any, upload: Any) ->
     return down if rule is None else rule(task, down, upload)
 
 
+def leave_out(algorithm: Any, server: Any, clients: Tensor) -> Any:
+    """The server that gives these clients, [N] bool, no weight from the next round on; see `wrappers.evidence`."""
+    return algorithm.leave_out(server, clients)
+
+
 def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> Any:
     """The message that a client which has never taken part receives: the mean of those to these clients.
 

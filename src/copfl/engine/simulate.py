@@ -153,7 +153,7 @@ def simulate(
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
         if halves is not None:
             sides = np.where(np.isin(ids, halves.first(seed, state.round - 1)), 1.0, -1.0)
-            per_client[HALF] = np.where(per_client["healthy"] > 0, sides, 0.0)
+            per_client[HALF] = np.where(per_client["weight"] > 0, sides, 0.0)
             how = algorithm, task, mapping, federation
             per_client[DIFFERENCE] = loss_differences(*how, before, (total, half), state.clients, parts)
         if best is not None:

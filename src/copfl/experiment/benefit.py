@@ -144,6 +144,12 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
         differences: [rounds, clients], each client's loss with the second half's model minus that with the
             first's; nan where it does not judge.
     """
+    present = (membership != 0).any(0)
+    if not present.all():  # new clients never take part, and nothing is known of them
+        known = group_benefit(membership[:, present], differences[:, present])
+        value, error = np.full((2, len(present)), np.nan)
+        value[present], error[present] = known.value, known.error
+        return Benefit(value, error, known.freedom)
     clients = membership.shape[1]
     total = Judgement(np.zeros(clients), np.zeros(clients), np.zeros(membership.shape))
     judging = np.isfinite(differences)
@@ -161,12 +167,53 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
     return of_sum(total, min(freedom, default=0))
 
 
-def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
-    """The benefit from the records of a run; None where no round has halves."""
+def worth_to_itself(membership: Numbers, differences: Numbers) -> Benefit:
+    """How much more a client's uploads lower its own loss than those of the others do: b_ii - mean of b_ki over k ≠ i.
+
+    Only the client itself measures it: it is no evidence against one that lies.
+
+    Args:
+        membership: As in `group_benefit`.
+        differences: As in `group_benefit`.
+    """
+    present = (membership != 0).any(0)
+    value, error = np.full((2, len(present)), np.nan)
+    freedom: list[int] = []
+    for client in np.flatnonzero(present).tolist():
+        judging = np.isfinite(differences[:, client])
+        regression = design(membership[judging][:, present])
+        if regression is None:
+            continue
+        own = int(present[:client].sum())  # its place among those that take part
+        column, (rows, inverse, _) = differences[judging, client], regression
+        if (regression.unexplained <= NOTHING).any():  # a value without an interval is not reported
+            continue
+        contrast = inverse[own] - np.delete(inverse, own, 0).mean(0)
+        residuals = (column - rows @ (inverse @ column)) / np.sqrt(regression.unexplained)
+        freedom.append(regression.freedom)
+        value[client], error[client] = contrast @ column, math.sqrt(((contrast * residuals) ** 2).sum())
+    return Benefit(value, error, min(freedom, default=0))
+
+
+class Halves(NamedTuple):
+    """What the rounds of a run say, [rounds, clients] each; see `group_benefit`."""
+
+    membership: Numbers
+    differences: Numbers
+
+
+def halves_of(lines: list[records.Record], clients: int) -> Halves | None:
+    """The halves in the records of a run; None where no round has any."""
     if not any(DIFFERENCE in line["per_client"] for line in lines):
         return None
     membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
-    return group_benefit(np.nan_to_num(membership), differences)
+    return Halves(np.nan_to_num(membership), differences)
+
+
+def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
+    """The benefit from the records of a run; None where no round has halves."""
+    halves = halves_of(lines, clients)
+    return None if halves is None else group_benefit(*halves)
 
 
 def of_sum(total: Judgement, freedom: int) -> Benefit:

@@ -57,6 +57,10 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     made = build("algorithm", run.algorithm, optimizer=run.optimizer)
     learned = task(run, module, clients, made, tell)
     wrapped = algorithm(run, made, learned, clients)
+    if run.robust.name == "evidence" and not run.run.benefit:
+        raise UsageError(
+            "robust.name=evidence decides by the benefit of each client to the others; add run.benefit=true (--benefit)"
+        )
     if run.run.benefit:
         if ranks.joined():
             raise UsageError(

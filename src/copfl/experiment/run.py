@@ -22,8 +22,8 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
+from copfl.experiment import evidence, gains, hints, new_clients, records
 from copfl.experiment import folder as run_folder
-from copfl.experiment import gains, hints, new_clients, records
 from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
@@ -349,6 +349,7 @@ def train_rounds(
     clock = time.perf_counter()
     e.training.compute()
     simulation = simulation_of(e)
+    decides, trained = evidence.weighs(e.algorithm), len(settings.split_clients[0])
     with contextlib.ExitStack() as stack:
         loop = simulate.simulate(
             simulation,
@@ -367,6 +368,8 @@ def train_rounds(
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
             result.seconds.append(seconds)
+            if decides and evidence.looks(state.round, trained):
+                state.server = evidence.reweighted(e.algorithm, state.server, result.records, e.clients)
             if folder is not None:
                 folder.append(result.records[-1], seconds)
                 is_stopped = best is not None and best.unimproved >= settings.patience > 0

@@ -9,7 +9,7 @@ import numpy as np
 from copfl.charts import Dots, Line, values_of
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import records
-from copfl.experiment.benefit import Benefit, of_records, rounds_wanted
+from copfl.experiment.benefit import Benefit, halves_of, of_records, rounds_wanted, worth_to_itself
 from copfl.experiment.gains import Gains
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import NONE, Table, interval, number, plain, size
@@ -22,6 +22,10 @@ ABOUT = (
     "mean client, corrected for the number of clients. Rank: those that no interval excludes; - where all others are "
     "not distinguishable. It is no measure of effort: a client that sends nothing new may be above those whose updates "
     "disturb the others (docs/audit.md)."
+)
+ABOUT_ITSELF = (
+    "To itself: how much more its uploads lower its own loss than those of the others do, by its own account. Where it "
+    "is not above 0, what it sends may be broken, or nothing."
 )
 
 
@@ -37,6 +41,7 @@ class Contributions(NamedTuple):
     taken_part: Numbers  # rounds
     gain: Numbers | None  # over training alone
     metric: MetricInfo  # of the gain
+    to_itself: Benefit | None = None  # None: not known, as in secure sums
 
 
 def contributions(
@@ -58,6 +63,7 @@ def contributions(
         benefit: That of secure sums, whose records do not have it; None: it is in the records.
     """
     clients = len(names)
+    halves = halves_of(lines, clients)
     benefit = of_records(lines, clients) if benefit is None else benefit
     if benefit is None:
         return None
@@ -75,6 +81,7 @@ def contributions(
         taken_part=present.sum(0).astype(np.float64),
         gain=None if gains is None else gains.gain,
         metric=metric,
+        to_itself=None if halves is None else worth_to_itself(*halves),
     )
 
 
@@ -86,6 +93,14 @@ def relative_weights(rows: Numbers) -> Numbers:
     with np.errstate(over="ignore"):  # nodes of a federation may report any numbers
         found = np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0)
     return np.where(known & np.isfinite(found), found, np.nan)
+
+
+def with_interval(benefit: Benefit, client: int) -> str:
+    """Such as "+1.20 [+0.30, +2.10]", in thousandths; "-" where it is not known."""
+    low, high = benefit.interval(client)
+    if math.isnan(low):
+        return NONE
+    return f"{number(UNIT * benefit.value[client], '+.2f')} {interval(UNIT * low, UNIT * high, '+.2f')}"
 
 
 def table(found: Contributions) -> Table:
@@ -117,6 +132,9 @@ def table(found: Contributions) -> Table:
         "verdict": lambda n: verdicts[n],
         "rank": rank,
     }
+    if (to_itself := found.to_itself) is not None:
+        columns["to itself"] = lambda n: with_interval(to_itself, n)
+        notes.append(ABOUT_ITSELF)
     if not np.isnan(found.weight).all():
         columns["weight"] = lambda n: number(found.weight[n], ".2f")
     if not np.isnan(found.samples).all():
@@ -155,6 +173,7 @@ def as_json(found: Contributions) -> dict[str, Any]:
         "rounds_taken_part": found.taken_part,
         "gain": found.gain,
         "rounds": found.rounds,
+        "to_itself": None if found.to_itself is None else found.to_itself._asdict(),
     }
     return dict(plain(content))
 
@@ -168,4 +187,9 @@ def of_json(content: dict[str, Any], names: Sequence[str], metric: MetricInfo) -
     benefit = Benefit(numbers("benefit"), numbers("standard_error"), int(content["degrees_of_freedom"]))
     parts = numbers("weight"), numbers("samples"), numbers("bytes"), numbers("rounds_taken_part")
     gain = None if content["gain"] is None else numbers("gain")
-    return Contributions(names, benefit, int(content["rounds"]), *parts, gain, metric)
+    own = content["to_itself"]
+    to_itself = None
+    if own is not None:
+        value, error = (np.array(own[name], np.float64) for name in ("value", "error"))
+        to_itself = Benefit(value, error, int(own["freedom"]))
+    return Contributions(names, benefit, int(content["rounds"]), *parts, gain, metric, to_itself)

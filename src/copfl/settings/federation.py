@@ -197,6 +197,13 @@ class Federation:
                 self.network.min_replies,
                 f"must be at most {self.selected}: so many clients a round selects",
             )
+        if self.run.robust.name == "evidence":
+            raise SettingError(
+                "robust.name",
+                self.run.robust.name,
+                "is for simulations; a federation shows the benefit and does not act on it; use clip, trimmed_mean or "
+                "median",
+            )
         if self.secure.aggregation and self.run.robust:
             raise SettingError(
                 "robust.name",

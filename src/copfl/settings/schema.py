@@ -258,7 +258,7 @@ class Robust(Component):
 
     name: str = setting(
         "",
-        "Robust aggregation: clip, trimmed_mean, median or module:Class.",
+        "Robust aggregation: clip, evidence, trimmed_mean, median or module:Class.",
         "Robustness",
         "--robust",
         shown="none",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, next_message, received
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, leave_out, next_message, received
 from copfl.core.evaluation import global_statistics
 from copfl.core.optim import Optimizer
 from copfl.core.payload import Update, counted
@@ -65,6 +65,10 @@ class Wrapper:
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         return self.algorithm.server_update(task, self.inner("server", server), total)
+
+    def leave_out(self, server: Any, clients: Tensor) -> Any:
+        inside = leave_out(self.algorithm, self.inner("server", server), clients)
+        return server._replace(server=inside) if "server" in self.wraps else inside
 
     def next_message(self, task: Task, down: Any, upload: Any) -> Any:
         message = next_message(self.algorithm, task, self.inner("down", down), upload)

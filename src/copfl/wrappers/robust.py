@@ -3,12 +3,14 @@
 clip           Bounds the norm of each update and the reported weight of each client, by the median of what
                clients sent last. Sums suffice. Before the first uploads the server knows no norms: the first
                round only measures them and changes nothing.
+evidence       Leaves out clients that are known to do harm, from what each upload changes at the others; see
+               `wrappers.evidence`. Sums suffice.
 trimmed_mean   Entry by entry, the mean without the largest and the smallest `trim` of the values.
 median         Entry by entry, the median.
 
-The last two need all uploads at once: the server's memory grows with the clients of a round, partial sums do
-not suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every
-client that shares an entry weighs the same there.
+The trimmed mean and the median need all uploads at once: the server's memory grows with the clients of a round, partial
+sums do not suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every client
+that shares an entry weighs the same there.
 """
 
 from collections.abc import Callable
@@ -34,6 +36,7 @@ from copfl.core import (
 )
 from copfl.core.payload import Update, update_of, with_update
 from copfl.wrappers.base import Wrapper
+from copfl.wrappers.evidence import ByEvidence
 
 
 class Reports(NamedTuple):
@@ -206,6 +209,7 @@ def median(algorithm: AnyAlgorithm) -> Trimmed:
 
 ROBUST_RULES: dict[str, Callable[..., AnyAlgorithm]] = {
     "clip": Clipped,
+    "evidence": ByEvidence,
     "median": median,
     "trimmed_mean": Trimmed,
 }

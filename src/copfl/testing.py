@@ -91,6 +91,11 @@ class Trial:
         self.task, self.federation = self.small_federation(SIZES)
         self.outputs: dict[int, ClientOutput] = {}
 
+    @cached_property
+    def batched_task(self) -> Task:
+        """With the batched form of the network, which an engine that batches clients trains in a run."""
+        return self.task.with_batching()
+
     def small_federation(self, sizes: tuple[int, ...]) -> tuple[Task, Federation]:
         return small_federation(self.norm, sizes, needs=self.needs, dropout=DROPOUT)
 
@@ -106,15 +111,15 @@ class Trial:
     def state(self) -> State:
         return self.one_by_one.state
 
-    def run(
-        self, mapping: Mapping, rounds: int, participation: float = 1.0, sizes: tuple[int, ...] = SIZES
-    ) -> Simulated:
-        """Some rounds, of which each gives finite records and the two metrics; the last one is evaluated.
+    def run(self, mapping: Mapping, rounds: int, participation: float = 1.0) -> Simulated:
+        """Some rounds of the federation."""
+        task = self.task if mapping.name == "sequential" else self.batched_task
+        return self.run_with(task, self.federation, mapping, rounds, participation)
 
-        An engine that batches clients trains the batched form of the network, as in a run.
-        """
-        task, federation = self.small_federation(sizes)
-        task = task if mapping.name == "sequential" else task.with_batching()
+    def run_with(
+        self, task: Task, federation: Federation, mapping: Mapping, rounds: int, participation: float = 1.0
+    ) -> Simulated:
+        """Some rounds, of which each gives finite records and the two metrics; the last one is evaluated."""
         try:
             state = begin(self.algorithm, task, federation.clients)
             shown = list(
@@ -279,20 +284,20 @@ def _metrics(round: Round) -> dict[str, Any]:
 
 
 def _the_same_run_twice(trial: Trial) -> None:
-    """Two runs are equal byte for byte, in their metrics and in all records, in every engine."""
-    for first, mapping in ((trial.one_by_one, sequential()), (trial.batched, vmap(3))):
-        second = trial.run(mapping, trial.rounds)
-        for one, other in zip(first.rounds, second.rounds, strict=True):
-            changed = [
-                name
-                for name, value in _metrics(one).items()
-                if not np.array_equal(value, _metrics(other)[name], equal_nan=True)
-            ]
-            assert not changed, (
-                f"two runs differ in {', '.join(changed)} of round {one.number}, {mapping.name}"
-            )
-        end, repeated = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
-        _same(end, repeated, f"two runs differ in their records, {mapping.name}")
+    """Two runs are equal byte for byte, in their metrics and in all records.
+
+    With batched clients: one by one, "no side effects" calls every method twice.
+    """
+    first, second = trial.batched, trial.run(vmap(3), trial.rounds)
+    for one, other in zip(first.rounds, second.rounds, strict=True):
+        changed = [
+            name
+            for name, value in _metrics(one).items()
+            if not np.array_equal(value, _metrics(other)[name], equal_nan=True)
+        ]
+        assert not changed, f"two runs differ in {', '.join(changed)} of round {one.number}"
+    end, repeated = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
+    _same(end, repeated, "two runs differ in their records")
 
 
 def _engines_agree(trial: Trial) -> None:
@@ -369,8 +374,9 @@ def _round_without_uploads(trial: Trial) -> None:
 
 
 def _one_client(trial: Trial) -> None:
+    task, federation = trial.small_federation((6,))
     try:
-        state = trial.run(vmap(64), trial.rounds, sizes=(6,)).state
+        state = trial.run_with(task.with_batching(), federation, vmap(64), trial.rounds).state
     except UsageError:
         return  # it needs several, and says so
     assert tree.finite(state.server), "the server is not finite when there is only one client"

@@ -103,18 +103,28 @@ def tuned(plan: Plan, store: Store) -> tuple[list[Trial], Tables | None]:
 # Differences
 
 
-class Gain(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Gain:
     """A cell minus another."""
 
     other: str
     changes: Numbers  # for each seed that both have; above 0 is better
-    why: str
+    measured: str = ""  # both means in words; of accuracy, the difference says it
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return float(self.changes.mean())
 
+    @property
+    def why(self) -> str:
+        seeds = len(self.changes)
+        return f"{self.measured or f'{self} to {self.other}'}, {seeds} seeds" if seeds else NOT_YET
+
     def __str__(self) -> str:
+        return self._difference
+
+    @cached_property
+    def _difference(self) -> str:
         bounds = interval(*over_seeds(self.changes)) if len(self.changes) > 1 else "[one seed]"
         return f"{self.mean:+.1f} {bounds}"
 
@@ -124,17 +134,17 @@ def paired(ours: PerSeed, theirs: PerSeed) -> Numbers:
     return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
+@cache  # the tables of a page, and each way to judge its claims, ask for the same ones
 def gain(cell: Cell, other: Cell) -> Gain:
     """In points of accuracy. The rows of a seed have the same clients, so their means are paired too."""
-    points = Gain(other.row.label, paired(cell.per_seed, other.per_seed), NOT_YET)
-    seeds = len(points.changes)
-    return points._replace(why=f"{points} to {points.other}, {seeds} seeds") if seeds else points
+    return Gain(other.row.label, paired(cell.per_seed, other.per_seed))
 
 
 Comparison = Callable[[Cell, Cell], Gain]
 Measure = Callable[[Record, str], float]  # of a run, by the name of the accuracy that its row shows
 
 
+@cache
 def lowered(cell: Cell, other: Cell, measure: Measure, text: str) -> Gain:
     """By how much a number of the cell's runs is below that of the other's; below is better.
 
@@ -148,8 +158,8 @@ def lowered(cell: Cell, other: Cell, measure: Measure, text: str) -> Gain:
     ours, theirs = (
         np.array([measure(side.runs[seed], side.row.value) for seed in common]) for side in (cell, other)
     )
-    numbers = common and f"{text.format(ours.mean(), theirs.mean())}, {len(common)} seeds"
-    return Gain(other.row.label, theirs - ours, numbers or NOT_YET)
+    measured = text.format(ours.mean(), theirs.mean()) if common else ""
+    return Gain(other.row.label, theirs - ours, measured)
 
 
 def mean_loss(record: Record, shown: str) -> float:

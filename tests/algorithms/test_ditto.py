@@ -23,8 +23,7 @@ def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_
     assert output.upload.w.tolist() == numbers(*steps((2.0, 0.5), PAIRS))  # same batches, no penalty
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize(("epochs", "personal_epochs"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(("keep", "epochs", "personal_epochs"), [(False, 1, 2), (True, 2, 1)])
 def test_without_a_pull_it_is_local_training_beside_fedavg(
     keep: bool, epochs: int, personal_epochs: int
 ) -> None:

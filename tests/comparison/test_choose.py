@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl import charts
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
 from copfl.comparison import entries as reading
@@ -30,6 +31,12 @@ BASE: dict[str, Any] = {
     "optimizer": {"name": "adam", "lr": 0.01},
     "run": {"rounds": 6, "clients": 4, "batch": 16, "engine": "sequential"},
 }
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_the_command` draws one."""
+    monkeypatch.setattr(charts, "pictures", lambda *_: {})
 
 
 def test_the_stages_by_hand() -> None:
@@ -129,6 +136,7 @@ def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(RunFolder, "append", waited)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A race of all rounds would take two minutes; what is left out is said before it begins."""
     slow_rounds(monkeypatch, 0.4)
@@ -176,6 +184,7 @@ def uninterrupted(job: Job, tmp_path: Path) -> bytes:
     return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer stages continue the runs of shorter ones, and the same command repeats nothing."""
     jobs, trained = list[Job](), list[str]()
@@ -227,6 +236,7 @@ def _flat() -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
     base = {**BASE, "run": {**BASE["run"], "rounds": 1}}
     copfl.choose(["fedavg"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
@@ -288,6 +298,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "fedavg lr=0.01" in answer.out
     assert "is chosen" in answer.out
     assert (tmp_path / "run.toml").exists()
+    drawn = [path.name for path in sorted(tmp_path.glob("curves.*")) if path.stat().st_size]
+    assert drawn == ["curves.png", "curves.svg"] * charts.available()
     wrong = called(capsys, "choose", "--budget", "soon")
     assert (wrong.code, "neither a number of rounds" in wrong.err) == (2, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from copfl.core import tree
 from copfl.core.evaluation import vectors_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import sequential
+from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
@@ -31,6 +32,7 @@ from copfl.wire import Packet
 from tests.flower.network import (
     CONFIG,
     DirectTransport,
+    Played,
     client_of,
     digits,
     farthest,
@@ -50,6 +52,26 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     return digits()
+
+
+class Undisturbed(NamedTuple):
+    """Three rounds of CO-PFL in which nothing fails."""
+
+    played: Played
+    nodes: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    nodes = write_nodes(federation, folder / "n")
+    return Undisturbed(play(CONFIG, nodes, folder / "runs"), nodes)
+
+
+@pytest.fixture(scope="module")
+def expected(federation: Federation) -> State:
+    """The same three rounds in the simulation."""
+    return simulated(settings_of(CONFIG), federation)
 
 
 def for_algorithm(name: str) -> dict[str, Any]:
@@ -104,9 +126,9 @@ def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Pat
 
 @pytest.mark.parametrize(("name", "limit"), [("fp16", 0.001), ("bf16", 0.004)])
 def test_narrow_numbers_save_bytes_and_change_little(
-    name: str, limit: float, federation: Federation, tmp_path: Path
+    name: str, limit: float, federation: Federation, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    wide = play(CONFIG, write_nodes(federation, tmp_path / "a"), tmp_path / "runs")
+    wide = undisturbed.played
     narrow = play(
         CONFIG | {"network.wire": name, "session.run": name},
         write_nodes(federation, tmp_path / "b"),
@@ -118,8 +140,8 @@ def test_narrow_numbers_save_bytes_and_change_little(
     assert narrow[0][-1]["bytes"]["down"] < 0.6 * wide[0][-1]["bytes"]["down"]
 
 
-def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation, tmp_path: Path) -> None:
-    records, _, _, transport = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+def test_the_bytes_in_the_record_are_those_that_travelled(undisturbed: Undisturbed) -> None:
+    records, _, _, transport = undisturbed.played
     uploads = [p for p in transport.received if '"kind":"upload"' in p.head]
     downs = [p for _, question, p in transport.sent if question == "train"]
     assert sum(r["bytes"]["up"] for r in records) == sum(p.nbytes for p in uploads)
@@ -140,13 +162,11 @@ def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: 
             assert record["per_client"][name] == pytest.approx(round.clients[name].tolist(), rel=0.02)
 
 
-def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: Path) -> None:
+def test_no_personal_coordinate_leaves_a_node(undisturbed: Undisturbed) -> None:
     """Every message of the last round, as bytes, against every personal value of the nodes."""
-    nodes = write_nodes(federation, tmp_path / "n")
-    _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
-    settings = settings_of(CONFIG)
-    content = b"".join(p.head.encode() + p.body for p in transport.received[-3:])
-    for client, node_config in enumerate(nodes):
+    settings, received = settings_of(CONFIG), undisturbed.played.transport.received
+    content = b"".join(p.head.encode() + p.body for p in received[-3:])
+    for client, node_config in enumerate(undisturbed.nodes):
         record = client_of(settings, node_config, client, 2)
         personal, shared = record.w[record.mask].numpy(), record.w[~record.mask].numpy()
         assert len(personal) > 300
@@ -272,7 +292,9 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
     assert farthest(servers[0], servers[1]) == farthest(servers[0], servers[2]) == 0
 
 
-def test_below_the_minimum_a_round_waits_and_logs_it(federation: Federation, tmp_path: Path) -> None:
+def test_below_the_minimum_a_round_waits_and_logs_it(
+    federation: Federation, expected: State, tmp_path: Path
+) -> None:
     """Client 1 fails three times; the round asks it again, and ends as an undisturbed round does."""
     failures = iter(range(3))
 
@@ -282,7 +304,7 @@ def test_below_the_minimum_a_round_waits_and_logs_it(federation: Federation, tmp
     records, server, log, _ = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
     assert any("round 2 waits: 2 of the 3 replies it needs" in text for text in log)
-    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+    assert farthest(server, expected.server) <= 1e-5
 
 
 # -- restarts ------------------------------------------------------------------------------------------------
@@ -294,7 +316,7 @@ class Crash(Exception):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
-    at: int, federation: Federation, tmp_path: Path
+    at: int, federation: Federation, expected: State, tmp_path: Path
 ) -> None:
     """It dies after some of the clients have trained and written their records, and while it wrote a line."""
 
@@ -315,20 +337,21 @@ def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
         2,
         3,
     ]
-    state = simulated(settings_of(CONFIG), federation)
-    assert farthest(server, state.server) <= 1e-5
-    rows = state.clients.rows(torch.arange(3))
+    assert farthest(server, expected.server) <= 1e-5
+    rows = expected.clients.rows(torch.arange(3))
     for client, config in enumerate(nodes):
         assert farthest(client_of(settings_of(CONFIG), config, client, 2), tree.row(rows, client)) <= 1e-5
 
 
-def test_a_server_that_lost_its_masks_gets_them_again(federation: Federation, tmp_path: Path) -> None:
+def test_a_server_that_lost_its_masks_gets_them_again(
+    federation: Federation, expected: State, tmp_path: Path
+) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "test" / "masks")
     records, server, *_ = play(CONFIG | {"session.resume": True}, nodes, tmp_path / "runs")
     assert records[0]["clients"] == [0, 1, 2]
-    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+    assert farthest(server, expected.server) <= 1e-5
 
 
 def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> None:
@@ -550,12 +573,14 @@ def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_go
 # -- the clients' numbers ------------------------------------------------------------------------------------
 
 
-def test_nodes_without_a_number_are_assigned_one_for_the_run(federation: Federation, tmp_path: Path) -> None:
+def test_nodes_without_a_number_are_assigned_one_for_the_run(
+    federation: Federation, expected: State, tmp_path: Path
+) -> None:
     nodes = write_nodes(federation, tmp_path / "n", named=False)
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     another_order = nodes[::-1]
     _, server, _, _ = play(CONFIG | {"session.resume": True}, another_order, tmp_path / "runs")
-    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+    assert farthest(server, expected.server) <= 1e-5
 
 
 @pytest.mark.parametrize(

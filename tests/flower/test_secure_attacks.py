@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,10 +38,44 @@ Nodes = dict[int, dict[str, Any]]
 REFUSED = "difference of (two|both) sums .*single uploads"
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of nodes that nothing was asked of."""
+    folder = tmp_path_factory.mktemp("fresh") / "nodes"
+    write_nodes(digits(5), folder)
+    return folder
+
+
+class OneSum(NamedTuple):
+    """A sum over all nodes, and their folder after it."""
+
+    total: Floats
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def one_sum(fresh: Path, tmp_path_factory: pytest.TempPathFactory) -> OneSum:
+    folder = tmp_path_factory.mktemp("summed")
+    return OneSum(Malicious(copied(fresh, folder)).total(ALL), folder / "nodes")
+
+
+def copied(folder: Path, to: Path) -> Nodes:
+    """The nodes of the folder, which are files alone, in another one."""
+    place = shutil.copytree(folder, to / "nodes")
+    return {
+        n: {"data": str(place / f"{n}.npz"), "state-dir": str(place / f"state-{n}"), "client": n} for n in ALL
+    }
+
+
 @pytest.fixture
-def nodes(tmp_path: Path) -> Nodes:
-    torch.set_num_threads(1)
-    return dict(enumerate(write_nodes(digits(5), tmp_path / "nodes")))
+def nodes(fresh: Path, tmp_path: Path) -> Nodes:
+    return copied(fresh, tmp_path)
+
+
+@pytest.fixture
+def summed(one_sum: OneSum, tmp_path: Path) -> Nodes:
+    """Nodes that remember a sum over all of them, of the run "test"."""
+    return copied(one_sum.folder, tmp_path)
 
 
 class Malicious:
@@ -169,9 +203,8 @@ REPEATS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", REPEATS)
-def test_a_second_sum_without_one_member_is_refused(how: str, nodes: Nodes) -> None:
-    Malicious(nodes).total(ALL)
-    second = Malicious(nodes, **REPEATS[how])
+def test_a_second_sum_without_one_member_is_refused(how: str, summed: Nodes) -> None:
+    second = Malicious(summed, **REPEATS[how])
     with pytest.raises(WireError, match=REFUSED):
         second.total(WITHOUT_4)
     assert second.asked[-1] == ("masked", 0)  # the first node that is asked for a vector
@@ -183,15 +216,14 @@ def test_a_smaller_cohort_first_and_the_larger_one_later_is_refused(nodes: Nodes
         Malicious(nodes, run="second").total(ALL)
 
 
-def test_a_second_sum_that_leaves_out_rows_is_refused(nodes: Nodes) -> None:
+def test_a_second_sum_that_leaves_out_rows_is_refused(summed: Nodes) -> None:
     """Of the same members: the difference of both sums would be the update of the rows that are left out."""
-    Malicious(nodes).total(ALL)
     fewer = {"run.validation": 0.1}
-    second = Malicious(nodes, run="second", config=fewer)
+    second = Malicious(summed, run="second", config=fewer)
     with pytest.raises(WireError, match="two sums over different rows reveals them"):
         second.total(ALL)
     assert second.asked[-1] == ("masked", 0)
-    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in nodes.items()}
+    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in summed.items()}
     Malicious(allowed, run="second", config=fewer).total(ALL)
 
 
@@ -212,18 +244,16 @@ def test_the_settings_that_leave_out_rows() -> None:
     )
 
 
-def test_a_member_lost_after_the_keys_is_noticed(nodes: Nodes) -> None:
-    Malicious(nodes).total(ALL)
-    second = Malicious(nodes, run="second")
+def test_a_member_lost_after_the_keys_is_noticed(summed: Nodes) -> None:
+    second = Malicious(summed, run="second")
     with pytest.raises(WireError, match=REFUSED):
         second.total(ALL, survivors=WITHOUT_4)
     assert second.asked[-1] == ("consistent", 0)
 
 
 @pytest.mark.parametrize("perturbed", [1e-9, 1e-3])
-def test_a_nearly_equal_model_is_refused_too(perturbed: float, nodes: Nodes) -> None:
-    Malicious(nodes).total(ALL)
-    second = Malicious(nodes, run="second")
+def test_a_nearly_equal_model_is_refused_too(perturbed: float, summed: Nodes) -> None:
+    second = Malicious(summed, run="second")
     second.noise[-1] = perturbed
     with pytest.raises(WireError, match=REFUSED):
         second.total(WITHOUT_4)
@@ -248,11 +278,10 @@ def test_the_memory_is_not_in_the_folder_of_the_run(how: str, nodes: Nodes, tmp_
         Malicious(nodes, run="second" if how == "renamed" else "test").total(WITHOUT_4)
 
 
-def test_another_node_under_the_same_number_is_another_member(nodes: Nodes, tmp_path: Path) -> None:
-    Malicious(nodes).total(ALL)
+def test_another_node_under_the_same_number_is_another_member(summed: Nodes, tmp_path: Path) -> None:
     stranger = write_nodes(digits(6), tmp_path / "other")[5] | {"client": 4}
     with pytest.raises(WireError, match=REFUSED):
-        Malicious({**nodes, 4: stranger}, run="second").total(ALL)
+        Malicious({**summed, 4: stranger}, run="second").total(ALL)
 
 
 def changed_data(nodes: Nodes, folder: Path, change: Callable[[Any], Any]) -> Nodes:
@@ -266,24 +295,22 @@ def changed_data(nodes: Nodes, folder: Path, change: Callable[[Any], Any]) -> No
     return changed
 
 
-def test_data_with_a_sample_in_common_are_the_same_data(nodes: Nodes, tmp_path: Path) -> None:
-    Malicious(nodes).total(ALL)
-    fewer = changed_data(nodes, tmp_path, lambda a: {"x": a["x"][3:], "y": a["y"][3:]})
+def test_data_with_a_sample_in_common_are_the_same_data(summed: Nodes, tmp_path: Path) -> None:
+    fewer = changed_data(summed, tmp_path, lambda a: {"x": a["x"][3:], "y": a["y"][3:]})
     with pytest.raises(WireError, match=REFUSED):
         Malicious(fewer, run="second").total(WITHOUT_4)
-    relabelled = changed_data(nodes, tmp_path, lambda a: {"y": a["y"][::-1]})
+    relabelled = changed_data(summed, tmp_path, lambda a: {"y": a["y"][::-1]})
     with pytest.raises(WireError, match=REFUSED):
         Malicious(relabelled, run="second").total(WITHOUT_4)
 
 
-def test_other_data_have_a_cohort_of_their_own(nodes: Nodes, tmp_path: Path) -> None:
-    Malicious(nodes).total(ALL)
-    other = changed_data(nodes, tmp_path, lambda a: {"x": 255 - a["x"]})
+def test_other_data_have_a_cohort_of_their_own(summed: Nodes, tmp_path: Path) -> None:
+    other = changed_data(summed, tmp_path, lambda a: {"x": 255 - a["x"]})
     Malicious(other, run="second").total(WITHOUT_4)
     with pytest.raises(WireError, match=REFUSED):
         Malicious(other, run="third").total(ALL)
     both = changed_data(
-        nodes,
+        summed,
         tmp_path,
         lambda a: {"x": np.concatenate([a["x"], 255 - a["x"]]), "y": np.concatenate([a["y"], a["y"]])},
     )
@@ -292,24 +319,22 @@ def test_other_data_have_a_cohort_of_their_own(nodes: Nodes, tmp_path: Path) -> 
             Malicious(both, run="fourth").total(cohort)
 
 
-def test_a_single_upload_after_a_secure_sum_is_refused(nodes: Nodes) -> None:
-    Malicious(nodes).total(ALL)
-    plain = Malicious(nodes, run="plain", config={"secure.aggregation": False})
+def test_a_single_upload_after_a_secure_sum_is_refused(summed: Nodes) -> None:
+    plain = Malicious(summed, run="plain", config={"secure.aggregation": False})
     head = Head("down", "plain", plain.settings.layout, 0, 0)
     packet = wire.encode(plain.model(0), head, about={})
     with pytest.raises(WireError, match=REFUSED):
-        secure_node.local_update(plain.settings, nodes[0], packet)
-    assert not list(Path(nodes[0]["state-dir"]).glob("plain/round-*"))
-    allowed = nodes[0] | {secure_memory.CHANGES: 1}
+        secure_node.local_update(plain.settings, summed[0], packet)
+    assert not list(Path(summed[0]["state-dir"]).glob("plain/round-*"))
+    allowed = summed[0] | {secure_memory.CHANGES: 1}
     assert secure_node.local_update(plain.settings, allowed, packet).body
 
 
 @pytest.mark.parametrize("phase", secure_sum.PHASES)
 def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
-    phase: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    phase: str, one_sum: OneSum, summed: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before its file is written, and again after it: the sum is the same, and is remembered once."""
-    undisturbed = Malicious(nodes).total(ALL)
     write, ask, kills = secure_phases.write_session, Malicious.ask, list[str]()
 
     def killed(path: Path, session: secure_phases.Session) -> None:
@@ -327,18 +352,17 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
 
     monkeypatch.setattr(secure_phases, "write_session", killed)
     monkeypatch.setattr(Malicious, "ask", repeated)
-    assert np.array_equal(Malicious(nodes, run="second").total(ALL), undisturbed)
+    assert np.array_equal(Malicious(summed, run="second").total(ALL), one_sum.total)
     assert kills == [phase, phase]
-    memory = json.loads((Path(nodes[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
+    memory = json.loads((Path(summed[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
     assert [(len(members), rows, len(uploads)) for _, members, rows, _, uploads in memory] == [(5, "", 1)]
 
 
 # -- what the owner may allow --------------------------------------------------------------------------------
 
 
-def test_the_owner_allows_a_number_of_other_cohorts(nodes: Nodes) -> None:
-    Malicious(nodes).total(ALL)
-    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in nodes.items()}
+def test_the_owner_allows_a_number_of_other_cohorts(summed: Nodes) -> None:
+    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in summed.items()}
     with pytest.raises(WireError, match="same upload of this node"):  # the same upload: never
         Malicious(allowed, run="second").total(WITHOUT_4)
     for n in (1, 2):
@@ -358,14 +382,13 @@ def test_the_number_of_cohorts_is_a_number(changes: Any, nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("damage", ["sums", "samples"])
-def test_a_damaged_memory_is_no_empty_one(damage: str, nodes: Nodes, tmp_path: Path) -> None:
-    Malicious(nodes).total(ALL)
-    folder = Path(nodes[0]["state-dir"]) / ".secure"
+def test_a_damaged_memory_is_no_empty_one(damage: str, summed: Nodes, tmp_path: Path) -> None:
+    folder = Path(summed[0]["state-dir"]) / ".secure"
     if damage == "sums":
         (folder / secure_memory.FILE).write_text('[["a"')
     else:
         next(folder.glob("*.samples")).unlink()
-    fewer = changed_data(nodes, tmp_path, lambda a: {"x": a["x"][3:], "y": a["y"][3:]})
+    fewer = changed_data(summed, tmp_path, lambda a: {"x": a["x"][3:], "y": a["y"][3:]})
     with pytest.raises(RunError, match="restore the node's state-dir"):
         Malicious(fewer, run="second").total(ALL)
 
@@ -408,9 +431,8 @@ def as_member(forged: Malicious, folder: Path, client: int) -> Callable[[dict[st
     }
 
 
-def test_a_server_that_takes_a_members_place_is_noticed(nodes: Nodes, tmp_path: Path) -> None:
-    Malicious(nodes).total(ALL)
-    forged = Malicious(nodes, run="second")
+def test_a_server_that_takes_a_members_place_is_noticed(summed: Nodes, tmp_path: Path) -> None:
+    forged = Malicious(summed, run="second")
     forged.shown_keys = dict.fromkeys(ALL[:4], as_member(forged, tmp_path / "server", 4))
     with pytest.raises(WireError, match=REFUSED):
         forged.total(ALL)

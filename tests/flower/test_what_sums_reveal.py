@@ -38,6 +38,7 @@ from copfl.flower.secure_sum import Rules, dequantised
 from copfl.models import MLP
 from copfl.parts.mamo import Mamo
 from copfl.testing import small_federation
+from tests.slow import slow
 from tests.toys import divided
 
 NUMBERS = (3, 5, 10, 30)  # of clients
@@ -346,7 +347,7 @@ def one_lost_in_turn(clients: int) -> list[tuple[int, ...]]:
     return [everybody, *(tuple(n for n in everybody if n != lost) for lost in everybody)]
 
 
-@pytest.mark.parametrize("clients", [3, 5, 10])
+@pytest.mark.parametrize("clients", [3, 5, pytest.param(10, marks=slow)])
 def test_sums_over_different_clients_reveal_numbers_of_samples(clients: int) -> None:
     """With weights="samples", in rounds in which different clients take part; not with "equal"."""
     task, federation = random_federation(clients)
@@ -369,7 +370,7 @@ def changes_of(total: Any, down: Tensor) -> Tensor:
     return torch.where(weighted == 0, 0, weighted - weight * down).double()
 
 
-@pytest.mark.parametrize(("clients", "closeness"), [(3, 0.95), (5, 0.9), (10, 0.75)])
+@pytest.mark.parametrize(("clients", "closeness"), [(3, 0.95), (5, 0.9), pytest.param(10, 0.75, marks=slow)])
 def test_sums_over_different_clients_reveal_updates_that_hardly_change(
     clients: int, closeness: float
 ) -> None:
@@ -390,7 +391,9 @@ def test_sums_over_different_clients_reveal_updates_that_hardly_change(
     assert np.mean(cosines([sets[0]] * (clients + 3))) < 0.6  # all in every round: the same estimate for all
 
 
-@pytest.mark.parametrize(("clients", "rounds", "closeness"), [(6, 22, 0.8), (10, 30, 0.8)])
+@pytest.mark.parametrize(
+    ("clients", "rounds", "closeness"), [(6, 22, 0.8), pytest.param(10, 30, 0.8, marks=slow)]
+)
 def test_sums_of_halves_reveal_what_stays_alike_over_the_rounds(
     clients: int, rounds: int, closeness: float
 ) -> None:

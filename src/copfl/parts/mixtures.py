@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import EVAL_BATCH, Batch, Data, Experts, Personal, Task
 from copfl.errors import UsageError
+from copfl.kernels.fused import gradient
 
 
 class Predictions:
@@ -41,13 +42,14 @@ class Predictions:
         mixed = mixture(task, of_v, of_w, alpha)
         _, targets = task.batch(data, batch)
 
-        def loss(mixed: Tensor) -> Tensor:
+        def loss(mixed: Tensor) -> tuple[Tensor, tuple[()]]:
             losses = task.criterion.test_losses(mixed, targets)
-            return mean_of_valid(losses, task.criterion.counted(targets, batch.valid))
+            return mean_of_valid(losses, task.criterion.counted(targets, batch.valid)), ()
 
         if task.criterion.logarithmic:
             of_v, of_w = (of_v - mixed).exp(), (of_w - mixed).exp()
-        slope: Tensor = (torch.func.grad(loss)(mixed) * (of_v - of_w)).sum()
+        (of_mixed,), _ = gradient(loss, mixed)
+        slope: Tensor = (of_mixed * (of_v - of_w)).sum()
         return slope
 
 

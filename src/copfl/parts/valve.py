@@ -11,6 +11,7 @@ from copfl.core.criteria import mean_of_valid
 from copfl.core.random_starts import normals
 from copfl.core.task import Batch, Data, KeyedInputs, Task, opened
 from copfl.errors import UsageError
+from copfl.kernels.fused import gradient
 
 
 class Layer(NamedTuple):
@@ -128,10 +129,10 @@ class Valved:
         grad, value, after = task.gradient(both[:d], buffers, x, y, valid, through_features)
         _, features = task.forward(w, x, training=True, valid=valid)
 
-        def of_rest(rest: Tensor) -> Tensor:
-            return self.loss(features, rest[: len(head)], rest[len(head) :], y, valid)
+        def of_rest(rest: Tensor) -> tuple[Tensor, tuple[()]]:
+            return self.loss(features, rest[: len(head)], rest[len(head) :], y, valid), ()
 
-        of_both = torch.func.grad(of_rest)(torch.cat([head, parts]))
+        (of_both,), _ = gradient(of_rest, torch.cat([head, parts]))
         of_head, of_parts = of_both[: len(head)], of_both[len(head) :]
         grad = task.layout.with_entries(torch.cat([grad, torch.zeros_like(buffers)]), "head", of_head)[:d]
         return torch.cat([grad, of_parts + self.decay * parts]), value, after

@@ -83,11 +83,15 @@ def raw(name: str, count: int) -> Any:
 
 # Every kind of input, and a mixture; the ONNX files have every kind of output too.
 TORCH = ["images", "table", "texts"]
+# A command writes one file. For several, torch's table of what each operation is in ONNX is made once.
 WRITES = f"""
-import sys
+import functools, sys
 from pathlib import Path
 import copfl
 from copfl.experiment.bundle import exporting
+if sys.argv[1] == "with onnx":
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 for name in sys.argv[2:]:
     bundle = copfl.load(name, 1)
     if name in {TORCH}:

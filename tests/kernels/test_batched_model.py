@@ -351,9 +351,11 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.testing import small_federation
 
 task, federation = small_federation("batch", (8, 8), "cpu")
-algorithm, task = ALGORITHMS["copfl"](), task.with_batching()
-simulation = Simulation(algorithm, task, federation, vmap(), batch=4)
-next(simulate(simulation, begin(algorithm, task, 2), rounds=1))
+task = task.with_batching()
+for name in ("copfl", "apfl"):
+    algorithm = ALGORITHMS[name]()
+    simulation = Simulation(algorithm, task, federation, vmap(), batch=4)
+    next(simulate(simulation, begin(algorithm, task, 2), rounds=1))
 print({"sympy", "torch._dynamo"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,7 +1,9 @@
 """`copfl compare`, `sweep` and `choose`. Torch is imported only when one of them is called."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -176,7 +178,7 @@ def choose(
     from copfl.comparison import choose as racing
     from copfl.comparison import entries
 
-    with stoppable(AGAIN), options.runs_shown(quiet) as (log, forecast):
+    with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
             algorithms or ["all"],
             budget,
@@ -197,6 +199,20 @@ def choose(
         tested = f"\nTested: {found.tested}" if found.tested else ""
         further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
         print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")
+
+
+@contextlib.contextmanager
+def _runs_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Any]]:
+    """A function that prints lines about the runs of a command, and their forecast, which a terminal shows as a bar."""
+    from copfl.comparison.runner import Forecast
+    from copfl.experiment.progress import bar_of_runs
+
+    forecast = Forecast()
+    if quiet or not sys.stderr.isatty():
+        yield options.logger(quiet), forecast
+        return
+    with bar_of_runs(sys.stderr, forecast.left) as log:
+        yield log, forecast
 
 
 def _merged(first: Tables, second: Tables) -> Tables:
@@ -230,7 +246,7 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     own = base.get("run", {})
     processes = default_jobs(own) if machine.jobs is None else machine.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
-    shown = options.runs_shown(machine.quiet)
+    shown = _runs_shown(machine.quiet)
     with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
         found: tables.Comparison = run(
             base_tables=base, out=folder, jobs=processes, executor=executor, log=log, forecast=forecast

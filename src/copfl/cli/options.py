@@ -4,7 +4,6 @@ A command is a function with a real signature. One that trains has a parameter `
 replaces by an option for every setting that has names such as "--lr", and by --set for the others.
 """
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -12,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import click
 import typer
@@ -21,9 +20,6 @@ from typer.core import TyperCommand
 from copfl.settings.schema import KINDS, declared
 from copfl.settings.toml import Tables as Tables
 from copfl.settings.toml import assignment
-
-if TYPE_CHECKING:
-    from copfl.comparison.runner import Forecast
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -186,20 +182,6 @@ def help_without_command(context: typer.Context) -> None:
 def logger(quiet: bool) -> Callable[[str], None]:
     """A function that prints a line about the work that is done, to stderr; nothing, if `quiet`."""
     return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def runs_shown(quiet: bool) -> "Iterator[tuple[Callable[[str], None], Forecast]]":
-    """A function that prints lines about the runs of a command, and their forecast, which a terminal shows as a bar."""
-    from copfl.comparison.runner import Forecast
-    from copfl.experiment.progress import bar_of_runs
-
-    forecast = Forecast()
-    if quiet or not sys.stderr.isatty():
-        yield logger(quiet), forecast
-        return
-    with bar_of_runs(sys.stderr, forecast.left) as log:
-        yield log, forecast
 
 
 def data_name(tables: Tables) -> str:

@@ -186,8 +186,7 @@ def _cost(cell: Cell) -> str:
 def shown(cell: Cell, findings: Findings) -> str:
     """Such as "75.5 ± 2.1 (74.60)", with the number of seeds if some are missing."""
     metric, wanted = cell.metric(), len(cell.plan.seeds)
-    numbers = findings.experiment.numbers.get(cell.plan.column.name, {})
-    number = numbers.get(cell.row.paper_row or cell.row.label)
+    number = findings.papers(cell)
     paper = "" if number is None else f" ({number:.2f})"
     have = len(cell.per_seed)
     few = "" if have in (0, wanted) else f", {have} of {wanted} seeds"

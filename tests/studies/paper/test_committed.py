@@ -6,10 +6,14 @@ import gzip
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import copfl
 from copfl import charts
+from copfl.models.networks import ResNet18
 from copfl.settings.complete import complete
 from copfl.settings.components import build
 from copfl.settings.toml import Tables
@@ -176,6 +180,56 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
     experiment = experiments.read(name)
     options = set(complete({"algorithm": {"name": "copfl"}}).algorithm.options) - {"epochs"}
     assert set(experiment.base["copfl"]) == options
+
+
+def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts() -> None:
+    """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
+    columns = {name: experiments.read("table-ablation").columns[place] for place, name in ((2, "mini"), (3, "cinic"))}
+    for name, classes in (("mini", 100), ("cinic", 10)):
+        every, pruned = (
+            sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
+            for kernels in ("full", "pruned")
+        )
+        own = columns[name].settings["copfl"]
+        assert round(own["rate"] * pruned) == round(0.25 * every)
+        assert 0.5 * every > pruned
+        assert own["budget"] == 1
+
+
+def test_training_as_published_is_the_same_with_pruned_kernels() -> None:
+    """The entries that are left out never change: ties between them decide nothing."""
+    y = np.arange(48) % 4
+    draws = np.random.default_rng(0)
+    x = 128 + 40 * draws.normal(size=(4, 3, 32, 32))[y] + 40 * draws.normal(size=(48, 3, 32, 32))
+
+    def run(kernels: str, rate: float, budget: float) -> copfl.Result:
+        return copfl.run(
+            "copfl",
+            (x.clip(0, 255).astype(np.uint8), y),
+            preset="paper",
+            model="resnet18",
+            model_options={"kernels": kernels, "width": 4},
+            algorithm_options={"rate": rate, "budget": budget},
+            partition="classes",
+            partition_options={"per_client": 2, "train_per_class": 4, "test_per_class": 4},
+            clients=3,
+            rounds=2,
+            batch_size=4,
+            lr=1e-3,
+            engine="sequential",
+            save_models=False,
+        )
+
+    def values(result: copfl.Result, name: str) -> Any:
+        return np.array([line["per_client"][name] for line in result.records])
+
+    every = run("full", 0.25, 0.5)
+    sizes = every.experiment.task.d, 17768
+    pruned = run("pruned", round(0.25 * sizes[0]) / sizes[1], 1.0)
+    assert pruned.experiment.task.d == sizes[1]
+    np.testing.assert_allclose(values(pruned, "test_loss"), values(every, "test_loss"), rtol=1e-5)
+    personal = [size * values(r, "personal_fraction") for size, r in zip(sizes, (every, pruned), strict=True)]
+    np.testing.assert_allclose(*personal, rtol=1e-6)
 
 
 def test_each_column_of_the_differences_changes_one_thing() -> None:

@@ -73,7 +73,7 @@ def _line(cell: Cell, name: str, scale: float, number: int) -> Line:
 
 def _ends(findings: Findings, cells: list[Cell]) -> list[Line]:
     """A dot per number of the paper, in the colour of the first row that it stands beside."""
-    dots = {}
+    dots: dict[float, Line] = {}
     for place, cell in enumerate(cells):
         number = findings.papers(cell)
         if number is not None and cell.runs:

@@ -70,7 +70,9 @@ class Findings:
     def papers(self, cell: Cell) -> float | None:
         """The paper's number of the cell, in %; None if it is not known."""
         column, row = cell.plan.column, cell.row
-        return self.experiment.numbers.get(column.paper_column or column.name, {}).get(row.paper_row or row.label)
+        return self.experiment.numbers.get(column.paper_column or column.name, {}).get(
+            row.paper_row or row.label
+        )
 
 
 def from_records(

@@ -22,6 +22,7 @@ from tests.commands import called
 
 STUDY = Path(records.__file__).parent
 RECORDS = STUDY / "results"
+RUN = [*experiments.named("all"), *experiments.named("finetuning")]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_the_pages_are_what_the_records_say(
     for group in ("all", "finetuning"):
         assert called(capsys, "reproduce", group, "--from-records", "--pages", tmp_path).code == 0
     written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")}
-    tables = {Path(pages.TABLES, f"{name}.md") for name in experiments.names()}
+    tables = {Path(pages.TABLES, f"{name}.md") for name in RUN}
     assert written == {Path(pages.FRONT)} | tables
     for path in sorted(written):
         assert (tmp_path / path).read_text("utf-8") == (STUDY / path).read_text("utf-8"), path
@@ -55,7 +56,7 @@ def test_the_pages_are_what_the_records_say(
 def test_the_committed_pictures_are_those_of_the_experiments(store: records.Store, tmp_path: Path) -> None:
     pictures = {
         name
-        for experiment in map(experiments.read, experiments.names())
+        for experiment in map(experiments.read, RUN)
         for name in figures.names(
             findings.Findings(experiment, list(experiment.protocols), {}), experiment.name
         )
@@ -105,6 +106,27 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
         assert all(record.start.values())
         assert all(value >= 0 for value in record.cost.values())
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
+
+
+def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
+    """What comments.md says of the CINIC-style set."""
+    runs = {
+        record.tables["algorithm"]["score"]: record.curves
+        for _, record in store.lines(RECORDS / "ablation-20.jsonl.gz")
+        if not record.validation and record.tables["optimizer"]["lr"] == 1e-4
+    }
+    assert runs.keys() == {"none", "prediction", "gradient"}
+    accuracies = [runs[score]["accuracy"] for score in runs]
+    assert accuracies[0] == accuracies[1] == accuracies[2]
+    assert len(accuracies[0]) == 25
+    assert runs["none"]["loss"] == runs["prediction"]["loss"] == runs["gradient"]["loss"]
+
+
+def test_no_page_of_the_paper_has_a_gap() -> None:
+    for name in experiments.named("all"):
+        text = (STUDY / pages.TABLES / f"{name}.md").read_text("utf-8")
+        assert findings.NOT_YET not in text, name
+        assert findings.UNKNOWN not in text, name
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
@@ -184,13 +206,12 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
 
 def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts() -> None:
     """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
-    columns = {name: experiments.read("table-ablation").columns[place] for place, name in ((2, "mini"), (3, "cinic"))}
-    for name, classes in (("mini", 100), ("cinic", 10)):
+    for column, classes in zip(experiments.read("ablation-20").columns, (100, 10), strict=True):
         every, pruned = (
             sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
             for kernels in ("full", "pruned")
         )
-        own = columns[name].settings["copfl"]
+        own = column.settings["copfl"]
         assert round(own["rate"] * pruned) == round(0.25 * every)
         assert 0.5 * every > pruned
         assert own["budget"] == 1

@@ -317,7 +317,9 @@ def _count(all_findings: Sequence[Findings]) -> str:
     """How many claims hold, do not hold or cannot be told, with Holm's correction."""
     words = {
         protocol: [
-            overall([part.word for part in verdicts(claim, findings, protocol, corrected(findings, protocol))])
+            overall(
+                [part.word for part in verdicts(claim, findings, protocol, corrected(findings, protocol))]
+            )
             for findings in all_findings
             if protocol in findings.protocols
             for claim in findings.experiment.claims

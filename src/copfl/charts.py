@@ -59,7 +59,7 @@ class Lines(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """A row per client or layer with a dot per series."""
+    """A row per client or layer with a dot per series; beside each other in a picture, with the same rows."""
 
     name: str
     title: str
@@ -162,7 +162,8 @@ def draw(panels: Panels, title: str = "") -> Picture:
 
     width, height = _inches(panels)
     figure = Picture(layout="constrained")
-    grid = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex="col")
+    of_rounds = isinstance(panels[0][0], Lines)
+    grid = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex="col" if of_rounds else "none")
     handles: dict[str, Any] = {}
     for place, row in enumerate(panels):
         for column, (axes, chart) in enumerate(zip(grid[place], row, strict=True)):
@@ -172,13 +173,13 @@ def draw(panels: Panels, title: str = "") -> Picture:
                 _image(axes, chart)
             else:
                 _markers(axes, chart)
-            if column and isinstance(chart, Swarm):  # the rows are those of the first column
+            if column and isinstance(chart, Swarm | Dots):  # the rows are those of the first column
                 axes.set_yticklabels([])
             if column and isinstance(chart, Lines):
                 axes.set_ylabel("")
             if place < len(panels) - 1:
                 axes.set_xlabel("")
-            if not place and len(row) > 1:
+            if len(row) > 1 and not (place and chart.title == panels[0][column].title):
                 axes.set_title(textwrap.fill(chart.title, 46), fontsize=9)
             handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     if title:

@@ -22,8 +22,12 @@ PROTOCOLS = {
     "paper": "Paper protocol: CO-PFL with MAMO at the paper's rates, baselines with SGD tuned over its grid",
     "equal": "Equal protocol: the same optimizer (Adam), the same rates and the same tuning for every method",
 }
-CHARTS = ("none", "curves", "heatmap")
-GROUPS = {"finetuning": ("finetuning-text", "finetuning-images")}  # past the paper: not among "all"
+CHARTS = ("none", "curves", "heatmap", "beside")
+GROUPS = {
+    "finetuning": ("finetuning-text", "finetuning-images"),  # past the paper: not among "all"
+    "open": ("ablation-20", "convergence-long", "newer-methods"),  # not run yet: not among "all"
+    "figures": ("table1", "fig-convergence", "fig-heatmap", "fig-mamo", "table-ablation", "table-samples"),
+}
 STUDY = Path(__file__).parent
 FILES = STUDY / "experiment_files"
 
@@ -56,6 +60,7 @@ class Column(NamedTuple):
     seeds: int = 0  # 0: as the budget says
     statistic: str = "last"  # what a cell shows of its runs, see records.STATISTICS
     tuned: Any = None  # the Column whose tuning this one uses; None: its own
+    paper_column: str = ""  # its name among the paper's numbers, if it is not `name`
 
 
 class Recipe(NamedTuple):
@@ -250,9 +255,8 @@ def names() -> list[str]:
 
 
 def named(word: str) -> list[str]:
-    """The experiments that a word stands for: one, those of a group, or all of the paper's."""
-    grouped = {name for group in GROUPS.values() for name in group}
-    papers = [name for name in names() if name not in grouped]
+    """The experiments that a word stands for: one, those of a group, or all of the paper's that were run."""
+    papers = [name for name in names() if name not in (*GROUPS["finetuning"], *GROUPS["open"])]
     return papers if word == "all" else list(GROUPS.get(word, [word]))
 
 

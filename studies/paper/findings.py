@@ -67,6 +67,13 @@ class Findings:
     def column(self, protocol: str, column: str) -> list[Cell]:
         return [self.cells[protocol, column, row.label] for row in self.experiment.rows_of(protocol)]
 
+    def papers(self, cell: Cell) -> float | None:
+        """The paper's number of the cell, in %; None if it is not known."""
+        column, row = cell.plan.column, cell.row
+        return self.experiment.numbers.get(column.paper_column or column.name, {}).get(
+            row.paper_row or row.label
+        )
+
 
 def from_records(
     experiment: Experiment, budget: str, protocols: Sequence[str], seeds: Sequence[int], store: Store

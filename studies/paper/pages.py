@@ -15,7 +15,11 @@ from copfl.files import write_bytes
 from copfl.tables import Table, as_markdown, percent, with_spread
 from studies.paper.experiments import PROTOCOLS, Budget, Claim
 from studies.paper.findings import (
+    FAILS,
+    HOLDS,
     NOT_YET,
+    OPEN,
+    UNKNOWN,
     Cell,
     Findings,
     best_of,
@@ -49,6 +53,7 @@ DIFFERENCES_NOTE = (
     "**Differences** in points, with the 95 % t interval over seeds. Bold: significant with Holm's "
     "correction for the {} differences of this table."
 )
+JUDGED = (HOLDS, FAILS, OPEN, UNKNOWN)
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 
 
@@ -186,8 +191,7 @@ def _cost(cell: Cell) -> str:
 def shown(cell: Cell, findings: Findings) -> str:
     """Such as "75.5 ± 2.1 (74.60)", with the number of seeds if some are missing."""
     metric, wanted = cell.metric(), len(cell.plan.seeds)
-    numbers = findings.experiment.numbers.get(cell.plan.column.name, {})
-    number = numbers.get(cell.row.paper_row or cell.row.label)
+    number = findings.papers(cell)
     paper = "" if number is None else f" ({number:.2f})"
     have = len(cell.per_seed)
     few = "" if have in (0, wanted) else f", {have} of {wanted} seeds"
@@ -287,14 +291,15 @@ def _machines(findings: Findings) -> str:
 
 
 def write_claims(all_findings: Sequence[Findings], folder: Path) -> None:
-    """Writes one table of the paper's claims in these experiments into the front page of the folder."""
+    """Writes one table of the paper's claims in these experiments into the front page, and how many hold."""
     front, rows = folder / FRONT, []
     if not front.exists() or "<!-- claims -->" not in (text := front.read_text("utf-8")):
         return
-    for findings in all_findings:
+    of_paper = [findings for findings in all_findings if not findings.experiment.aims]
+    for findings in of_paper:
         experiment = findings.experiment
         link = f"[{experiment.title.partition(':')[0]}]({TABLES}/{experiment.name}.md)"
-        elsewhere = experiment.aims or f"<!-- {experiment.name} -->" in text
+        elsewhere = f"<!-- {experiment.name} -->" in text
         for claim in () if elsewhere else experiment.claims:
             words = [
                 judgement(claim, findings, protocol) if protocol in findings.protocols else "–"
@@ -302,7 +307,31 @@ def write_claims(all_findings: Sequence[Findings], folder: Path) -> None:
             ]
             rows.append([link, claim.text, *words])
     head = ["experiment", "claim of the paper", *(f"{protocol} protocol" for protocol in PROTOCOLS)]
-    write_bytes(front, put(text, "claims", as_markdown(Table("", head, rows, numeric=False))).encode())
+    text = put(text, "claims", as_markdown(Table("", head, rows, numeric=False)))
+    if "<!-- count -->" in text:
+        text = put(text, "count", _count(of_paper))
+    write_bytes(front, text.encode())
+
+
+def _count(all_findings: Sequence[Findings]) -> str:
+    """How many claims hold, do not hold or cannot be told, with Holm's correction."""
+    words = {
+        protocol: [
+            overall(
+                [part.word for part in verdicts(claim, findings, protocol, corrected(findings, protocol))]
+            )
+            for findings in all_findings
+            if protocol in findings.protocols
+            for claim in findings.experiment.claims
+        ]
+        for protocol in PROTOCOLS
+    }
+    kinds = [word for word in JUDGED if any(word in judged_so for judged_so in words.values())]
+    rows = [
+        [f"{len(own)} claims, {protocol} protocol", *(str(own.count(word)) for word in kinds)]
+        for protocol, own in words.items()
+    ]
+    return as_markdown(Table("", ["with Holm's correction", *kinds], rows))
 
 
 def put(text: str, name: str, made: str) -> str:
@@ -352,7 +381,7 @@ def write(findings: Findings, budget: str, folder: Path) -> list[Path]:
     write_bytes(path, page(findings, experiment.budget(budget), names).encode())
     if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
         return [path, *drawn]
-    made = summary(findings, [f"{TABLES}/{name}" for name in names])
+    made = summary(findings)
     made += f"\nEvery column, seed and tuning run: [{experiment.title}]({TABLES}/{path.name})."
     write_bytes(front, put(text, stem, made).encode())
     return [path, *drawn, front]

@@ -6,10 +6,14 @@ import gzip
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import copfl
 from copfl import charts
+from copfl.models.networks import ResNet18
 from copfl.settings.complete import complete
 from copfl.settings.components import build
 from copfl.settings.toml import Tables
@@ -18,6 +22,7 @@ from tests.commands import called
 
 STUDY = Path(records.__file__).parent
 RECORDS = STUDY / "results"
+RUN = [*experiments.named("all"), *experiments.named("finetuning")]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def test_the_pages_are_what_the_records_say(
     for group in ("all", "finetuning"):
         assert called(capsys, "reproduce", group, "--from-records", "--pages", tmp_path).code == 0
     written = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.md")}
-    tables = {Path(pages.TABLES, f"{name}.md") for name in experiments.names()}
+    tables = {Path(pages.TABLES, f"{name}.md") for name in RUN}
     assert written == {Path(pages.FRONT)} | tables
     for path in sorted(written):
         assert (tmp_path / path).read_text("utf-8") == (STUDY / path).read_text("utf-8"), path
@@ -51,7 +56,7 @@ def test_the_pages_are_what_the_records_say(
 def test_the_committed_pictures_are_those_of_the_experiments(store: records.Store, tmp_path: Path) -> None:
     pictures = {
         name
-        for experiment in map(experiments.read, experiments.names())
+        for experiment in map(experiments.read, RUN)
         for name in figures.names(
             findings.Findings(experiment, list(experiment.protocols), {}), experiment.name
         )
@@ -101,6 +106,27 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
         assert all(record.start.values())
         assert all(value >= 0 for value in record.cost.values())
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
+
+
+def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
+    """What comments.md says of the CINIC-style set."""
+    runs = {
+        record.tables["algorithm"]["score"]: record.curves
+        for _, record in store.lines(RECORDS / "ablation-20.jsonl.gz")
+        if not record.validation and record.tables["optimizer"]["lr"] == 1e-4
+    }
+    assert runs.keys() == {"none", "prediction", "gradient"}
+    accuracies = [runs[score]["accuracy"] for score in runs]
+    assert accuracies[0] == accuracies[1] == accuracies[2]
+    assert len(accuracies[0]) == 25
+    assert runs["none"]["loss"] == runs["prediction"]["loss"] == runs["gradient"]["loss"]
+
+
+def test_no_page_of_the_paper_has_a_gap() -> None:
+    for name in experiments.named("all"):
+        text = (STUDY / pages.TABLES / f"{name}.md").read_text("utf-8")
+        assert findings.NOT_YET not in text, name
+        assert findings.UNKNOWN not in text, name
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
@@ -176,6 +202,55 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
     experiment = experiments.read(name)
     options = set(complete({"algorithm": {"name": "copfl"}}).algorithm.options) - {"epochs"}
     assert set(experiment.base["copfl"]) == options
+
+
+def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts() -> None:
+    """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
+    for column, classes in zip(experiments.read("ablation-20").columns, (100, 10), strict=True):
+        every, pruned = (
+            sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
+            for kernels in ("full", "pruned")
+        )
+        own = column.settings["copfl"]
+        assert round(own["rate"] * pruned) == round(0.25 * every)
+        assert 0.5 * every > pruned
+        assert own["budget"] == 1
+
+
+def test_training_as_published_is_the_same_with_pruned_kernels() -> None:
+    """The entries that are left out never change: ties between them decide nothing."""
+    y = np.arange(48) % 4
+    draws = np.random.default_rng(0)
+    x = 128 + 40 * draws.normal(size=(4, 3, 32, 32))[y] + 40 * draws.normal(size=(48, 3, 32, 32))
+
+    def run(kernels: str, rate: float, budget: float) -> copfl.Result:
+        return copfl.run(
+            "copfl",
+            (x.clip(0, 255).astype(np.uint8), y),
+            preset="paper",
+            model="resnet18",
+            model_options={"kernels": kernels, "width": 4},
+            algorithm_options={"rate": rate, "budget": budget},
+            partition="classes",
+            partition_options={"per_client": 2, "train_per_class": 4, "test_per_class": 4},
+            clients=3,
+            rounds=2,
+            batch_size=4,
+            lr=1e-3,
+            engine="sequential",
+            save_models=False,
+        )
+
+    def values(result: copfl.Result, name: str) -> Any:
+        return np.array([line["per_client"][name] for line in result.records])
+
+    every = run("full", 0.25, 0.5)
+    sizes = every.experiment.task.d, 17768
+    pruned = run("pruned", round(0.25 * sizes[0]) / sizes[1], 1.0)
+    assert pruned.experiment.task.d == sizes[1]
+    np.testing.assert_allclose(values(pruned, "test_loss"), values(every, "test_loss"), rtol=1e-5)
+    counts = sizes[0] * values(every, "personal_fraction"), sizes[1] * values(pruned, "personal_fraction")
+    np.testing.assert_allclose(counts[1], counts[0], rtol=1e-6)
 
 
 def test_each_column_of_the_differences_changes_one_thing() -> None:

@@ -671,10 +671,12 @@ def test_a_column_that_half_of_the_methods_lack_is_named_and_not_shown() -> None
     assert shown.experiment.about == "About. Not yet run: A column."
 
 
-def test_a_group_of_experiments_is_not_among_all() -> None:
-    assert set(experiments.named("finetuning")).isdisjoint(experiments.named("all"))
+def test_what_is_past_the_paper_or_was_not_run_is_not_among_all() -> None:
+    whole = set(experiments.named("all"))
+    assert whole.isdisjoint([*experiments.named("finetuning"), *experiments.named("open")])
+    assert whole.issuperset(experiments.named("figures"))
     for name in experiments.names():
-        assert experiments.read(name).of_paper == (name in experiments.named("all"))
+        assert experiments.read(name).of_paper == (name in {*whole, *experiments.named("open")})
 
 
 def test_a_claim_names_rows_that_there_are() -> None:

@@ -91,12 +91,12 @@ class COPFL:
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, zero = torch.zeros_like(task.initial), task.initial.new_zeros(())
         bounds = self.contribution.initial_bounds(clients, zeros)
-        mask = task.local() if self.merge == "common" else zeros.bool()
+        mask = self.growth.first_mask(task) if self.merge == "common" else zeros.bool()
         return Server(task.initial, zeros, zero, mask, zero.long(), bounds)
 
     def client_init(self, task: Task) -> Client:
         w, zero = task.initial, task.initial.new_zeros(())
-        return Client(w, task.local(), fresh(self.optimizer, task), w, zero, zero.long() - 1)
+        return Client(w, self.growth.first_mask(task), fresh(self.optimizer, task), w, zero, zero.long() - 1)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         """Algorithm 1, line 2."""
@@ -110,7 +110,7 @@ class COPFL:
         """[D] bool, where the client continues from its own values; a new client has only its statistics."""
         if self.merge != "common":
             return client.mask
-        return (down.union & (client.round >= 0)) | task.local()
+        return (down.union & (client.round >= 0)) | self.growth.first_mask(task)
 
     def counted(self, client: Client, down: Down, update: Update) -> Client:
         """The leave-one-out of COWA removes what is in the mean."""

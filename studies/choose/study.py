@@ -78,12 +78,12 @@ def jobs(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
 
 
 def rule(name: str, folder: Path) -> Any:
-    """The first choice for a setting, whose batch size and schedule all candidates have."""
-    from copfl.settings.first_choice import Known, first_choice
+    """How the first choice trains in a setting; all candidates have its batch size and schedule."""
+    from copfl.settings.first_choice import Known, training_of
 
     setting = SETTINGS[name]
     samples = samples_per_client(SETTINGS[name], folder)
-    return first_choice(Known("classification", samples, setting.rounds, setting.model[0]))
+    return training_of(Known("classification", samples, setting.rounds, setting.model[0]))
 
 
 def record(job: Job, folder: Path, device: str) -> dict[str, Any]:

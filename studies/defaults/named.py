@@ -161,10 +161,10 @@ class Job(NamedTuple):
     setting: str
     algorithm: str
     form: str  # of CO-PFL; "" for other algorithms
-    optimizer: str  # "usual": the algorithm's
+    optimizer: str  # "usual": SGD, which algorithms had before this study
     server: str
-    factor: float  # of the rule's rate; 0: the usual rate
-    batch: str  # "rule" or "usual"
+    factor: float  # of the rule's rate; 0: the rate before this study
+    batch: str  # "rule", or "usual": 32, as before this study
     seed: int
     split: str  # "validation" or "test"
 
@@ -256,25 +256,22 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.experiment.run import execute
     from copfl.settings import presets
     from copfl.settings.complete import complete
-    from copfl.settings.first_choice import Known, first_choice
+    from copfl.settings.first_choice import Known, training_of
     from copfl.settings.user_code import as_dataset
 
     started = time.monotonic()
     setting, data, kind, samples = federation(job.setting, folder)
     (scheme, scheme_options), (model, model_options) = setting.partition, setting.model
-    rule = first_choice(Known(kind, samples, setting.rounds, model))
+    rule = training_of(Known(kind, samples, setting.rounds, model))
     run: dict[str, Any] = {"rounds": setting.rounds, "seed": job.seed, "device": device}
     run |= {"threads": 1, "workers": 1, "eval_models": "final", "save_models": False}
     if setting.clients:
         run["clients"] = setting.clients
-    if job.batch == "rule":
-        run["batch"] = rule.batch
+    run["batch"] = rule.batch if job.batch == "rule" else 32
     options = dict(FORMS.get(job.form, RULE)) if job.form else {}
-    optimizer: dict[str, Any] = {} if job.optimizer == "usual" else {"name": job.optimizer}
-    if job.factor:
-        optimizer["lr"] = rule.lr * job.factor
-    elif job.form == "paper":
-        optimizer["lr"] = 1e-4  # the preset's
+    optimizer: dict[str, Any] = {"name": "sgd" if job.optimizer == "usual" else job.optimizer}
+    before = {"sgd": 0.1, "mamo": 1e-4 if job.form == "paper" else 1e-3}
+    optimizer["lr"] = rule.lr * job.factor if job.factor else before[optimizer["name"]]
     if job.optimizer == "mamo" and job.form == "paper":
         optimizer["change"] = "zero"
     if job.algorithm == "copfl" and job.optimizer == "adam" and options.get("training") != "together":

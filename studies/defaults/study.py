@@ -133,7 +133,7 @@ def confirmation(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
                 "hf:" in setting.model[0],
             )
             choice = first_choice(known)
-            how = (choice.lr, 1, choice.schedule, choice.batch)
+            how = (choice.training.lr, 1, choice.training.schedule, choice.training.batch)
             rules += [
                 Job(name, choice.algorithm, choice.server, *how, choice.options["head_speed"], seed),
                 Job(name, "local", "mean", *how, 0.0, seed),

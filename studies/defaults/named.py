@@ -225,7 +225,8 @@ def confirmed_targets(seeds: list[int]) -> Iterator[Job]:
     """Training alone and the candidates for targets that are no classes, on test samples."""
     for seed in seeds:
         for job in target_jobs((1.0, 1 / 3), seed):
-            yield job._replace(split="test")
+            if job.algorithm in ("local", "fedper", "fedavg_ft", "ditto"):
+                yield job._replace(split="test")
 
 
 def best_form(out: Path, server: str) -> tuple[str, str] | None:
@@ -325,7 +326,7 @@ def main() -> None:
         "confirm": lambda: confirmation(args.out, CONFIRMATION_SEEDS),
         "confirm2": lambda: confirmation(args.out, CONFIRMATION_SEEDS[:2]),
         "confirm-named": lambda: confirmed_names(CONFIRMATION_SEEDS[:1]),
-        "confirm-targets": lambda: confirmed_targets(CONFIRMATION_SEEDS),
+        "confirm-targets": lambda: confirmed_targets(CONFIRMATION_SEEDS[:3]),
     }
     jobs = [job for part in args.parts.split(",") for job in planned[part]()]
     of_job = partial(record, folder=args.files, device=args.device)

@@ -67,12 +67,16 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class COPFL:
-    """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA)."""
+    """Masked local training (MAMO), masks of what is personal (PWPM), contribution weights (COWA).
+
+    By default the head is personal, nothing else becomes so, and all entries train at once: the best of the forms in
+    studies/defaults. The preset `paper` is the published form, with masks that grow and two phases.
+    """
 
     optimizer: Optimizer = field(default_factory=Mamo)
-    growth: Pwpm = field(default_factory=Pwpm)
+    growth: Pwpm = field(default_factory=lambda: Pwpm(budget=0.0, head="personal"))
     contribution: Cowa = field(default_factory=Cowa)
-    phases: Phases = field(default_factory=Phases)
+    phases: Phases = field(default_factory=lambda: Phases(training="together"))
     # "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6):
     # an entry that is personal for any client is never averaged again. "common": one mask for all clients, of
     # the entries that the mean changed most; the only one under which a sum hides masks, scores and weights.

@@ -28,7 +28,7 @@ class Pwpm:
     """Grows each client's mask by the entries with the largest |change|, within a budget: Eqs. (6) and (7).
 
     rate        p: the fraction that becomes personal in one growth
-    budget      gamma: the largest personal fraction
+    budget      gamma: the largest personal fraction; 0: no entry becomes personal
     candidates  "shared": top p of the entries that are still shared (default). "all": personal entries
                 compete too, so the mask may stall (Paper: Eq. 7 as published). "tensor": top p of the shared
                 entries of every weight tensor (FedSelect). "reselect": the grown mask is chosen among all

@@ -148,12 +148,16 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
     from copfl.experiment.run import execute
+    from copfl.parts.phases import Phases
+    from copfl.parts.pwpm import Pwpm
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.wrappers.addons import with_addons
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
-    options: dict[str, Any] = {} if job.algorithm == "copfl" else {"epochs": job.epochs}
+    options: dict[str, Any] = {"epochs": job.epochs}
+    if job.algorithm == "copfl":  # its form before named.md
+        options = {"growth": Pwpm(), "phases": Phases()}
     if job.head_speed:
         options["head_speed"] = job.head_speed
     algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **options)

@@ -185,8 +185,7 @@ def run_of(setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path
     }
     if setting.clients:
         of_run["clients"] = setting.clients
-    if batch or setting.batch:
-        of_run["batch"] = batch or setting.batch
+    of_run["batch"] = batch or setting.batch or 32
     layers = {
         "run": of_run,
         "partition": {"name": scheme, **scheme_options},

@@ -24,7 +24,11 @@ from copfl.wrappers.attacks import ATTACKS, choose_attackers
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
 CLIENTS, FRACTION = 10, 0.2
-GROWING = {"head": "shared", "budget": 0.5, "training": "in_turn"}  # CO-PFL with masks, as in the stored results
+GROWING = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # CO-PFL with masks, as in the stored results
 ROBUST: dict[str, dict[str, Any]] = {
     "none": {},
     "clip": {"robust": {"name": "clip"}},

@@ -26,7 +26,8 @@ FORMS: dict[str, dict[str, Any]] = {  # as in the stored results
         "algorithm_options": {"head": "shared", "budget": 0.5, "training": "in_turn"},
         "optimizer": {"name": "mamo", "lr": 1e-3},
     },
-    **dict.fromkeys(("fedavg", "local"), {"optimizer": {"name": "sgd", "lr": 0.1}}),
+    "fedavg": {"optimizer": {"name": "sgd", "lr": 0.1}},
+    "local": {"optimizer": {"name": "sgd", "lr": 0.1}},
 }
 NOISES = (0.0, 4.0, 16.0)
 CLIP = 0.2

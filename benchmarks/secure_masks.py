@@ -18,7 +18,11 @@ import numpy as np
 
 import copfl
 
-GROWING: dict[str, Any] = {"head": "shared", "budget": 0.5, "training": "in_turn"}  # masks, which are compared
+GROWING: dict[str, Any] = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # masks, which are compared
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "copfl, a mask per client": ("copfl", GROWING),
     "copfl, merge=common": ("copfl", {**GROWING, "merge": "common"}),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from copfl.bench.settings import SETTINGS, TABLE, Setting, arrays, samples_per_client
 
@@ -52,24 +53,41 @@ FORMS: dict[str, dict[str, Any]] = {  # options of CO-PFL
     "head-equal-together": {"head": "personal", "rate": 0.0, "training": "together", "score": "none"},
 }
 RULE = {"head_speed": 3.0}  # of FedPAC in copfl.settings.first_choice
-EXPENSIVE = ("cifar-4-long", "clinc-dirichlet", "cifar-dirichlet", "cifar-dirichlet-50")  # for the confirmation
+# Only for the confirmation: they take long.
+EXPENSIVE = ("cifar-4-long", "clinc-dirichlet", "cifar-dirichlet", "cifar-dirichlet-50")
 LORA = ("lora-skew", "lora-dirichlet")
 DEVELOPMENT = [name for name in SETTINGS if name not in EXPENSIVE + LORA]
-SMALL = ["tumours", "digits-5-few", "signals", "digits-2", "banking-skew", "cifar-4", "table-shift", "features-skew"]
-NEEDS_MORE = ("fedex_lora", "ffa_lora", "fedsa_lora", "flex_lora", "feddpa", "ktpfl")  # adapters, public samples
+SMALL = [
+    "tumours",
+    "digits-5-few",
+    "signals",
+    "digits-2",
+    "banking-skew",
+    "cifar-4",
+    "table-shift",
+    "features-skew",
+]
+NEEDS_MORE = (
+    "fedex_lora",
+    "ffa_lora",
+    "fedsa_lora",
+    "flex_lora",
+    "feddpa",
+    "ktpfl",
+)  # adapters, public samples
 DEVELOPMENT_SEED, CONFIRMATION_SEEDS = 600, [700, 701, 702, 703, 704]
 
 
 # -- federations whose targets are no classes --------------------------------------------------------------------------
 
 
-def _in_groups(values: np.ndarray, groups: int, noise: float, seed: int = 0) -> np.ndarray:
+def _in_groups(values: NDArray[Any], groups: int, noise: float, seed: int = 0) -> NDArray[Any]:
     """Equal groups by a column with noise, as hospitals that differ in it."""
     noisy = values + np.random.default_rng(seed).normal(0, noise * values.std(), len(values))
     return np.argsort(np.argsort(noisy)) * groups // len(values)
 
 
-def _scaled(x: np.ndarray) -> np.ndarray:
+def _scaled(x: NDArray[Any]) -> NDArray[Any]:
     return ((x - x.mean(0)) / x.std(0)).astype(np.float32)
 
 
@@ -89,7 +107,8 @@ def tumour_values(labels: bool) -> dict[str, Any]:
     table = load_breast_cancer().data
     x, worst = table[:, :10], table[:, 20:]
     above = (worst[:, 3:8] > np.median(worst[:, 3:8], axis=0)).astype(np.float32)
-    return {"x": _scaled(x), "y": above if labels else worst[:, 3].astype(np.float32), "group": _in_groups(x[:, 0], 6, 1.0)}
+    y = above if labels else worst[:, 3].astype(np.float32)
+    return {"x": _scaled(x), "y": y, "group": _in_groups(x[:, 0], 6, 1.0)}
 
 
 def alcohol() -> dict[str, Any]:
@@ -112,7 +131,9 @@ def sites(labels: bool) -> dict[str, Any]:
         x, y = make_friedman1(2400, 10, noise=1.0, random_state=2)
     site = rng.choice(12, len(x), p=rng.dirichlet(np.full(12, 2.0)))
     columns = x.shape[1]
-    shifted = x * rng.uniform(0.6, 1.4, (12, columns))[site] + rng.normal(0, 0.5 * x.std(), (12, columns))[site]
+    shifted = (
+        x * rng.uniform(0.6, 1.4, (12, columns))[site] + rng.normal(0, 0.5 * x.std(), (12, columns))[site]
+    )
     return {"x": shifted.astype(np.float32), "y": y.astype(np.float32), "group": site}
 
 
@@ -169,30 +190,38 @@ class Job(NamedTuple):
     split: str  # "validation" or "test"
 
 
-def copfl_jobs(server: str, optimizer: str, settings: list[str], factor: float = 1.0) -> Iterator[Job]:
+def copfl_jobs(server: str, optimizer: str, settings: list[str]) -> Iterator[Job]:
     """Every form of CO-PFL, and others beside it; a study that is stopped early has complete candidates."""
     candidates = [("copfl", form) for form in FORMS]
     if optimizer == "adam":
         candidates += [("fedper", ""), ("local", "") if server == "mean" else ("fedpac", "rule")]
     for algorithm, form in candidates:
         for name in settings:
-            yield Job(name, algorithm, form, optimizer, server, factor, "rule", DEVELOPMENT_SEED, "validation")
+            yield Job(name, algorithm, form, optimizer, server, 1.0, "rule", DEVELOPMENT_SEED, "validation")
 
 
 def named_jobs(optimizer: str, batch: str) -> Iterator[Job]:
-    """Every algorithm as it is ("usual"), or with the rule's batch, or with its rate too (Adam)."""
+    """Every algorithm as it was ("usual"), or with the rule's batch and rate (Adam)."""
     from copfl.algorithms import ALGORITHMS
 
     factor = 1.0 if optimizer == "adam" else 0.0
     for name in SMALL:
         for algorithm in ALGORITHMS:
             if algorithm not in (*NEEDS_MORE, "copfl"):
-                yield Job(name, algorithm, "", optimizer, "mean", factor, batch, DEVELOPMENT_SEED, "validation")
+                yield Job(
+                    name, algorithm, "", optimizer, "mean", factor, batch, DEVELOPMENT_SEED, "validation"
+                )
 
 
 def target_jobs(factors: tuple[float, ...], seed: int) -> Iterator[Job]:
     candidates = [("local", "mean"), ("fedper", "fedexp"), ("fedper", "mean"), ("fedavg_ft", "fedexp")]
-    candidates += [("fedavg_ft", "mean"), ("ditto", "mean"), ("ditto", "fedexp"), ("apfl", "mean"), ("fedrep", "fedexp")]
+    candidates += [
+        ("fedavg_ft", "mean"),
+        ("ditto", "mean"),
+        ("ditto", "fedexp"),
+        ("apfl", "mean"),
+        ("fedrep", "fedexp"),
+    ]
     for factor in factors:
         for algorithm, server in candidates:
             for name in TARGETS:
@@ -203,15 +232,18 @@ def confirmation(out: Path, seeds: list[int]) -> Iterator[Job]:
     """The best form under the plain mean and under FedExP's step, today's, the published one, and others."""
     finalists = [(*best, server) for server in ("mean", "fedexp") if (best := best_form(out, server))]
     print("chosen on validation samples:", finalists, flush=True)
+    candidates = [("copfl", form, optimizer, server, 1.0, "rule") for form, optimizer, server in finalists]
+    candidates += [
+        ("copfl", "interpretation", "mamo", "mean", 0.0, "usual"),
+        ("copfl", "paper", "mamo", "mean", 1.0, "rule"),
+        ("local", "", "adam", "mean", 1.0, "rule"),
+        ("fedper", "", "adam", "mean", 1.0, "rule"),
+    ]
     for seed in seeds:
-        for name in [name for name in SETTINGS if name not in LORA]:
-            test = {"setting": name, "seed": seed, "split": "test"}
-            for form, optimizer, server in finalists:
-                yield Job(algorithm="copfl", form=form, optimizer=optimizer, server=server, factor=1.0, batch="rule", **test)
-            for form, factor, batch in (("interpretation", 0.0, "usual"), ("paper", 1.0, "rule")):
-                yield Job(algorithm="copfl", form=form, optimizer="mamo", server="mean", factor=factor, batch=batch, **test)
-            for algorithm in ("local", "fedper"):
-                yield Job(algorithm=algorithm, form="", optimizer="adam", server="mean", factor=1.0, batch="rule", **test)
+        for name in SETTINGS:
+            if name not in LORA:
+                for candidate in candidates:
+                    yield Job(name, *candidate, seed, "test")
 
 
 def confirmed_names(seeds: list[int]) -> Iterator[Job]:
@@ -243,7 +275,9 @@ def best_form(out: Path, server: str) -> tuple[str, str] | None:
         if is_candidate and record["server"] == server and record["factor"] == 1.0 and "error" not in record:
             mean = float(np.nanmean(np.array(record["values"], float)))
             values[record["form"], record["optimizer"]][record["setting"]] = mean
-    values = {c: by_setting for c, by_setting in values.items() if 3 * len(by_setting) >= 2 * len(DEVELOPMENT)}
+    values = {
+        c: by_setting for c, by_setting in values.items() if 3 * len(by_setting) >= 2 * len(DEVELOPMENT)
+    }
     if not values:
         return None
     common = set.intersection(*(set(by_setting) for by_setting in values.values()))
@@ -303,7 +337,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", default="copfl,named,named-rule,targets")
@@ -315,16 +351,11 @@ def main() -> None:
         "copfl": lambda: copfl_jobs("mean", "adam", DEVELOPMENT),
         "copfl-mamo": lambda: copfl_jobs("mean", "mamo", DEVELOPMENT),
         "copfl-fedexp": lambda: copfl_jobs("fedexp", "adam", DEVELOPMENT),
-        "copfl-lower": lambda: copfl_jobs("mean", "adam", SMALL, 1 / 3),
-        "copfl-higher": lambda: copfl_jobs("mean", "adam", SMALL, 3.0),
         "named": lambda: named_jobs("usual", "usual"),
         "named-rule": lambda: named_jobs("adam", "rule"),
-        "named-batch": lambda: named_jobs("usual", "rule"),
         "targets": lambda: target_jobs((1.0,), DEVELOPMENT_SEED),
         "targets-rates": lambda: target_jobs((1 / 3, 3.0), DEVELOPMENT_SEED),
-        "targets-again": lambda: target_jobs((1.0, 1 / 3, 3.0), DEVELOPMENT_SEED + 1),
         "confirm": lambda: confirmation(args.out, CONFIRMATION_SEEDS),
-        "confirm2": lambda: confirmation(args.out, CONFIRMATION_SEEDS[:2]),
         "confirm-named": lambda: confirmed_names(CONFIRMATION_SEEDS[:1]),
         "confirm-targets": lambda: confirmed_targets(CONFIRMATION_SEEDS[:3]),
     }

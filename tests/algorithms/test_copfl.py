@@ -369,7 +369,10 @@ def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
 
 
 def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> None:
-    task, algorithm = slopes(0.0, 0.0, 0.0), replace(GROWING, growth=replace(ONE_THIRD, candidates="reselect"))
+    task, algorithm = (
+        slopes(0.0, 0.0, 0.0),
+        replace(GROWING, growth=replace(ONE_THIRD, candidates="reselect")),
+    )
     data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
     client = algorithm.client_update(
@@ -476,9 +479,7 @@ def test_a_personal_head_is_never_averaged(merge: str) -> None:
 
 def test_held_out_samples_decide_about_the_blocks_beside_a_personal_head() -> None:
     task, federation = small_federation("none", (20, 20))
-    state, _ = rounds_of(
-        COPFL(growth=Pwpm(criterion="held_out", head="personal")), task, federation, 3
-    )
+    state, _ = rounds_of(COPFL(growth=Pwpm(criterion="held_out", head="personal")), task, federation, 3)
     assert state.clients.rows(torch.arange(2)).mask[:, task.where("head")].all()
 
 

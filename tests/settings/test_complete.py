@@ -23,7 +23,7 @@ from copfl.settings import toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
-from copfl.settings.optimizer import OWN_RATES, optimizer_record, usual_rate
+from copfl.settings.optimizer import optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.wrappers.robust import Clipped

@@ -39,7 +39,11 @@ NAMES = [*ANOMALIES, "duplicated", "regular 5", "regular 6", "regular 7"]
 CLASSES, SAMPLES = 4, 8  # of a client, and of each class to train on
 NOISE = 0.4  # fraction of wrong labels
 ROUNDS, BATCH, LR, WIDTH = 15, 8, 5e-3, 32
-GROWING = {"head": "shared", "budget": 0.5, "training": "in_turn"}  # CO-PFL with masks, as docs/audit.md has it
+GROWING = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # CO-PFL with masks, as docs/audit.md has it
 
 
 def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Dataset, Partition]:

@@ -12,7 +12,7 @@ from torch import nn
 import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.data.arrays import from_arrays
-from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.first_choice import ADAPTIVE, Known, first_choice
@@ -27,7 +27,10 @@ from copfl.settings.first_choice import ADAPTIVE, Known, first_choice
         (Known(CLASSIFICATION, math.inf, 1, "resnet18"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
-        (Known(REGRESSION, 300, 40, "mlp"), ("fedper", "fedexp", 1e-3, "constant", 32)),
+        (Known(REGRESSION, 300, 40, "mlp"), ("ditto", "mean", 1e-3, "constant", 32)),
+        (Known(MULTILABEL, 300, 40, "mlp", sums_only=True), ("ditto", "mean", 1e-3, "constant", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn", sums_only=True), ("fedper", "mean", 1e-2, "cosine", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "cnn", head_only=True), ("fedavg_ft", "fedexp", 3e-3, "constant", 8)),
     ],
@@ -121,7 +124,7 @@ def test_what_is_set_for_any_algorithm_stays_when_one_is_named() -> None:
 
 
 def test_small_sets_and_texts_have_their_own() -> None:
-    assert complete({"data": {"name": "diabetes"}}).algorithm.name == "fedper"
+    assert complete({"data": {"name": "diabetes"}}).algorithm.name == "ditto"
     words = complete({"data": {"name": "banking77"}})
     assert (words.optimizer.lr, words.addons.options["lr_schedule"]) == (1e-2, "cosine")
     assert complete({"privacy": {"noise": 1.0}}).algorithm.name == "fedper"

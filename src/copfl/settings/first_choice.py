@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from copfl.core.algorithm import traits
 from copfl.core.optim import is_chosen
 from copfl.data import datasets
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.models import pretrained
 from copfl.settings.components import component, name_of, usual_optimizer
 from copfl.settings.schema import RunSettings
@@ -100,8 +100,10 @@ def first_choice(known: Known) -> FirstChoice:
     training = training_of(known)
     if known.head_only:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
-    if known.kind != CLASSIFICATION:
-        return FirstChoice("fedper", {}, "fedexp", training)  # FedPAC needs classes
+    if known.kind in (REGRESSION, MULTILABEL):
+        return FirstChoice("ditto", {}, "mean", training)  # FedPAC needs classes
+    if known.kind == NEXT_TOKEN and not known.sums_only:
+        return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
     return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", training)

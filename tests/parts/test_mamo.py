@@ -80,8 +80,8 @@ def test_one_pair_of_moments_and_forget_equal_the_papers_two_pairs(change: str, 
 
 
 def test_the_readings_differ_where_masks_change() -> None:
-    ends = [by_the_code(change)[-1] for change in CHANGES]
-    assert not torch.allclose(*ends, atol=1e-6)
+    restarted, zeroed = (by_the_code(change)[-1] for change in CHANGES)
+    assert not torch.allclose(restarted, zeroed, atol=1e-6)
 
 
 def after_a_change(change: str, more: int) -> list[float]:

@@ -24,6 +24,11 @@ from copfl.wrappers.attacks import ATTACKS, choose_attackers
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
 CLIENTS, FRACTION = 10, 0.2
+GROWING = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # CO-PFL with masks, as in the stored results
 ROBUST: dict[str, dict[str, Any]] = {
     "none": {},
     "clip": {"robust": {"name": "clip"}},
@@ -45,6 +50,8 @@ def rules_of(algorithm: str) -> list[str]:
 def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -> dict[str, float]:
     """The mean accuracies of the clients that the attack does not select, after the last round."""
     options = dict(ROBUST[robust])
+    if algorithm == "copfl":
+        options["algorithm_options"] = {**GROWING, **options.get("algorithm_options", {})}
     if attack != "none":
         options["attack"] = {"name": attack}
     result = copfl.run(
@@ -56,6 +63,8 @@ def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -
         seed=seed,
         engine="vmap",
         eval_every=rounds,
+        batch_size=8,
+        optimizer={"name": "mamo", "lr": 1e-3} if algorithm == "copfl" else {"name": "sgd", "lr": 0.1},
         **options,
     )
     honest = np.ones(CLIENTS, bool)

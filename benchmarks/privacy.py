@@ -21,6 +21,14 @@ import torch
 import copfl
 
 ALGORITHMS = ("copfl", "fedavg")
+FORMS: dict[str, dict[str, Any]] = {  # as in the stored results
+    "copfl": {
+        "algorithm_options": {"head": "shared", "budget": 0.5, "training": "in_turn"},
+        "optimizer": {"name": "mamo", "lr": 1e-3},
+    },
+    "fedavg": {"optimizer": {"name": "sgd", "lr": 0.1}},
+    "local": {"optimizer": {"name": "sgd", "lr": 0.1}},
+}
 NOISES = (0.0, 4.0, 16.0)
 CLIP = 0.2
 CLIENTS = 50
@@ -41,6 +49,8 @@ def measure(algorithm: str, noise: float, rounds: int, seed: int) -> dict[str, f
         seed=seed,
         engine="vmap",
         eval_every=rounds,
+        batch_size=8,
+        **FORMS[algorithm],
         **options,
     )
     metrics = {"after": result.accuracy, "before": result.accuracy_before, "global": result.accuracy_global}

@@ -18,10 +18,15 @@ import numpy as np
 
 import copfl
 
+GROWING: dict[str, Any] = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # masks, which are compared
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "copfl, a mask per client": ("copfl", {}),
-    "copfl, merge=common": ("copfl", {"merge": "common"}),
-    "copfl, merge=common, score=none": ("copfl", {"merge": "common", "score": "none"}),
+    "copfl, a mask per client": ("copfl", GROWING),
+    "copfl, merge=common": ("copfl", {**GROWING, "merge": "common"}),
+    "copfl, merge=common, score=none": ("copfl", {**GROWING, "merge": "common", "score": "none"}),
     "fedavg": ("fedavg", {}),
     "fedper": ("fedper", {}),
     "local": ("local", {}),

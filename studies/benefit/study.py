@@ -40,6 +40,7 @@ HARMS: dict[str, tuple[str, float]] = {
 ALL = -1  # the run of all clients
 SECURE = -2  # the same, with each upload rounded as secure aggregation does
 LOSSES = ("test_loss", "test_loss_before")
+OF_COPFL = {"head": "shared", "budget": 0.5, "training": "in_turn"}  # its form when the records were made
 
 
 class Job(NamedTuple):
@@ -73,7 +74,7 @@ def experiment(job: Any, device: str, **more: dict[str, Any]) -> Any:
 
     algorithm, (scheme, options) = SETTINGS[job.setting]
     layers: dict[str, dict[str, Any]] = {
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **(OF_COPFL if algorithm == "copfl" else {})},
         "partition": {"name": scheme, **options},
         "model": {"name": "mlp", "width": 64},
         "optimizer": {"lr": 5e-3} if algorithm == "copfl" else {"name": "adam", "lr": 2e-3},

@@ -78,12 +78,12 @@ def jobs(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
 
 
 def rule(name: str, folder: Path) -> Any:
-    """The first choice for a setting, whose batch size and schedule all candidates have."""
-    from copfl.settings.first_choice import Known, first_choice
+    """How the first choice trains in a setting; all candidates have its batch size and schedule."""
+    from copfl.settings.first_choice import Known, training_of
 
     setting = SETTINGS[name]
     samples = samples_per_client(SETTINGS[name], folder)
-    return first_choice(Known("classification", samples, setting.rounds, setting.model[0]))
+    return training_of(Known("classification", samples, setting.rounds, setting.model[0]))
 
 
 def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
@@ -92,6 +92,8 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
     from copfl.experiment.run import execute
+    from copfl.parts.phases import Phases
+    from copfl.parts.pwpm import Pwpm
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.settings.complete import complete
     from copfl.settings.user_code import as_dataset
@@ -100,7 +102,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
     setting, started = SETTINGS[job.setting], time.monotonic()
     usual = rule(job.setting, folder)
-    options = {"head_speed": job.head_speed} if job.head_speed else {}
+    options: dict[str, Any] = {"head_speed": job.head_speed} if job.head_speed else {}
+    if job.algorithm == "copfl":  # its form when the records were made
+        options = {"growth": Pwpm(), "phases": Phases()}
     algorithm = ALGORITHMS[job.algorithm](optimizer=Adam(lr=job.lr), **options)
     if job.server != "mean":
         algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())

@@ -133,7 +133,7 @@ def confirmation(names: list[str], seeds: list[int], folder: Path) -> list[Job]:
                 "hf:" in setting.model[0],
             )
             choice = first_choice(known)
-            how = (choice.lr, 1, choice.schedule, choice.batch)
+            how = (choice.training.lr, 1, choice.training.schedule, choice.training.batch)
             rules += [
                 Job(name, choice.algorithm, choice.server, *how, choice.options["head_speed"], seed),
                 Job(name, "local", "mean", *how, 0.0, seed),
@@ -148,12 +148,16 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
     from copfl.experiment.run import execute
+    from copfl.parts.phases import Phases
+    from copfl.parts.pwpm import Pwpm
     from copfl.parts.server_steps import SERVER_STEPS
     from copfl.wrappers.addons import with_addons
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
-    options: dict[str, Any] = {} if job.algorithm == "copfl" else {"epochs": job.epochs}
+    options: dict[str, Any] = {"epochs": job.epochs}
+    if job.algorithm == "copfl":  # its form before named.md
+        options = {"growth": Pwpm(), "phases": Phases()}
     if job.head_speed:
         options["head_speed"] = job.head_speed
     algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **options)
@@ -181,8 +185,7 @@ def run_of(setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path
     }
     if setting.clients:
         of_run["clients"] = setting.clients
-    if batch or setting.batch:
-        of_run["batch"] = batch or setting.batch
+    of_run["batch"] = batch or setting.batch or 32
     layers = {
         "run": of_run,
         "partition": {"name": scheme, **scheme_options},

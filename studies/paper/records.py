@@ -30,6 +30,8 @@ STATISTICS = {
     "best_round": "the round with the highest mean over clients",
     "best_per_client": "the best round of each client",
 }
+# Of CO-PFL, in records that were made before there were such options.
+BEFORE = {"head": "shared", "training": "in_turn"}
 ADVICE = "use the data and the kind of processor of the other records, or another folder with --results DIR"
 
 
@@ -90,12 +92,14 @@ class Store:
         return identity_of(self._settings(record), record.validation)
 
     def _settings(self, record: Record) -> Tables:
-        """The essential settings of the record's run. Options that are younger than it get their defaults.
+        """The essential settings of the record's run. Options that are younger than it get what there was before.
 
         These depend on the names and keys of the tables alone, so one resolution serves all records of a kind.
         Records that differ in their seed share the rest.
         """
         tables = record.tables
+        if tables["algorithm"]["name"] == "copfl":
+            tables = {**tables, "algorithm": {**BEFORE, **tables["algorithm"]}}
         without_seed = {**tables, "run": {**tables["run"], "seed": 0}}
         key = json.dumps(without_seed)
         if key not in self.settings:

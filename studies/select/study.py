@@ -62,6 +62,8 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
     from copfl.experiment.run import execute
+    from copfl.parts.phases import Phases
+    from copfl.parts.pwpm import Pwpm
     from copfl.settings.complete import complete
     from copfl.settings.user_code import as_dataset
 
@@ -77,6 +79,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "eval_models": "final",
         "validation": job.fraction,
         "save_models": False,
+        "batch": 32,
     }
     layers = {
         "run": of_run | ({"clients": setting.clients} if setting.clients else {}),
@@ -84,7 +87,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "model": {"name": model, **model_options},
         **setting.extra,
     }
-    algorithm = ALGORITHMS[job.algorithm](optimizer=Adam(lr=RATES[job.algorithm]))
+    of_copfl = {"growth": Pwpm(), "phases": Phases()}  # its form when the records were made
+    options_of = of_copfl if job.algorithm == "copfl" else {}
+    algorithm = ALGORITHMS[job.algorithm](optimizer=Adam(lr=RATES[job.algorithm]), **options_of)
     run = complete(layers, values={"algorithm": algorithm, "data": as_dataset(arrays(setting.data, folder))})
     experiment = prepare(run)
     result = execute(experiment, None)

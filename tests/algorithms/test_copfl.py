@@ -12,6 +12,7 @@ from torch import Tensor
 
 from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload
 from copfl.algorithms.fedavg import FedAvg
+from copfl.algorithms.fedper import FedPer
 from copfl.core import Data, Sgd, UsageError, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import vmap
@@ -31,13 +32,16 @@ from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, s
 A, B = (2.0, 1.0, 0.5), (-0.5, 0.75, 1.5)
 
 
+GROWING = COPFL(growth=Pwpm(), phases=Phases())  # masks that grow, and two phases
+
+
 def build(**options: Any) -> COPFL:
-    made: COPFL = with_options(COPFL(), options)
+    made: COPFL = with_options(GROWING, options)
     return made
 
 
 ONE_THIRD = Pwpm(1 / 3, 1 / 3)
-BY_HAND = COPFL(Sgd(1.0, 0.0, 0.0), ONE_THIRD)
+BY_HAND = replace(GROWING, optimizer=Sgd(1.0, 0.0, 0.0), growth=ONE_THIRD)
 
 
 def cos(a: tuple[float, ...], b: tuple[float, ...]) -> float:
@@ -252,7 +256,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
         "batch", (8, 8, 8)
     )  # equal sizes, and a power of two: the means are exact
     sgd = Sgd()
-    mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none")), FedAvg(sgd)
+    mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none"), Phases()), FedAvg(sgd)
     server, other = mine.server_init(task, 3), theirs.server_init(task, 3)
     clients, others = [mine.client_init(task)] * 3, [theirs.client_init(task)] * 3
     for k in range(3):
@@ -287,7 +291,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
 @pytest.mark.parametrize("merge", ["sharers", "union", "common"])
 def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> None:
     task, federation = small_federation(norm, (5, 9))
-    algorithm = COPFL(merge=merge)
+    algorithm = replace(GROWING, merge=merge)
     server, client = algorithm.server_init(task, 2), algorithm.client_init(task)
     data = tree.row(federation.train.rows([1]), 0)
     masks = [client.mask]
@@ -312,7 +316,7 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
 
 def test_weights_add_up_to_one() -> None:
     task, federation = small_federation("none", (5, 9, 3, 12))
-    state, shown = rounds_of(COPFL(growth=Pwpm(budget=0.3)), task, federation, 3, vmap())
+    state, shown = rounds_of(replace(GROWING, growth=Pwpm(budget=0.3)), task, federation, 3, vmap())
     for each in shown:
         assert (each.clients["weight"] > 0).all()
         assert each.clients["weight"].sum() == pytest.approx(1)
@@ -349,7 +353,7 @@ def test_one_client_alone_learns_and_stays_finite() -> None:
 
 def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
     task = slopes(0.0, 0.0, 0.0)
-    algorithm = COPFL(Mamo(), ONE_THIRD)
+    algorithm = replace(GROWING, growth=ONE_THIRD)
     data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
     client = algorithm.client_update(
@@ -365,7 +369,10 @@ def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
 
 
 def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> None:
-    task, algorithm = slopes(0.0, 0.0, 0.0), COPFL(Mamo(), replace(ONE_THIRD, candidates="reselect"))
+    task, algorithm = (
+        slopes(0.0, 0.0, 0.0),
+        replace(GROWING, growth=replace(ONE_THIRD, candidates="reselect")),
+    )
     data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
     client = algorithm.client_update(
@@ -412,7 +419,7 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         "candidates": "all",
         "count": "all",
     }
-    growth |= {"warmup": 3, "interval": 4, "criterion": "benefit"}
+    growth |= {"warmup": 3, "interval": 4, "criterion": "benefit", "head": "personal"}
     contribution: dict[str, Any] = {"score": "gradient", "leave_one_out": "paper"}
     contribution |= {"trust": "held_out", "max_weight": 0.5}
     phases: dict[str, Any] = {"epochs": 2, "training": "in_turn"}
@@ -422,7 +429,58 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         growth=Pwpm(**growth), contribution=Cowa(**contribution), phases=Phases(**phases), **others
     )
     assert made.total_epochs == 4
-    assert build() == COPFL()
+    assert with_options(COPFL(), {}) == COPFL()
+
+
+# -- the default: a personal head ------------------------------------------------------------------------------
+
+
+def test_by_default_the_head_is_personal_and_nothing_else_becomes_so() -> None:
+    task, federation = small_federation("batch", (5, 9, 7))
+    state, shown = rounds_of(COPFL(), task, federation, 3)
+    clients = state.clients.rows(torch.arange(3))
+    head = task.where("head", "buffers")
+    assert all(torch.equal(mask, head) for mask in clients.mask)
+    assert torch.equal(state.server.w[head], task.initial[head])  # nobody sends a head
+    assert not torch.equal(clients.w[0][head], clients.w[1][head])
+    assert shown[-1].federation["averaged"] == pytest.approx(1 - task.where("head").sum() / task.d)
+
+
+def test_with_equal_weights_the_default_is_fedper() -> None:
+    task, federation = small_federation("batch", (8, 8, 8))
+    sgd = Sgd(lr=0.1)
+    mine, _ = rounds_of(COPFL(sgd, contribution=Cowa(score="none")), task, federation, 3)
+    theirs, _ = rounds_of(FedPer(sgd), task, federation, 3)
+    body = task.where("body")
+    assert torch.allclose(mine.server.w[body], theirs.server.w, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("candidates", ["shared", "all", "tensor", "reselect"])
+@pytest.mark.parametrize("count", ["moving", "all"])
+def test_rate_and_budget_count_the_body_beside_a_personal_head(candidates: str, count: str) -> None:
+    task, federation = small_federation("none", (6, 9))
+    growth = Pwpm(0.1, 0.3, candidates, count, head="personal")
+    state, _ = rounds_of(COPFL(growth=growth), task, federation, 6)
+    masks, head = state.clients.rows(torch.arange(2)).mask, task.where("head")
+    body = task.where("body")
+    for mask in masks:
+        assert mask[head].all()
+        assert 0 < mask[body].sum() <= 0.3 * body.sum()
+
+
+@pytest.mark.parametrize("merge", ["union", "common"])
+def test_a_personal_head_is_never_averaged(merge: str) -> None:
+    task, federation = small_federation("none", (6, 9))
+    state, _ = rounds_of(COPFL(growth=Pwpm(head="personal"), merge=merge), task, federation, 3)
+    head = task.where("head")
+    assert torch.equal(state.server.w[head], task.initial[head])
+    assert state.server.union[head].all()
+
+
+def test_held_out_samples_decide_about_the_blocks_beside_a_personal_head() -> None:
+    task, federation = small_federation("none", (20, 20))
+    state, _ = rounds_of(COPFL(growth=Pwpm(criterion="held_out", head="personal")), task, federation, 3)
+    assert state.clients.rows(torch.arange(2)).mask[:, task.where("head")].all()
 
 
 @pytest.mark.parametrize(

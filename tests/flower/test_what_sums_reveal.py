@@ -37,6 +37,8 @@ from copfl.flower import secure_total
 from copfl.flower.secure_sum import Rules, dequantised
 from copfl.models import MLP
 from copfl.parts.mamo import Mamo
+from copfl.parts.phases import Phases
+from copfl.parts.pwpm import Pwpm
 from copfl.testing import small_federation
 from tests.slow import slow
 from tests.toys import divided
@@ -186,7 +188,7 @@ def vector_of(upload: Any) -> Tensor:
 def test_the_attack_reads_scores_masks_and_weights_of_a_mask_per_client(clients: int) -> None:
     """CO-PFL with merge="sharers", which is refused."""
     task, federation = random_federation(clients)
-    algorithm = COPFL(Mamo(lr=1e-2))
+    algorithm = COPFL(Mamo(lr=1e-2), Pwpm(), phases=Phases())  # masks that grow
     if clients == 30:  # with larger masks no entry is personal for one client alone
         algorithm = replace(algorithm, growth=replace(algorithm.growth, rate=0.03))
     everybody = tuple(range(clients))

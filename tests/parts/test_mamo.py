@@ -80,28 +80,8 @@ def test_one_pair_of_moments_and_forget_equal_the_papers_two_pairs(change: str, 
 
 
 def test_the_readings_differ_where_masks_change() -> None:
-    ends = [by_the_code(change)[-1] for change in CHANGES]
-    assert all(not torch.allclose(a, b, atol=1e-6) for a, b in zip(ends, [*ends[1:], ends[0]], strict=True))
-
-
-def test_carry_is_adam_on_the_gradients_that_each_entry_saw() -> None:
-    generator = torch.Generator().manual_seed(1)
-    w = torch.randn(D, generator=generator, dtype=torch.float64)
-    grads = torch.randn(20, D, generator=generator, dtype=torch.float64)
-    actives = torch.rand(20, D, generator=generator) < 0.6
-    optimizer, found = Mamo(ETA, change="carry"), w
-    state = optimizer.init(w)
-    for grad, active in zip(grads, actives, strict=True):
-        state = optimizer.forget(state, active)  # whatever changes sides, nothing is forgotten
-        found, state = optimizer.step(found, grad, state, active)
-    for entry in range(D):
-        parameter = torch.nn.Parameter(w[entry].clone())
-        adam = torch.optim.Adam([parameter], lr=ETA)
-        for grad in grads[actives[:, entry], entry]:
-            parameter.grad = grad.clone()
-            adam.step()
-        assert found[entry].item() == pytest.approx(parameter.item(), abs=1e-13)
-    assert torch.equal(state.t, actives.sum(0).double())
+    restarted, zeroed = (by_the_code(change)[-1] for change in CHANGES)
+    assert not torch.allclose(restarted, zeroed, atol=1e-6)
 
 
 def after_a_change(change: str, more: int) -> list[float]:

@@ -23,7 +23,7 @@ from copfl.settings import toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
-from copfl.settings.optimizer import OWN_RATES, optimizer_record, usual_rate
+from copfl.settings.optimizer import optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.wrappers.robust import Clipped
@@ -47,7 +47,7 @@ def test_an_algorithm_alone_is_trained_on_digits() -> None:
         "model": "cnn",
     }
     assert names == {**chosen, "run": None}
-    assert tables["optimizer"]["lr"] == OWN_RATES["mamo"]
+    assert tables["optimizer"]["lr"] == 3e-3  # fifteen samples a client
     assert tables["partition"]["per_client"] == 3
     assert tables["run"] == {**vars(RunSettings()), "rounds": 40, "batch": 8}
 
@@ -96,10 +96,7 @@ def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_befor
     before = resolved({"algorithm": {"name": "copfl", "rate": 0.1}, "model": {"width": 4}})
     tables = resolved(before, {"algorithm": {"name": "fedavg"}})
     assert tables["algorithm"] == {"name": "fedavg", "weights": "samples", "epochs": 1}
-    assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (
-        "sgd",
-        OWN_RATES["sgd"],
-    )
+    assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == ("adam", 3e-3)
     assert tables["model"]["width"] == 4
     assert (
         resolved({"algorithm": {"name": "copfl", "rate": 0.1}}, {"algorithm": {"name": "fedavg"}})[
@@ -120,7 +117,7 @@ def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.npz").touch()
+    np.savez(tmp_path / "mine.npz", x=np.zeros((10, 3), np.float32), y=np.arange(10) % 2)
     names = {"data": "mine.npz", "model": "mlp", "partition": "iid"}
     mine = {kind: {"name": name} for kind, name in names.items()}
     assert resolved(mine, PAPERS)["data"]["name"] == str(tmp_path / "mine.npz")
@@ -157,7 +154,7 @@ def test_an_algorithm_that_is_a_value_is_written_as_its_name_and_options() -> No
     made = resolved(algorithm=Mine(strength=0.7))
     assert made["algorithm"]["name"] == f"{__name__}:Mine"
     assert made["algorithm"]["strength"] == 0.7
-    assert algorithm_of(complete(made)) == Mine(Sgd(lr=0.1), strength=0.7)
+    assert algorithm_of(complete(made)) == Mine(Adam(lr=3e-3), strength=0.7)
     assert complete(values={"optimizer": Sgd(lr=0.7)}).optimizer.lr == 0.7
 
 
@@ -442,9 +439,10 @@ def test_numbers_that_an_author_chose_stay() -> None:
     assert on_digits(Chosen()) == Sgd(lr=0.03)
     assert on_digits(FedAvg(Sgd(lr=0.01))) == Sgd(lr=0.01)  # the default of Sgd, but chosen
     assert on_digits(FedAvg(Sgd(momentum=0.9))) == Sgd(lr=0.1, momentum=0.9)  # the rate is not
-    assert on_digits(Other()) == Adam(lr=1e-3)
+    assert on_digits(Other()) == Adam(lr=3e-3)
     named = complete({"algorithm": {"name": f"{__name__}:ByAuthor"}})
     assert named.optimizer.lr == 0.03
-    assert on_digits(Clipped(FedAvg())) == Sgd(lr=0.1)
+    assert on_digits(Clipped(FedAvg())) == Adam(lr=3e-3)
+    assert on_digits(FedAvg(Sgd())) == on_digits(Clipped(FedAvg(Sgd()))) == Sgd(lr=0.1)  # SGD is chosen
     chosen = COPFL(Mamo(lr=1e-3), growth=Pwpm(rate=0.25))
     assert algorithm_of(complete({"data": {"name": "cifar10c"}}, values={"algorithm": chosen})) == chosen

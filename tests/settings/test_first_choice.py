@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from torch import nn
 
 import copfl
+from copfl.algorithms import ALGORITHMS
 from copfl.data.arrays import from_arrays
-from copfl.data.samples import CLASSIFICATION, REGRESSION
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
-from copfl.settings.first_choice import Known, first_choice
+from copfl.settings.first_choice import ADAPTIVE, Known, first_choice
 
 
 @pytest.mark.parametrize(
@@ -25,14 +27,17 @@ from copfl.settings.first_choice import Known, first_choice
         (Known(CLASSIFICATION, math.inf, 1, "resnet18"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
-        (Known(REGRESSION, 300, 40, "mlp"), ("fedper", "fedexp", 1e-3, "constant", 32)),
+        (Known(REGRESSION, 300, 40, "mlp"), ("ditto", "mean", 1e-3, "constant", 32)),
+        (Known(MULTILABEL, 300, 40, "mlp", sums_only=True), ("ditto", "mean", 1e-3, "constant", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn", sums_only=True), ("fedper", "mean", 1e-2, "cosine", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "cnn", head_only=True), ("fedavg_ft", "fedexp", 3e-3, "constant", 8)),
     ],
 )
 def test_the_rule(known: Known, how: tuple[str, str, float, str, int]) -> None:
     choice = first_choice(known)
-    assert (choice.algorithm, choice.server, choice.lr, choice.schedule, choice.batch) == how
+    assert (choice.algorithm, choice.server, *choice.training) == how
 
 
 def test_it_counts_the_samples_of_a_client() -> None:
@@ -45,6 +50,59 @@ def test_it_counts_the_samples_of_a_client() -> None:
         run = complete({"run": {"rounds": 5}}, values={"data": data})
         assert (run.algorithm.name, run.server.name, run.run.clients) == ("fedpac", "fedexp", clients)
         assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("adam", 3e-3, batch)
+
+
+def small(samples: int, clients: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(samples, 4)).astype(np.float32), np.arange(samples) % 3
+    return from_arrays(x, y, group=np.arange(samples) % clients)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_named_algorithm_trains_as_the_first_choice_does(name: str) -> None:
+    data, length = small(900, 9), {"run": {"rounds": 5}}
+    first = complete(length, values={"data": data})
+    named = complete(length, {"algorithm": {"name": name}}, values={"data": data})
+    assert (named.optimizer.lr, named.run.batch) == (first.optimizer.lr, first.run.batch) == (3e-3, 8)
+    assert named.optimizer.name in ADAPTIVE
+    assert not named.server  # a step of the server is not the algorithm's
+
+
+def test_what_is_set_beside_the_name_counts() -> None:
+    data = {"data": small(900, 9)}
+    for layer, optimizer, lr, batch in (
+        ({"optimizer": {"name": "sgd"}}, "sgd", 0.1, 8),
+        ({"optimizer": {"lr": 0.02}}, "adam", 0.02, 8),
+        ({"run": {"batch": 3}}, "adam", 1e-3, 3),
+    ):
+        run = complete({"algorithm": {"name": "fedper"}}, layer, values=data)
+        assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == (optimizer, lr, batch)
+
+
+def test_the_rate_of_texts_falls_unless_somebody_sets_it(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("words,topic\n" + "good day,a\nbad day,b\n" * 20)
+    texts = {"data": {"name": str(tmp_path / "texts.csv"), "text": "words", "target": "topic"}}
+    named = complete(texts, {"algorithm": {"name": "fedper"}})
+    assert (named.optimizer.lr, named.addons.options["lr_schedule"]) == (1e-2, "cosine")
+    assert complete(named.tables()) == named
+    assert not complete(texts, {"algorithm": {"name": "fedper"}, "optimizer": {"lr": 0.1}}).addons
+    assert not complete(texts, {"algorithm": {"name": "fedper"}, "optimizer": {"name": "sgd"}}).addons
+
+
+def test_published_sets_and_pretrained_models_keep_their_own() -> None:
+    named = {"algorithm": {"name": "fedper"}}
+    run = complete(named, {"data": {"name": "cifar10"}})
+    assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("sgd", 0.01, 32)
+    lora = complete(named, {"adapter": {"name": "lora"}, "model": {"name": "cnn"}})
+    assert (lora.optimizer.name, lora.optimizer.lr) == ("sgd", 0.1)
+
+
+def test_a_complete_run_is_completed_without_its_data(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.zeros((60, 3), np.float32), y=np.arange(60) % 2, group=np.arange(60) % 3)
+    tables = complete({"data": {"name": str(path)}, "algorithm": {"name": "fedper"}}).tables()
+    path.write_bytes(b"damaged")
+    assert complete(tables).tables() == tables
 
 
 def test_every_setting_overrides_it() -> None:
@@ -66,7 +124,7 @@ def test_what_is_set_for_any_algorithm_stays_when_one_is_named() -> None:
 
 
 def test_small_sets_and_texts_have_their_own() -> None:
-    assert complete({"data": {"name": "diabetes"}}).algorithm.name == "fedper"
+    assert complete({"data": {"name": "diabetes"}}).algorithm.name == "ditto"
     words = complete({"data": {"name": "banking77"}})
     assert (words.optimizer.lr, words.addons.options["lr_schedule"]) == (1e-2, "cosine")
     assert complete({"privacy": {"noise": 1.0}}).algorithm.name == "fedper"

@@ -34,6 +34,7 @@ def identity_of(*layers: Tables) -> str:
         {"run": {"precision": "tf32"}},
         {"data": {"dir": "elsewhere"}},
         {"algorithm": {"rate": 0.25}},  # the default, written out
+        {"server": {"name": "mean"}},
     ],
 )
 def test_it_stays_under_settings_that_change_rounding_at_most(layer: Tables) -> None:

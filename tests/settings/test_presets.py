@@ -15,7 +15,7 @@ from copfl.settings.complete import complete
 def test_the_paper_as_published() -> None:
     made = prepare(complete({"run": {"rounds": 2}}, preset="paper")).algorithm
     growth, contribution = Pwpm(candidates="all", count="all"), Cowa(leave_one_out="paper")
-    assert made == COPFL(Mamo(lr=1e-4, change="zero"), growth, contribution, merge="union")
+    assert made == COPFL(Mamo(lr=1e-4, change="zero"), growth, contribution, Phases(), merge="union")
 
 
 def test_the_command_line_wins() -> None:
@@ -46,7 +46,7 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
 
 def test_adapters_has_groups_by_held_out_loss_for_a_third_of_the_rounds_and_equal_weights() -> None:
     made = prepare(complete({"run": {"rounds": 30}}, preset="adapters")).algorithm
-    growth, contribution = Pwpm(criterion="held_out", until=10), Cowa(score="none")
+    growth, contribution = Pwpm(budget=0.0, criterion="held_out", until=10), Cowa(score="none")
     assert made == COPFL(Adam(lr=1e-2, keep=True), growth, contribution, phases=Phases(training="together"))
 
 

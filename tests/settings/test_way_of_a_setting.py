@@ -26,7 +26,20 @@ SECTION = PAGE.partition("## The way of a setting")[2].partition("\n## ")[0]
 PLACES = re.findall(r"^\d+\. `([\w.]+)`", SECTION, re.MULTILINE)
 CALLERS = re.findall(r"`([\w.]+)`(?= >|\.$)", SECTION.partition("From there on")[2], re.MULTILINE)
 RATE = 0.012345
-LINE = ["run", "-a", "fedavg", "--lr", f"{RATE}", "--rounds", "1", "--set", "run.workers=1", "-q"]
+LINE = [
+    "run",
+    "-a",
+    "fedavg",
+    "--optimizer",
+    "sgd",
+    "--lr",
+    f"{RATE}",
+    "--rounds",
+    "1",
+    "--set",
+    "run.workers=1",
+    "-q",
+]
 
 
 def has_rate(value: Any) -> bool:

@@ -67,12 +67,16 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class COPFL:
-    """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA)."""
+    """Masked local training (MAMO), masks of what is personal (PWPM), contribution weights (COWA).
+
+    By default the head is personal, nothing else becomes so, and all entries train at once: the best of the forms in
+    studies/defaults. The preset `paper` is the published form, with masks that grow and two phases.
+    """
 
     optimizer: Optimizer = field(default_factory=Mamo)
-    growth: Pwpm = field(default_factory=Pwpm)
+    growth: Pwpm = field(default_factory=lambda: Pwpm(budget=0.0, head="personal"))
     contribution: Cowa = field(default_factory=Cowa)
-    phases: Phases = field(default_factory=Phases)
+    phases: Phases = field(default_factory=lambda: Phases(training="together"))
     # "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6):
     # an entry that is personal for any client is never averaged again. "common": one mask for all clients, of
     # the entries that the mean changed most; the only one under which a sum hides masks, scores and weights.
@@ -91,12 +95,12 @@ class COPFL:
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, zero = torch.zeros_like(task.initial), task.initial.new_zeros(())
         bounds = self.contribution.initial_bounds(clients, zeros)
-        mask = task.local() if self.merge == "common" else zeros.bool()
+        mask = self.growth.first_mask(task) if self.merge == "common" else zeros.bool()
         return Server(task.initial, zeros, zero, mask, zero.long(), bounds)
 
     def client_init(self, task: Task) -> Client:
         w, zero = task.initial, task.initial.new_zeros(())
-        return Client(w, task.local(), fresh(self.optimizer, task), w, zero, zero.long() - 1)
+        return Client(w, self.growth.first_mask(task), fresh(self.optimizer, task), w, zero, zero.long() - 1)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         """Algorithm 1, line 2."""
@@ -110,7 +114,7 @@ class COPFL:
         """[D] bool, where the client continues from its own values; a new client has only its statistics."""
         if self.merge != "common":
             return client.mask
-        return (down.union & (client.round >= 0)) | task.local()
+        return (down.union & (client.round >= 0)) | self.growth.first_mask(task)
 
     def counted(self, client: Client, down: Down, update: Update) -> Client:
         """The leave-one-out of COWA removes what is in the mean."""

@@ -39,6 +39,11 @@ NAMES = [*ANOMALIES, "duplicated", "regular 5", "regular 6", "regular 7"]
 CLASSES, SAMPLES = 4, 8  # of a client, and of each class to train on
 NOISE = 0.4  # fraction of wrong labels
 ROUNDS, BATCH, LR, WIDTH = 15, 8, 5e-3, 32
+GROWING = {
+    "head": "shared",
+    "budget": 0.5,
+    "training": "in_turn",
+}  # CO-PFL with masks, as docs/audit.md has it
 
 
 def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Dataset, Partition]:
@@ -111,7 +116,7 @@ def experiment(
     """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score"."""
     dataset, partition = federation(load("digits"), seed, anomalous=kind != "clean")
     tables = {
-        "algorithm": dict(algorithm),
+        "algorithm": {**(GROWING if algorithm["name"] == "copfl" else {}), **algorithm},
         "optimizer": {"name": "mamo", "lr": LR},
         "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap"},
         "model": {"name": "mlp", "width": WIDTH},

@@ -153,11 +153,17 @@ def rate_of(algorithm: Any) -> float | None:
 
 def with_rate(algorithm: Any, lr: float | Tensor) -> Any:
     """The algorithm, also one inside wrappers, at another learning rate, which may be one per client."""
-    if rate_of(algorithm) is None:
+    optimizer = traits(algorithm).optimizer
+    if optimizer is None or rate_of(algorithm) is None:
         return algorithm
+    return with_optimizer(algorithm, at_rate(optimizer, lr))
+
+
+def with_optimizer(algorithm: Any, optimizer: Any) -> Any:
+    """The algorithm, also one inside wrappers, with another optimizer."""
     if hasattr(algorithm, "algorithm"):
-        return dataclasses.replace(algorithm, algorithm=with_rate(algorithm.algorithm, lr))
-    return dataclasses.replace(algorithm, optimizer=at_rate(algorithm.optimizer, lr))
+        return dataclasses.replace(algorithm, algorithm=with_optimizer(algorithm.algorithm, optimizer))
+    return dataclasses.replace(algorithm, optimizer=optimizer)
 
 
 def example_output(

@@ -74,6 +74,17 @@ class Sgd:
         return Velocity(torch.where(entries, 0, state.speed) if isinstance(state.speed, Tensor) else ())
 
 
+def plain_sgd() -> Sgd:
+    """The optimizer of an algorithm whose author chose none: a `Sgd()` of which no number is chosen."""
+    return Sgd(momentum=DefaultNumber(Sgd.momentum), weight_decay=DefaultNumber(Sgd.weight_decay))
+
+
+def is_chosen(optimizer: Optimizer) -> bool:
+    """Whether somebody chose this optimizer; a program may pass `Sgd()`, and that is a choice."""
+    numbers = [value for value in vars(optimizer).values() if isinstance(value, float)]
+    return not numbers or not all(isinstance(number, DefaultNumber) for number in numbers)
+
+
 def _sgd(
     w: Tensor,
     grad: Tensor,

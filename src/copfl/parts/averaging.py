@@ -13,7 +13,7 @@ from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.layout import Runs, cut, put_together, runs
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept
+from copfl.core.optim import Optimizer, State, begin, kept, plain_sgd
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.core.train import Trained, fresh, train
 from copfl.errors import at_least, one_of
@@ -116,7 +116,7 @@ class Averaging:
     weights  "samples": in proportion to a client's training samples. "equal": all clients weigh the same
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
+    optimizer: Optimizer = field(default_factory=plain_sgd)
     epochs: int = 1
     weights: str = field(default="samples", kw_only=True)
 

@@ -19,8 +19,7 @@ from copfl.kernels.fused import elementwise
 # Paper: the moments of an entry that becomes personal are not specified (docs/algorithms/copfl.md).
 #   "restart"  zero, and its step count starts again (default: no leakage and no oversized first steps)
 #   "zero"     zero, but the count continues (as published: a 3x to 6x step right after the change)
-#   "carry"    unchanged (plain masked Adam)
-CHANGES = ("restart", "zero", "carry")
+CHANGES = ("restart", "zero")
 
 
 class MamoState(NamedTuple):
@@ -65,8 +64,6 @@ class Mamo:
 
     def forget(self, state: MamoState, entries: Tensor) -> MamoState:
         """The state after these entries changed sides."""
-        if self.change == "carry":
-            return state
         u, v, t = elementwise(_zeroed, *state, entries)
         return MamoState(u, v, t if self.change == "restart" else state.t)
 

@@ -19,6 +19,7 @@ from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
 CRITERIA = ("change", "benefit", "held_out")
 CANDIDATES = ("shared", "all", "tensor", "reselect")
 COUNTS = ("moving", "all")
+HEADS = ("shared", "personal")
 MERGES = ("sharers", "union", "common")  # of the server
 
 
@@ -27,7 +28,7 @@ class Pwpm:
     """Grows each client's mask by the entries with the largest |change|, within a budget: Eqs. (6) and (7).
 
     rate        p: the fraction that becomes personal in one growth
-    budget      gamma: the largest personal fraction
+    budget      gamma: the largest personal fraction; 0: no entry becomes personal
     candidates  "shared": top p of the entries that are still shared (default). "all": personal entries
                 compete too, so the mask may stall (Paper: Eq. 7 as published). "tensor": top p of the shared
                 entries of every weight tensor (FedSelect). "reselect": the grown mask is chosen among all
@@ -44,6 +45,8 @@ class Pwpm:
                 standard error; others are shared again. Rate, budget, candidates, count do not apply
     until       rounds after which the mask stays as it is, and all samples are trained on with
                 criterion="held_out"; 0: never
+    head        "shared": nothing is personal at first (Paper). "personal": the head is, in all rounds, and rate
+                and budget count the entries of the body
     """
 
     rate: float = DefaultNumber(0.25)
@@ -54,6 +57,7 @@ class Pwpm:
     interval: int = 1
     criterion: str = "change"
     until: int = 0
+    head: str = "shared"
 
     def __post_init__(self) -> None:
         for name, fraction in (("rate", self.rate), ("budget", self.budget)):
@@ -63,6 +67,7 @@ class Pwpm:
         one_of(CANDIDATES, candidates=self.candidates)
         one_of(CRITERIA, criterion=self.criterion)
         one_of(COUNTS, count=self.count)
+        one_of(HEADS, head=self.head)
         at_least(0, warmup=self.warmup, until=self.until)
         at_least(1, interval=self.interval)
 
@@ -80,6 +85,10 @@ class Pwpm:
                 f'{self.candidates}" and criterion="{self.criterion}" need each client\'s own values; use '
                 'criterion="change" without candidates="reselect", or merge="sharers"'
             )
+
+    def first_mask(self, task: Task) -> Tensor:
+        """m^0 [D]: what is personal before any growth; local statistics always are."""
+        return task.local("head") if self.head == "personal" else task.local()
 
     def due(self, round: Tensor) -> Tensor:
         """Whether the mask grows in this round, counted from 0."""
@@ -132,7 +141,21 @@ class Pwpm:
         self, layout: Layout, mask: Tensor, change: Tensor, round: Tensor, benefit: Tensor | None = None
     ) -> Tensor:
         """m^{k+1}: the mask with the top of |change| or of the benefit added, Eq. (7)."""
-        moving = moves(change, mask) if self.count == "moving" else torch.ones_like(mask)
+        if self.head == "personal":
+            head = _groups(layout, mask.device)[0]
+            return head | self._grow(layout, mask & ~head, ~head, change, round, benefit)
+        return self._grow(layout, mask, torch.ones_like(mask), change, round, benefit)
+
+    def _grow(
+        self,
+        layout: Layout,
+        mask: Tensor,
+        growing: Tensor,  # [d] bool, the entries that rate and budget count
+        change: Tensor,
+        round: Tensor,
+        benefit: Tensor | None,
+    ) -> Tensor:
+        moving = growing & moves(change, mask) if self.count == "moving" else growing
         excluded = torch.zeros_like(mask) if self.candidates in ("all", "reselect") else mask
         criterion, values = (_by_change, change) if benefit is None else (_by_benefit, benefit)
         (size,) = elementwise(criterion, values, moving, excluded)
@@ -160,9 +183,12 @@ class Pwpm:
         def losses(w: Tensor) -> Tensor:
             return torch.where(valid, task.criterion.test_losses(task.predict(w, unseen.x), unseen.y), 0)
 
-        w, personal = torch.cat([received[:d], own[d:]]), torch.zeros_like(mask[:d])
+        groups, personal = _groups(task.layout, own.device), torch.zeros_like(mask[:d])
+        if self.head == "personal":
+            personal, groups = groups[0], groups[1:]
+        w = torch.cat([torch.where(personal, own[:d], received[:d]), own[d:]])
         before = losses(w)
-        for group in _groups(task.layout, own.device):
+        for group in groups:
             candidate = torch.cat([torch.where(group, own[:d], w[:d]), own[d:]])
             after = losses(candidate)
             gain = (before - after).sum() / size

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.core.algorithm import rate_of, traits, with_rate
-from copfl.core.optim import DefaultNumber
+from copfl.core.algorithm import rate_of, traits, with_optimizer, with_rate
+from copfl.core.optim import Adam, DefaultNumber, is_chosen
 from copfl.data.partition import Partition
 from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.errors import UsageError
@@ -16,6 +16,7 @@ from copfl.settings import schema
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build, component, name_of
 from copfl.settings.data import data_record
+from copfl.settings.first_choice import follows_rule
 from copfl.settings.layers import Layer, check_layer, lower_layers, merged
 from copfl.settings.model import adapter_record, model_record
 from copfl.settings.optimizer import data_rates, optimizer_record
@@ -57,13 +58,13 @@ def complete(
                 f"run it again from there, or name it: [{kind}] name = ..."
             )
     records: dict[str, Any] = {}
-    rates = data_rates(tables, passed)
+    rates, by_rule = data_rates(tables, passed), follows_rule(tables, passed)
     if "algorithm" in passed:
-        records["algorithm"] = _algorithm_of_value(tables, passed["algorithm"], rates)
+        records["algorithm"] = _algorithm_of_value(tables, passed["algorithm"], rates, by_rule)
     else:
         records["algorithm"] = component("algorithm", tables["algorithm"])
         records["optimizer"] = optimizer_record(
-            records["algorithm"], tables["optimizer"], rates, passed.get("optimizer")
+            records["algorithm"], tables["optimizer"], rates, passed.get("optimizer"), by_rule
         )
     if "data" in passed:
         shown = getattr(passed["data"], "name", type(passed["data"]).__name__)
@@ -98,10 +99,14 @@ def complete(
     return completed
 
 
-def _algorithm_of_value(tables: Tables, algorithm: Any, rates: Mapping[str, float]) -> schema.Algorithm:
-    """An algorithm that a program passed, with the learning rate of the data set where it chooses none."""
+def _algorithm_of_value(
+    tables: Tables, algorithm: Any, rates: Mapping[str, float], by_rule: bool
+) -> schema.Algorithm:
+    """An algorithm that a program passed, with the optimizer and the rate of the data set where it chooses none."""
     options = {**tables["algorithm"], **tables["optimizer"]}
     used = traits(algorithm).optimizer
+    if used is not None and by_rule and not is_chosen(used):
+        algorithm = with_optimizer(algorithm, used := Adam())
     rate = rates.get("" if used is None else name_of("optimizer", used))
     if rate is not None and isinstance(rate_of(algorithm), DefaultNumber):
         algorithm = with_rate(algorithm, rate)

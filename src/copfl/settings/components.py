@@ -12,7 +12,7 @@ from typing import Any
 
 from copfl.algorithms import ALGORITHMS as OURS
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd
+from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd, plain_sgd
 from copfl.data.schemes import SCHEMES
 from copfl.errors import UsageError, raised_as
 from copfl.models import MODELS, SOURCES
@@ -205,7 +205,7 @@ def usual_optimizer(algorithm: str, code: str | None = None) -> Any:
     parameter = parameters_of(factory_of("algorithm", algorithm, code)).get("optimizer")
     if parameter is None:
         return None
-    return Sgd() if parameter.default is inspect.Parameter.empty else parameter.default
+    return plain_sgd() if parameter.default is inspect.Parameter.empty else parameter.default
 
 
 def name_of(title: str, value: Any) -> str:

@@ -1,16 +1,20 @@
-"""What is trained where nobody names an algorithm: the rule that studies/defaults found.
+"""What is trained where nobody names an algorithm, and how: the rule that studies/defaults found.
 
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the best.
-The batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds.
+The batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds; a
+named algorithm has them too.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.core.algorithm import traits
+from copfl.core.optim import is_chosen
+from copfl.data import datasets
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.models import pretrained
-from copfl.settings.components import component
+from copfl.settings.components import component, name_of, usual_optimizer
 from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.usual import (
@@ -25,6 +29,7 @@ from copfl.settings.usual import (
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
+ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
 
 
@@ -40,26 +45,50 @@ class Known(NamedTuple):
     head_only: bool = False  # there is no body that could be shared beside a personal head
 
 
+class Training(NamedTuple):
+    """How a client trains, whatever the algorithm."""
+
+    lr: float  # of Adam
+    schedule: str  # of the learning rate over the rounds
+    batch: int
+
+    @property
+    def addons(self) -> dict[str, str]:
+        """The table [addons]."""
+        return {} if self.schedule == "constant" else {"lr_schedule": self.schedule}
+
+
 class FirstChoice(NamedTuple):
     """An algorithm with all that its training needs."""
 
     algorithm: str
     options: dict[str, float]
     server: str
-    lr: float  # of Adam
-    schedule: str  # of the learning rate over the rounds
-    batch: int
+    training: Training
 
     @property
     def layer(self) -> Tables:
         """The settings, as in run.toml."""
         return {
             "algorithm": {"name": self.algorithm, **self.options},
-            "optimizer": {"name": "adam", "lr": self.lr},
+            "optimizer": {"name": "adam", "lr": self.training.lr},
             "server": {"name": self.server},
-            "addons": {} if self.schedule == "constant" else {"lr_schedule": self.schedule},
-            "run": {"batch": self.batch},
+            "addons": self.training.addons,
+            "run": {"batch": self.training.batch},
         }
+
+
+def training_of(known: Known) -> Training:
+    """How to train first.
+
+    Args:
+        known: The federation.
+    """
+    batch = 16 if known.pretrained else 8 if known.samples < FEW_SAMPLES else 32
+    if known.model in TEXT_MODELS:
+        return Training(1e-2, "cosine", batch)
+    is_short = known.rounds * known.samples < SHORT_RUN and not known.pretrained
+    return Training(3e-3 if is_short else 1e-3, "constant", batch)
 
 
 def first_choice(known: Known) -> FirstChoice:
@@ -68,19 +97,71 @@ def first_choice(known: Known) -> FirstChoice:
     Args:
         known: The federation.
     """
-    batch = 16 if known.pretrained else 8 if known.samples < FEW_SAMPLES else 32
-    lr, schedule = 1e-3, "constant"
-    if known.model in TEXT_MODELS:
-        lr, schedule = 1e-2, "cosine"
-    elif known.rounds * known.samples < SHORT_RUN and not known.pretrained:
-        lr = 3e-3
+    training = training_of(known)
     if known.head_only:
-        return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", lr, schedule, batch)
-    if known.kind != CLASSIFICATION:
-        return FirstChoice("fedper", {}, "fedexp", lr, schedule, batch)  # FedPAC needs classes
+        return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
+    if known.kind in (REGRESSION, MULTILABEL):
+        return FirstChoice("ditto", {}, "mean", training)  # FedPAC needs classes
+    if known.kind == NEXT_TOKEN and not known.sums_only:
+        return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
-        return FirstChoice("fedper", {}, "mean", lr, schedule, batch)  # FedPAC needs single uploads
-    return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", lr, schedule, batch)
+        return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
+    return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", training)
+
+
+def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -> Tables:
+    """The rule's batch and schedule, for an algorithm that is named. Whoever sets a rate gets a constant one.
+
+    Adam and its rate are the usual ones of the data set, see `copfl.settings.optimizer`.
+
+    Args:
+        tables: One of each kind, from the other layers.
+        passed: By kind, values that a program passed.
+        is_batch_set: Whether somebody set the batch size.
+    """
+    if not follows_rule(tables, passed):
+        return {}
+    optimizer = tables["optimizer"]
+    by_rule = (
+        str(optimizer.get("name") or usual_name(tables, passed)) in ADAPTIVE
+        and "lr" not in optimizer
+        and "optimizer" not in passed
+    )
+    if is_batch_set and not by_rule:
+        return {}  # the data need not be read
+    training = training_of(known_of(tables, passed))
+    return {"addons": training.addons if by_rule else {}, "run": {"batch": training.batch}}
+
+
+def usual_name(tables: Tables, passed: Mapping[str, Any]) -> str:
+    """The name of the optimizer that the algorithm has where none is set; "" where there is none."""
+    if "algorithm" in passed:
+        usual = traits(passed["algorithm"]).optimizer
+    else:
+        usual = usual_optimizer(str(tables["algorithm"]["name"]), tables["algorithm"].get("code"))
+    if usual is None:
+        return ""
+    return "adam" if not is_chosen(usual) and follows_rule(tables, passed) else name_of("optimizer", usual)
+
+
+def follows_rule(tables: Tables, passed: Mapping[str, Any]) -> bool:
+    """Whether a named algorithm trains by the rule: a model from scratch, on a user's own data or a small set.
+
+    Published data sets keep the paper's protocol, and pretrained models their own rates. An algorithm that declares an
+    optimizer has that.
+
+    Args:
+        tables: One of each kind, from all layers.
+        passed: By kind, values that a program passed.
+    """
+    if "data" in passed:
+        is_published = getattr(passed["data"], "name", "") in datasets.DATASETS
+    else:
+        name = str(tables["data"].get("name", "digits"))
+        is_published = name in datasets.DATASETS and name not in SMALL_SETS
+    is_adapted = bool(tables["adapter"]) or tables["model"].get("train") == "head"
+    model = "" if "model" in passed else str(tables["model"].get("name", ""))
+    return not (is_published or is_adapted or pretrained.is_pretrained(model))
 
 
 def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False) -> Known:

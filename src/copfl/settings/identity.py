@@ -19,6 +19,7 @@ NEUTRAL = {
 }
 # Settings that records lack which were made before there were such settings, with what they had.
 ADDED = {"new_clients": 0.0, "validation": 0.0, "select": "last", "patience": 0}
+PLAIN_MEAN = {"name": "mean", "lr": 1.0}
 USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
 
 
@@ -34,6 +35,8 @@ def essential(run: Run) -> Tables:
     if "sha256" in model:  # the content of a pretrained model counts, not its place
         model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
+    if result.get("server") == PLAIN_MEAN:  # what a run without a step of the server has
+        del result["server"]
     for name, usual in ADDED.items():
         if result["run"][name] == usual:
             del result["run"][name]

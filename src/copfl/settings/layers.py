@@ -1,7 +1,6 @@
 """Layers of settings to one table of each kind. A layer is a plain mapping; later ones win.
 
-From below: the defaults of a data set, a preset (or, where no algorithm is named, `first_choice`), a run file, the
-command line.
+From below: the defaults of a data set, a preset or else the rule of `first_choice`, a run file, the command line.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.errors import how_to_set
 from copfl.settings import presets, schema
 from copfl.settings.checking import SettingError, parameters_of, unknown_key
-from copfl.settings.components import name_of, usual_optimizer
-from copfl.settings.first_choice import first_choice, known_of
+from copfl.settings.first_choice import first_choice, known_of, named_layer, usual_name
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.usual import defaults_of, usual_model, usual_partition
@@ -70,9 +68,10 @@ def lower_layers(
         ]
         last = rounds[-1] if rounds and isinstance(rounds[-1], int) else RunSettings.rounds
         return [defaults, presets.preset(preset, last)]
-    if names_algorithm(*layers) or "algorithm" in passed:
-        return [defaults]
     tables = merged([defaults, *layers], passed)
+    if names_algorithm(*layers) or "algorithm" in passed:
+        is_batch_set = any("batch" in layer.get("run", {}) for layer in layers)
+        return [defaults, named_layer(tables, passed, is_batch_set)]
     _check_options_of_nobody(tables["algorithm"], defaults.get("algorithm", {}))
     return [defaults, first_choice(known_of(tables, passed, sums_only)).layer]
 
@@ -102,11 +101,8 @@ def _current(kind: str, tables: Tables, passed: Mapping[str, Any]) -> str:
     if "name" in tables[kind]:
         return str(tables[kind]["name"])
     if kind == "optimizer":
-        algorithm = tables["algorithm"]
-        is_open = "algorithm" in passed or "name" not in algorithm
-        return (
-            "" if is_open else name_of(kind, usual_optimizer(str(algorithm["name"]), algorithm.get("code")))
-        )
+        is_open = "algorithm" in passed or "name" not in tables["algorithm"]
+        return "" if is_open else usual_name(tables, passed)
     usual = {"partition": usual_partition, "model": usual_model}
     if kind in usual:
         return usual[kind](tables["data"], passed.get("data"))

@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from copfl.core.optim import DefaultNumber
+from copfl.core.optim import Adam, DefaultNumber, is_chosen
 from copfl.data import datasets
 from copfl.models import pretrained
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, options_of, parameters_of
 from copfl.settings.components import component, factory_of, name_of, usual_optimizer
+from copfl.settings.first_choice import ADAPTIVE, follows_rule, known_of, training_of
 from copfl.settings.toml import Tables
 from copfl.settings.usual import SMALL_SETS
 from copfl.settings.values import record_of_value
 
 # Learning rates at which the built-in models, and adapters or a head alone, learn within tens of rounds on a user's
-# own data. A pretrained model that is trained as a whole keeps the optimizer's.
+# own data; for a model from scratch the rule of `first_choice` may choose another one. A pretrained model that is
+# trained as a whole keeps the optimizer's.
 OWN_RATES = {"adam": 1e-3, "mamo": 1e-3, "sgd": 0.1}
 ADAPTER_RATES = {"adam": 1e-2, "mamo": 1e-2, "sgd": 0.1}
 
 
 def optimizer_record(
-    algorithm: schema.Algorithm, table: Mapping[str, Any], rates: Mapping[str, float], value: Any = None
+    algorithm: schema.Algorithm,
+    table: Mapping[str, Any],
+    rates: Mapping[str, float],
+    value: Any = None,
+    by_rule: bool = False,
 ) -> schema.Optimizer:
     """The optimizer of an algorithm.
 
@@ -34,8 +40,11 @@ def optimizer_record(
         table: What is set.
         rates: Learning rates by optimizer that suit the data set, see `data_rates`.
         value: An optimizer that a program passed.
+        by_rule: Whether Adam is the default of an algorithm whose author chose none.
     """
     usual = usual_optimizer(algorithm.name, algorithm.code)
+    if usual is not None and by_rule and not is_chosen(usual):
+        usual = Adam()
     if usual is None and (table or value is not None):
         path, set_to = (
             ("optimizer", value)
@@ -68,6 +77,8 @@ def data_rates(tables: Tables, passed: Mapping[str, Any]) -> Mapping[str, float]
     adapted = bool(tables["adapter"]) or tables["model"].get("train") == "head"
     data = "" if "data" in passed else str(tables["data"].get("name", "digits"))
     rates = usual_rates(data, "" if "model" in passed else str(tables["model"].get("name", "")), adapted)
+    if rates and "lr" not in tables["optimizer"] and follows_rule(tables, passed):
+        return {**rates, **dict.fromkeys(ADAPTIVE, training_of(known_of(tables, passed)).lr)}
     return ADAPTER_RATES if adapted and rates and data not in SMALL_SETS else rates
 
 

@@ -324,7 +324,7 @@ class RunSettings:
         "--batch-size",
         minimum=1,
         maximum=10**9,
-        shown="8 on digits, 32 elsewhere; without an algorithm what suits the data",
+        shown="8 or 32, by the samples of a client; 32 on published sets with a named algorithm",
     )
     participation: float = setting(
         1.0,

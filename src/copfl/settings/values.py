@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from copfl.core.optim import DefaultNumber
+from copfl.core.optim import DefaultNumber, is_chosen
 from copfl.errors import CopflError
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
@@ -18,13 +18,13 @@ from copfl.settings.toml import Tables
 def layer_of(kind: str, value: Any) -> Tables:
     """The settings of an algorithm or optimizer of copfl or of an importable module; none if it has no name there.
 
-    Numbers that nobody chose are left out: they depend on the data set.
+    What nobody chose is left out, numbers and the optimizer: it depends on the data set.
     """
     if not dataclasses.is_dataclass(value) or not (name := name_of(kind, value)):
         return {}
     layer: Tables = {kind: {"name": name, **_chosen_options(value)}}
     optimizer = getattr(value, "optimizer", None) if kind == "algorithm" else None
-    if optimizer is not None:
+    if optimizer is not None and is_chosen(optimizer):
         layer["optimizer"] = {"name": name_of("optimizer", optimizer), **_chosen_options(optimizer)}
     return layer if _describes(kind, value, layer) else {}
 

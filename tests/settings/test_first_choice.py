@@ -40,6 +40,23 @@ def test_the_rule(known: Known, how: tuple[str, str, float, str, int]) -> None:
     assert (choice.algorithm, choice.server, *choice.training) == how
 
 
+def test_clients_predict_with_averaged_weights_where_that_was_measured() -> None:
+    known = Known(CLASSIFICATION, 100, 20, "cnn")
+    assert first_choice(known).layer["addons"] == {"ema": 0.8}
+    words = first_choice(known._replace(model="embedding")).layer["addons"]
+    assert words == {"lr_schedule": "cosine", "ema": 0.8}
+    others = (
+        {"rounds": 19},
+        {"pretrained": True},
+        {"kind": REGRESSION},
+        {"sums_only": True},
+        {"head_only": True},
+    )
+    for other in others:
+        assert "ema" not in first_choice(known._replace(**other)).layer["addons"]
+    assert not complete({"run": {"rounds": 20}, "addons": {"ema": 0.0}}).addons.options.get("ema")
+
+
 def test_it_counts_the_samples_of_a_client() -> None:
     rng = np.random.default_rng(0)
     for samples, clients, batch in ((900, 3, 32), (900, 9, 8)):

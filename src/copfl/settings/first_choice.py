@@ -2,7 +2,7 @@
 
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the best.
 The batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds; a
-named algorithm has them too.
+named algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
 """
 
 import math
@@ -29,6 +29,8 @@ from copfl.settings.usual import (
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
+LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
+AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
 
@@ -65,15 +67,17 @@ class FirstChoice(NamedTuple):
     options: dict[str, float]
     server: str
     training: Training
+    ema: float = 0.0  # of the weights that a client predicts with; 0: none
 
     @property
     def layer(self) -> Tables:
         """The settings, as in run.toml."""
+        averaged = {"ema": self.ema} if self.ema else {}
         return {
             "algorithm": {"name": self.algorithm, **self.options},
             "optimizer": {"name": "adam", "lr": self.training.lr},
             "server": {"name": self.server},
-            "addons": self.training.addons,
+            "addons": {**self.training.addons, **averaged},
             "run": {"batch": self.training.batch},
         }
 
@@ -106,7 +110,8 @@ def first_choice(known: Known) -> FirstChoice:
         return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
-    return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", training)
+    ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
+    return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", training, ema)
 
 
 def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -> Tables:

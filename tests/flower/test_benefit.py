@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from copfl import wire
 from copfl.core import tree
@@ -19,7 +21,7 @@ from copfl.errors import UsageError, WireError
 from copfl.experiment import records
 from copfl.experiment.benefit import Benefit, of_records
 from copfl.flower import halves as kinds
-from copfl.flower import node, secure_node, secure_server
+from copfl.flower import node, node_halves, secure_node, secure_server
 from copfl.flower.app import init
 from copfl.flower.audit_log import FILE, entry_of, verified
 from copfl.flower.exchange import Round
@@ -211,6 +213,27 @@ def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_pa
     stranger = {**plain.nodes[2], "state-dir": str(tmp_path)}
     with pytest.raises(WireError, match=f"this node has not trained in round {ROUNDS}"):
         secure_node.local_update(settings_of(HALVES), stranger, packet)
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
+    is_secure: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A model that is nearly infinite for a class would count the samples of it, a bit a round."""
+    federated: Federated = request.getfixturevalue("secure" if is_secure else "plain")
+    state = tmp_path / "state"
+    shutil.copytree(federated.nodes[2]["state-dir"], state)
+    (state / "test" / node_halves.FILE).unlink()
+    settings = federated.played.transport.settings
+    like, head = node.message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
+    most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
+    bias = torch.zeros(10).index_fill(0, torch.tensor(most), -3e38)  # of the last layer; all else is zero
+    hostile = wire.encode(tree.each(lambda t: torch.cat([0 * t[:-10], bias]), (like, like)), head)
+    answer = secure_node.local_update(settings, {**federated.nodes[2], "state-dir": str(state)}, hostile)
+    about = json.loads(answer.head)["about"]
+    assert about == ({Field.COMPARED: True} if is_secure else {Field.LOSSES: [None, None]})
+    if is_secure:
+        assert node_halves.read(state / "test")[ROUNDS - 1].difference == 0
 
 
 def of_other_models(rounds: list[int], messages: list[str]) -> kinds.Question:

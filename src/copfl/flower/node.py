@@ -345,8 +345,7 @@ def compare_halves(
             raise WireError(f"this node has not trained in round {head.round + 1}")
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
         data = load_data(settings, numbered(node_config, head))
-        first, second = (_loss(settings, data, client, down) for down in models)
-        found = node_halves.Losses(message, first, second)
+        found = node_halves.Losses(message, *_losses(settings, data, client, models))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
         node_halves.write(records.folder, earlier | {head.round: found})
     losses = [wire.plain(found.first), wire.plain(found.second)]
@@ -355,14 +354,20 @@ def compare_halves(
     return wire.encode((), head._replace(kind=LOSSES), about=answer)
 
 
-def _loss(settings: Settings, data: NodeData, client: object, down: object) -> float:
-    """On the validation samples where the run has such, else on those for training: as in the simulation."""
+def _losses(settings: Settings, data: NodeData, client: object, models: Sequence[object]) -> list[float]:
+    """On the validation samples where the run has such, else on those for training: as in the simulation.
+
+    With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send any models,
+    would learn whether it is: with a model that is nearly infinite for one class, how many samples a node has of it.
+    """
     samples = data.validation if settings.run.run.validation else data.train
-    if samples is None:
-        return math.nan
+    if samples is None or not int(samples.size):
+        return [math.nan, math.nan]
     with torch.no_grad():
-        record, received = moved((client, down), data.task.device)
-        return float(loss_with(settings.algorithm, data.task, record, received, samples))
+        record, *received = moved((client, *models), data.task.device)
+        found = [float(loss_with(settings.algorithm, data.task, record, down, samples)) for down in received]
+    is_hidden = settings.federation.secure.aggregation and not np.isfinite(found).all()
+    return [0.0, 0.0] if is_hidden else found
 
 
 def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:

@@ -13,7 +13,7 @@ FILE, QUESTION = "halves.json", "question.json"  # in the run's folder in the st
 
 
 class Losses(NamedTuple):
-    """What a node found in one round; nan where it has no samples or the loss is not finite."""
+    """What a node found in one round; nan where it has no samples, or a loss that it sends is not finite."""
 
     message: str  # the SHA-256 of both models
     first: float

@@ -379,7 +379,7 @@ def test_an_upload_is_in_one_half_and_in_the_sum_of_both() -> None:
 def test_halves_of_another_seed_are_a_change() -> None:
     history = History([added("4", Upload("u", ONE)), added("", Upload("v"))])
     with pytest.raises(
-        WireError, match=r"by another seed: .* keep run.seed, leave out run.benefit, or .*changes=1"
+        WireError, match=r"by another seed, .* keep run.seed, .* leave out run.benefit, or .*changes=1"
     ):
         history.admit(added("5", Upload("w", ONE)), 0)
     with pytest.raises(WireError, match="by another seed"):
@@ -392,12 +392,36 @@ def test_the_memory_has_the_halves(secure: Federated) -> None:
     memory = Memory(Path(secure.nodes[0]["state-dir"]) / ".secure")
     (name,) = {added.samples for added in memory._read()}
     of_halves, judgement = memory.history(name)
-    assert (of_halves.divided, judgement.divided) == ("4", "")
+    assert (of_halves.divided, judgement.divided) == ("4, client 0 of 6", "")
     assert of_halves.cohort == judgement.cohort
     assert len(of_halves.uploads) == ROUNDS
     assert all(upload.half for upload in of_halves.uploads)
     with pytest.raises(WireError, match="by another seed"):
         memory.history(name).expect(of_halves._replace(divided="5"), 0)
+
+
+@pytest.mark.parametrize("change", ["a client more", "other numbers"])
+def test_other_numbers_of_the_clients_are_other_halves(change: str, tmp_path: Path) -> None:
+    """The same seed divides seven clients otherwise, of which one is never there, and members with other numbers."""
+    nodes, runs = write_nodes(digits(CLIENTS), tmp_path / "nodes"), tmp_path / "runs"
+    config = HALVES | SECURE | {"run.rounds": 1}
+    play(config, nodes, runs)
+    again = config | {"session.run": "again", "optimizer.lr": 0.11}  # no upload is the same
+    if change == "a client more":
+        again |= {"run.clients": CLIENTS + 1}
+    else:
+        nodes[1:3] = [{**nodes[1], "client": 2}, {**nodes[2], "client": 1}]
+    refused: list[str] = []
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet:
+        if "with other numbers of the clients" in packet.head:
+            refused.append(packet.head)
+            raise KeyboardInterrupt  # else the server begins again
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(again, nodes, runs, fault)
+    assert refused
 
 
 # -- faults --------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from copfl.flower.transport import TRAIN, Field
 from copfl.flower.watched import read
 from copfl.settings.flat import nested
 from copfl.wire import Head, Packet
-from tests.flower.network import CONFIG, DirectTransport, Played, digits, play, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, Played, digits, kept, play, write_nodes
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -414,14 +414,14 @@ def test_other_numbers_of_the_clients_are_other_halves(change: str, tmp_path: Pa
     refused: list[str] = []
 
     def fault(_client: int, _round: int, packet: Packet) -> Packet:
-        if "with other numbers of the clients" in packet.head:
+        if '"refused"' in packet.head:
             refused.append(packet.head)
             raise KeyboardInterrupt  # else the server begins again
         return packet
 
     with pytest.raises(KeyboardInterrupt):
         play(again, nodes, runs, fault)
-    assert refused
+    assert "with other numbers of the clients" in refused[0]
 
 
 # -- faults --------------------------------------------------------------------------------------------------
@@ -449,6 +449,21 @@ def test_a_half_of_too_few_uploads_is_not_compared(tmp_path: Path) -> None:
     (record,) = play(config, nodes, tmp_path / "runs", fault).records
     assert record["clients"] == [0, 1, 3, 4, 5]
     assert HALF not in record["per_client"]
+
+
+def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path) -> None:
+    """A member of a secure sum may add any numbers to a half; the server goes on."""
+    settings = settings_of(HALVES | {"network.wire": "fp16"})
+    folder, log = ServerFolder(str(tmp_path), "test", resume=False), list[str]()
+    server = Server(settings, DirectTransport(settings, {}), folder, kept(log))
+    total = settings.algorithm.summand(settings.task, server.state, torch.tensor(0), server.upload)
+    now = Round(0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)])
+    now.half = tree.wide(
+        tree.each(lambda t: torch.full_like(t, 1e9) if t.dim() else torch.ones_like(t), total)
+    )
+    server._compare_halves(now, server.state, tree.each(lambda t: 2 * torch.ones_like(t), total))
+    assert "halves are not compared: 0.w has 1e+09, which does not fit into fp16" in log[-1]
+    assert HALF not in now.per_client
 
 
 @pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])

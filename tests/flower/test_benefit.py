@@ -205,6 +205,24 @@ def test_a_node_gives_two_losses_a_round(plain: Federated) -> None:
         secure_node.local_update(settings, plain.nodes[2], other_models(packet, settings))
 
 
+def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_path: Path) -> None:
+    one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
+    shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
+    back, packet = settings_of(HALVES | {"session.rollback": True}), last_message(plain, 2)
+    other = other_models(packet, back)
+    with pytest.raises(WireError, match="it gives two losses a round"):
+        secure_node.local_update(back, one, other)
+    sent = [(p, json.loads(p.head)) for _, _, p in plain.played.transport.sent]
+    train = [p for p, head in sent if (head.get("kind"), head.get("client")) == ("down", 2)][-1]
+    for settings, is_answered in ((settings_of(HALVES), False), (back, True)):
+        secure_node.local_update(settings, one, train)
+        if is_answered:
+            assert '"losses"' in secure_node.local_update(settings, one, other).head
+        else:
+            with pytest.raises(WireError, match="it gives two losses a round"):
+                secure_node.local_update(settings, one, other)
+
+
 def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_path: Path) -> None:
     packet = last_message(plain, 2)
     without = settings_of(HALVES | {"run.benefit": False})

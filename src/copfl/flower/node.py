@@ -222,6 +222,8 @@ class Trained(NamedTuple):
     def save(self, node_config: NodeConfig) -> None:
         """Writes the client's record, and the bundle of the model that was measured."""
         write_json(self.records.folder / "client.json", {"client": self.head.client})
+        if self.settings.federation.session.rollback:
+            node_halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
         samples = KnownData(state_dir(node_config) / FOLDER).name_of(self.data.samples)
@@ -335,12 +337,12 @@ def compare_halves(
     records = ClientRecords(state_dir(node_config), head.run)
     known, message = node_halves.read(records.folder), hashlib.sha256(packet.body).hexdigest()
     found = known.get(head.round)
-    if found is not None and found.message != message and not settings.federation.session.rollback:
+    if found is not None and found.message != message:
         raise WireError(
             f"this node has compared the halves of round {head.round + 1}, and is asked to compare other models: "
             "it gives two losses a round"
         )
-    if found is None or found.message != message:
+    if found is None:
         if head.round not in records.rounds():
             raise WireError(f"this node has not trained in round {head.round + 1}")
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))

@@ -61,3 +61,10 @@ def write(folder: Path, found: dict[int, Losses]) -> None:
         for round, losses in found.items()
     }
     write_json(folder / FILE, content)
+
+
+def forget(folder: Path, round: int) -> None:
+    """Removes a round and those after it: the node trains in it again."""
+    found = read(folder)
+    if max(found, default=-1) >= round:
+        write(folder, {known: losses for known, losses in found.items() if known < round})

@@ -254,6 +254,16 @@ def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
         assert node_halves.read(state / "test")[ROUNDS - 1].difference == 0
 
 
+def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
+    """With run.validation near zero it would be of one, and run.seed chooses which."""
+    one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
+    shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
+    (tmp_path / "state" / "test" / node_halves.FILE).unlink()
+    settings = settings_of(HALVES | {"run.validation": 1e-9})
+    answer = secure_node.local_update(settings, one, last_message(plain, 2))
+    assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
+
+
 def of_other_models(rounds: list[int], messages: list[str]) -> kinds.Question:
     return kinds.question_of(rounds, ["00" * 32, *messages[1:]])
 

@@ -347,7 +347,8 @@ def compare_halves(
             raise WireError(f"this node has not trained in round {head.round + 1}")
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
         data = load_data(settings, numbered(node_config, head))
-        found = node_halves.Losses(message, *_losses(settings, data, client, models))
+        least = node_policy(node_config).statistics.smallest_count
+        found = node_halves.Losses(message, *_losses(settings, data, client, models, least))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
         node_halves.write(records.folder, earlier | {head.round: found})
     losses = [wire.plain(found.first), wire.plain(found.second)]
@@ -356,14 +357,18 @@ def compare_halves(
     return wire.encode((), head._replace(kind=LOSSES), about=answer)
 
 
-def _losses(settings: Settings, data: NodeData, client: object, models: Sequence[object]) -> list[float]:
+def _losses(
+    settings: Settings, data: NodeData, client: object, models: Sequence[object], least: int
+) -> list[float]:
     """On the validation samples where the run has such, else on those for training: as in the simulation.
+
+    Not on fewer than `least`: with run.validation near zero they would be of one row, which run.seed chooses.
 
     With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send any models,
     would learn whether it is: with a model that is nearly infinite for one class, how many samples a node has of it.
     """
     samples = data.validation if settings.run.run.validation else data.train
-    if samples is None or not int(samples.size):
+    if samples is None or int(samples.size) < max(least, 1):
         return [math.nan, math.nan]
     with torch.no_grad():
         record, *received = moved((client, *models), data.task.device)

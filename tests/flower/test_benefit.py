@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from copfl import wire
 from copfl.core import tree
@@ -19,7 +21,7 @@ from copfl.errors import UsageError, WireError
 from copfl.experiment import records
 from copfl.experiment.benefit import Benefit, of_records
 from copfl.flower import halves as kinds
-from copfl.flower import node, secure_node, secure_server
+from copfl.flower import node, node_halves, secure_node, secure_server
 from copfl.flower.app import init
 from copfl.flower.audit_log import FILE, entry_of, verified
 from copfl.flower.exchange import Round
@@ -38,7 +40,7 @@ from copfl.flower.transport import TRAIN, Field
 from copfl.flower.watched import read
 from copfl.settings.flat import nested
 from copfl.wire import Head, Packet
-from tests.flower.network import CONFIG, DirectTransport, Played, digits, play, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, Played, digits, kept, play, write_nodes
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -203,6 +205,24 @@ def test_a_node_gives_two_losses_a_round(plain: Federated) -> None:
         secure_node.local_update(settings, plain.nodes[2], other_models(packet, settings))
 
 
+def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_path: Path) -> None:
+    one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
+    shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
+    back, packet = settings_of(HALVES | {"session.rollback": True}), last_message(plain, 2)
+    other = other_models(packet, back)
+    with pytest.raises(WireError, match="it gives two losses a round"):
+        secure_node.local_update(back, one, other)
+    sent = [(p, json.loads(p.head)) for _, _, p in plain.played.transport.sent]
+    train = [p for p, head in sent if (head.get("kind"), head.get("client")) == ("down", 2)][-1]
+    for settings, is_answered in ((settings_of(HALVES), False), (back, True)):
+        secure_node.local_update(settings, one, train)
+        if is_answered:
+            assert '"losses"' in secure_node.local_update(settings, one, other).head
+        else:
+            with pytest.raises(WireError, match="it gives two losses a round"):
+                secure_node.local_update(settings, one, other)
+
+
 def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_path: Path) -> None:
     packet = last_message(plain, 2)
     without = settings_of(HALVES | {"run.benefit": False})
@@ -211,6 +231,37 @@ def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_pa
     stranger = {**plain.nodes[2], "state-dir": str(tmp_path)}
     with pytest.raises(WireError, match=f"this node has not trained in round {ROUNDS}"):
         secure_node.local_update(settings_of(HALVES), stranger, packet)
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
+    is_secure: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A model that is nearly infinite for a class would count the samples of it, a bit a round."""
+    federated: Federated = request.getfixturevalue("secure" if is_secure else "plain")
+    state = tmp_path / "state"
+    shutil.copytree(federated.nodes[2]["state-dir"], state)
+    (state / "test" / node_halves.FILE).unlink()
+    settings = federated.played.transport.settings
+    like, head = node.message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
+    most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
+    bias = torch.zeros(10).index_fill(0, torch.tensor(most), -3e38)  # of the last layer; all else is zero
+    hostile = wire.encode(tree.each(lambda t: torch.cat([0 * t[:-10], bias]), (like, like)), head)
+    answer = secure_node.local_update(settings, {**federated.nodes[2], "state-dir": str(state)}, hostile)
+    about = json.loads(answer.head)["about"]
+    assert about == ({Field.COMPARED: True} if is_secure else {Field.LOSSES: [None, None]})
+    if is_secure:
+        assert node_halves.read(state / "test")[ROUNDS - 1].difference == 0
+
+
+def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
+    """With run.validation near zero it would be of one, and run.seed chooses which."""
+    one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
+    shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
+    (tmp_path / "state" / "test" / node_halves.FILE).unlink()
+    settings = settings_of(HALVES | {"run.validation": 1e-9})
+    answer = secure_node.local_update(settings, one, last_message(plain, 2))
+    assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
 
 
 def of_other_models(rounds: list[int], messages: list[str]) -> kinds.Question:
@@ -356,7 +407,7 @@ def test_an_upload_is_in_one_half_and_in_the_sum_of_both() -> None:
 def test_halves_of_another_seed_are_a_change() -> None:
     history = History([added("4", Upload("u", ONE)), added("", Upload("v"))])
     with pytest.raises(
-        WireError, match=r"by another seed: .* keep run.seed, leave out run.benefit, or .*changes=1"
+        WireError, match=r"by another seed, .* keep run.seed, .* leave out run.benefit, or .*changes=1"
     ):
         history.admit(added("5", Upload("w", ONE)), 0)
     with pytest.raises(WireError, match="by another seed"):
@@ -369,12 +420,36 @@ def test_the_memory_has_the_halves(secure: Federated) -> None:
     memory = Memory(Path(secure.nodes[0]["state-dir"]) / ".secure")
     (name,) = {added.samples for added in memory._read()}
     of_halves, judgement = memory.history(name)
-    assert (of_halves.divided, judgement.divided) == ("4", "")
+    assert (of_halves.divided, judgement.divided) == ("4, client 0 of 6", "")
     assert of_halves.cohort == judgement.cohort
     assert len(of_halves.uploads) == ROUNDS
     assert all(upload.half for upload in of_halves.uploads)
     with pytest.raises(WireError, match="by another seed"):
         memory.history(name).expect(of_halves._replace(divided="5"), 0)
+
+
+@pytest.mark.parametrize("change", ["a client more", "other numbers"])
+def test_other_numbers_of_the_clients_are_other_halves(change: str, tmp_path: Path) -> None:
+    """The same seed divides seven clients otherwise, of which one is never there, and members with other numbers."""
+    nodes, runs = write_nodes(digits(CLIENTS), tmp_path / "nodes"), tmp_path / "runs"
+    config = HALVES | SECURE | {"run.rounds": 1}
+    play(config, nodes, runs)
+    again = config | {"session.run": "again", "optimizer.lr": 0.11}  # no upload is the same
+    if change == "a client more":
+        again |= {"run.clients": CLIENTS + 1}
+    else:
+        nodes[1:3] = [{**nodes[1], "client": 2}, {**nodes[2], "client": 1}]
+    refused: list[str] = []
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet:
+        if '"refused"' in packet.head:
+            refused.append(packet.head)
+            raise KeyboardInterrupt  # else the server begins again
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(again, nodes, runs, fault)
+    assert "with other numbers of the clients" in refused[0]
 
 
 # -- faults --------------------------------------------------------------------------------------------------
@@ -402,6 +477,21 @@ def test_a_half_of_too_few_uploads_is_not_compared(tmp_path: Path) -> None:
     (record,) = play(config, nodes, tmp_path / "runs", fault).records
     assert record["clients"] == [0, 1, 3, 4, 5]
     assert HALF not in record["per_client"]
+
+
+def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path) -> None:
+    """A member of a secure sum may add any numbers to a half; the server goes on."""
+    settings = settings_of(HALVES | {"network.wire": "fp16"})
+    folder, log = ServerFolder(str(tmp_path), "test", resume=False), list[str]()
+    server = Server(settings, DirectTransport(settings, {}), folder, kept(log))
+    total = settings.algorithm.summand(settings.task, server.state, torch.tensor(0), server.upload)
+    now = Round(0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)])
+    now.half = tree.wide(
+        tree.each(lambda t: torch.full_like(t, 1e9) if t.dim() else torch.ones_like(t), total)
+    )
+    server._compare_halves(now, server.state, tree.each(lambda t: 2 * torch.ones_like(t), total))
+    assert "halves are not compared: 0.w has 1e+09, which does not fit into fp16" in log[-1]
+    assert HALF not in now.per_client
 
 
 @pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])

@@ -222,6 +222,8 @@ class Trained(NamedTuple):
     def save(self, node_config: NodeConfig) -> None:
         """Writes the client's record, and the bundle of the model that was measured."""
         write_json(self.records.folder / "client.json", {"client": self.head.client})
+        if self.settings.federation.session.rollback:
+            node_halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
         samples = KnownData(state_dir(node_config) / FOLDER).name_of(self.data.samples)
@@ -335,18 +337,18 @@ def compare_halves(
     records = ClientRecords(state_dir(node_config), head.run)
     known, message = node_halves.read(records.folder), hashlib.sha256(packet.body).hexdigest()
     found = known.get(head.round)
-    if found is not None and found.message != message and not settings.federation.session.rollback:
+    if found is not None and found.message != message:
         raise WireError(
             f"this node has compared the halves of round {head.round + 1}, and is asked to compare other models: "
             "it gives two losses a round"
         )
-    if found is None or found.message != message:
+    if found is None:
         if head.round not in records.rounds():
             raise WireError(f"this node has not trained in round {head.round + 1}")
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
         data = load_data(settings, numbered(node_config, head))
-        first, second = (_loss(settings, data, client, down) for down in models)
-        found = node_halves.Losses(message, first, second)
+        least = node_policy(node_config).statistics.smallest_count
+        found = node_halves.Losses(message, *_losses(settings, data, client, models, least))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
         node_halves.write(records.folder, earlier | {head.round: found})
     losses = [wire.plain(found.first), wire.plain(found.second)]
@@ -355,14 +357,24 @@ def compare_halves(
     return wire.encode((), head._replace(kind=LOSSES), about=answer)
 
 
-def _loss(settings: Settings, data: NodeData, client: object, down: object) -> float:
-    """On the validation samples where the run has such, else on those for training: as in the simulation."""
+def _losses(
+    settings: Settings, data: NodeData, client: object, models: Sequence[object], least: int
+) -> list[float]:
+    """On the validation samples where the run has such, else on those for training: as in the simulation.
+
+    Not on fewer than `least`: with run.validation near zero they would be of one row, which run.seed chooses.
+
+    With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send any models,
+    would learn whether it is: with a model that is nearly infinite for one class, how many samples a node has of it.
+    """
     samples = data.validation if settings.run.run.validation else data.train
-    if samples is None:
-        return math.nan
+    if samples is None or int(samples.size) < max(least, 1):
+        return [math.nan, math.nan]
     with torch.no_grad():
-        record, received = moved((client, down), data.task.device)
-        return float(loss_with(settings.algorithm, data.task, record, received, samples))
+        record, *received = moved((client, *models), data.task.device)
+        found = [float(loss_with(settings.algorithm, data.task, record, down, samples)) for down in received]
+    is_hidden = settings.federation.secure.aggregation and not np.isfinite(found).all()
+    return [0.0, 0.0] if is_hidden else found
 
 
 def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:

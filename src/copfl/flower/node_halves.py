@@ -13,7 +13,7 @@ FILE, QUESTION = "halves.json", "question.json"  # in the run's folder in the st
 
 
 class Losses(NamedTuple):
-    """What a node found in one round; nan where it has no samples or the loss is not finite."""
+    """What a node found in one round; nan where it has no samples, or a loss that it sends is not finite."""
 
     message: str  # the SHA-256 of both models
     first: float
@@ -61,3 +61,10 @@ def write(folder: Path, found: dict[int, Losses]) -> None:
         for round, losses in found.items()
     }
     write_json(folder / FILE, content)
+
+
+def forget(folder: Path, round: int) -> None:
+    """Removes a round and those after it: the node trains in it again."""
+    found = read(folder)
+    if max(found, default=-1) >= round:
+        write(folder, {known: losses for known, losses in found.items() if known < round})

@@ -7,7 +7,8 @@ a node. So a node's data are added up with one cohort and one selection of rows 
 them to change.
 
 A sum may be of two halves of the cohort (`run.benefit`): then the server has the sum of either, and of all. The halves
-of a round follow from the run's seed. Other halves of the same upload, and those of a second seed, are other sums.
+of a round follow from the run's seed and the clients' numbers. Other halves of the same upload, and those of a second
+seed or of other numbers, are other sums.
 """
 
 import json
@@ -38,7 +39,7 @@ class Added(NamedTuple):
     samples: str  # the name of the data
     cohort: frozenset[str]  # members
     rows: str  # which of the data train; empty: all of them
-    divided: str  # the seed by which the cohort is divided into halves; empty: it is not
+    divided: str  # the seed and the numbers by which the cohort is divided into halves; empty: it is not
     uploads: frozenset[Upload]
 
 
@@ -46,9 +47,9 @@ class History(tuple[Added, ...]):
     """The sums that contain some data, in order."""
 
     def changes(self, *further: Added) -> int:
-        """How often the cohort, the rows or the seed of the halves have changed, with further sums.
+        """How often the cohort, the rows, or the seed or numbers of the halves have changed, with further sums.
 
-        Halves after whole sums of the same cohort, and whole sums after halves, are no change of the seed.
+        Halves after whole sums of the same cohort, and whole sums after halves, are no change of the halves.
         """
         sums = [*self, *further]
         wholes = [(added.cohort, added.rows) for added in sums]
@@ -82,9 +83,9 @@ class History(tuple[Added, ...]):
         seeds = {added.divided for added in (*self, asked) if added.divided}
         if (self[-1].cohort, self[-1].rows) == (cohort, rows) and len(seeds) > 1:
             return WireError(
-                "this node's data were added up in halves of the members by another seed: with halves of many seeds "
-                "single uploads can be computed; keep run.seed, leave out run.benefit, or ask the node's owner to set "
-                f"{CHANGES}={changes}"
+                "this node's data were added up in halves of the members by another seed, or with other numbers of the "
+                "clients: with many such halves single uploads can be computed; keep run.seed, run.clients and the "
+                f"numbers, leave out run.benefit, or ask the node's owner to set {CHANGES}={changes}"
             )
         if self[-1].rows != rows:
             return WireError(

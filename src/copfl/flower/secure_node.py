@@ -24,7 +24,7 @@ from copfl.flower.proposal import Proposal
 from copfl.flower.registry import key_path, state_dir
 from copfl.flower.secure_memory import Added, Memory, Upload, changes_allowed, fingerprint
 from copfl.flower.secure_phases import Asked, Contribution, added_up, identity
-from copfl.flower.settings import Settings
+from copfl.flower.settings import Settings, Terms
 from copfl.flower.state import ClientRecords
 from copfl.flower.transport import Field
 from copfl.wire import Packet
@@ -46,7 +46,7 @@ class Training:
             asked.identities(asked.session.cohort.values()),
             changes_allowed(asked.node_config),
         )
-        divided = str(settings.run.run.seed) if settings.run.run.benefit else ""
+        divided = division_of(settings, asked.head.client)
         asked_for = Added(samples, invited, rows_of(settings), divided, frozenset())
         memory.history(samples).expect(asked_for, allowed)  # before it trains
         if (noised := settings.noised) is not None:
@@ -82,7 +82,7 @@ class Training:
         memory.remember(added)
 
     def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
-        """By which seed the members are divided into halves, and the upload with this node's half."""
+        """How the members are divided into halves, and the upload with this node's half."""
         settings, upload = asked.settings, asked.session.upload
         if not settings.run.run.benefit:
             return "", frozenset([Upload(upload)])
@@ -92,7 +92,7 @@ class Training:
             require_half(node_policy(asked.node_config), len(half))
         own = first if asked.head.client in first else survivors - first
         members = asked.identities(asked.session.cohort[client] for client in own)
-        return str(settings.run.run.seed), frozenset([Upload(upload, fingerprint(members))])
+        return division_of(settings, asked.head.client), frozenset([Upload(upload, fingerprint(members))])
 
 
 class Judging(Training):
@@ -139,6 +139,15 @@ class Judging(Training):
     def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
         """It is of all judges together."""
         return "", frozenset([Upload(asked.session.upload)])
+
+
+def division_of(settings: Terms, client: int) -> str:
+    """What the halves follow from: the seed, the number of clients, and this node's; empty: there are no halves.
+
+    Where members exchange their numbers, these have other ones, and refuse; without them no other adds up.
+    """
+    run = settings.run.run
+    return f"{run.seed}, client {client} of {settings.federation.clients}" if run.benefit else ""
 
 
 def rows_of(settings: Settings) -> str:

@@ -53,6 +53,26 @@ for kernel, stride, padding, size, kernels in (
     close(mine[0].permute(0, 3, 1, 2), theirs[0])
     close(mine[1], theirs[1])
     close(place, theirs[1])  # written to the given tensor
+# With groups and dilation: groups that share a tile, that fill several, of one channel, and none.
+for groups, ins, outs, kernel, stride, padding, dilation, size in (
+    (9, 4, 4, (3, 3), (1, 1), (1, 1), (1, 1), (9, 9)), (2, 24, 20, (3, 1), (2, 1), (1, 0), (1, 2), (5, 4)),
+    (40, 1, 1, (3, 3), (2, 2), (1, 1), (1, 1), (6, 5)), (5, 1, 2, (3, 3), (1, 1), (1, 1), (1, 1), (4, 5)),
+    (1, 5, 66, (3, 2), (1, 1), (2, 2), (2, 2), (4, 5)),
+):
+    how = layers.Groups(stride, padding, dilation, groups)
+    x = torch.randn(2 * 3, *size, groups * ins, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2, groups * outs * ins * kernel[0] * kernel[1] + 5, dtype=torch.float64)
+    weight = rows[:, 3:-2].view(2, groups * outs, ins, *kernel).requires_grad_()  # a part of a long vector
+    place = torch.full_like(rows, torch.nan)[:, 3:-2].view(weight.shape)
+    y = layers.convolve_groups(x, weight, how, place)
+    toward = torch.randn_like(y)
+    mine = torch.autograd.grad(y, (x, weight), toward)
+    layers.compiles = lambda tensor: False
+    plain = layers.convolve_groups(x, weight, how)
+    theirs = torch.autograd.grad(plain, (x, weight), toward)
+    layers.compiles = lambda tensor: True
+    for a, b in ((y, plain), (mine[0], theirs[0]), (mine[1], theirs[1]), (place, theirs[1])):
+        close(a, b)
 layers.compiles = fused.compiles
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)

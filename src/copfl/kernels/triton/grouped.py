@@ -26,6 +26,15 @@ def _pixel(p, HIGH: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _operand(x, PRECISION: tl.constexpr):
+    """For tf32 rounded to its 10 bits, to the nearest as in torch's products: a matrix unit cuts the others off."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        nearest = (x.to(tl.int32, bitcast=True) + 4096 & -8192).to(tl.float32, bitcast=True)
+        return tl.where(x == x, nearest, x)  # a nan stays one
+    return x
+
+
+@triton.jit
 def _over_pixels(
     source, weight, result, pixels, from_pixels, row,
     HIGH: tl.constexpr, WIDE: tl.constexpr, FROM_HIGH: tl.constexpr, FROM_WIDE: tl.constexpr,
@@ -76,6 +85,7 @@ def _over_pixels(
                 else:
                     entry = to[None] * CG + c[:, None] % CG
                 kernel = tl.load(weight + entry * (KH * KW) + k, mask=same, other=0.0)
+                x, kernel = _operand(x, PRECISION), _operand(kernel, PRECISION)
                 total = tl.dot(x, kernel, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
     place = (n * pixels + p)[:, None] * (GROUPS * TO_GROUP) + first * TO_GROUP + to[None]
     tl.store(result + place, total, mask=(p < pixels)[:, None] & to_inside[None])
@@ -120,9 +130,8 @@ def _over_kernels(
         if CG == 1 and OG == 1:
             total += tl.sum(toward * value, 0)
         else:
-            total = tl.dot(
-                tl.trans(toward), value, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty
-            )
+            left, right = tl.trans(_operand(toward, PRECISION)), _operand(value, PRECISION)
+            total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
     result += split * split_stride + n * row + first * (OG * CG * KH * KW) + k
     if CG == 1 and OG == 1:
         tl.store(result + o * (KH * KW), total, mask=o_inside)

@@ -172,6 +172,7 @@ for active in (flags, shared, None):
             torch.func.vmap(steps)(draw(), draw(), flags)
         else:
             torch.func.vmap(steps)(draw(), draw())
+torch.func.vmap(lambda w, g: optim.Adam().step(w, g, optim.Adam().init(w), None, last=True)[0])(draw(), draw())
 torch.func.vmap(lambda w, g: mamo.Mamo().step(w, g, mamo.Mamo().init(w), None))(draw().float(), draw().float())
 torch.func.vmap(lambda a, b: optim.Scaled(optim.Sgd(), torch.tensor(0.5)).step(a, b, optim.Sgd().init(a), None))(
     draw(), draw()
@@ -190,7 +191,7 @@ for function, given in (
     (pwpm._weighted, (one, flags, numbers)),
 ):
     torch.func.vmap(lambda *g, function=function: fused.elementwise(function, *g))(*given)
-assert len(set(made)) == 13, sorted(set(made))
+assert len(set(made)) == 14, sorted(set(made))
 rows, healthy = torch.randn(4, 1500, dtype=torch.float64), torch.tensor([True, False, True, True])
 rows[1] = torch.nan
 close(vectors.sum_rows(healthy, rows), rows[healthy].sum(0))

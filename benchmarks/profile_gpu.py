@@ -56,7 +56,7 @@ def gaps(profile: torch.profiler.profile) -> None:
     found.sort(key=lambda e: e.time_range.start)
     end, idle = found[0].time_range.start, []
     for before, after in zip([found[0], *found], found, strict=False):
-        idle.append((after.time_range.start - end, before.name[:60], after.name[:60]))
+        idle.append((max(0.0, after.time_range.start - end), before.name[:60], after.name[:60]))
         end = max(end, after.time_range.end)
     print(f"{(end - found[0].time_range.start) / 1e3:.1f} ms from the first kernel to the end of the last one")
     print(f"{sum(gap for gap, *_ in idle) / 1e3:.1f} ms idle in between; the longest:")

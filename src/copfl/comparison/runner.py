@@ -22,7 +22,8 @@ from concurrent import futures
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -418,6 +419,18 @@ def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
     return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 
+def _context() -> BaseContext:
+    """How processes start: where the system can, as copies of one that has imported torch and computed nothing.
+
+    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 class Pool:
     """Processes that import torch once and run one job after another, until the `with` block ends.
 
@@ -446,8 +459,7 @@ class Pool:
         if self.workers is None:
             on_gpu = self.device.startswith("cuda") and self.size > 1
             environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
-            context = get_context("spawn")  # a forked torch may hang in its thread pool
-            self.workers = futures.ProcessPoolExecutor(self.size, context, init_worker, (environment,))
+            self.workers = futures.ProcessPoolExecutor(self.size, _context(), init_worker, (environment,))
         return self.workers
 
     def end(self, at_once: bool = False) -> None:

@@ -200,10 +200,10 @@ def convolve_groups(x: Tensor, weight: Tensor, how: Groups, out: Tensor | None =
         y: Tensor = _ConvolveGroups.apply(x, weight, how, out)  # type: ignore[no-untyped-call]
         return y
     n = weight.shape[0]
-    images = x.unflatten(0, (n, -1)).permute(1, 0, 4, 2, 3).flatten(1, 2)  # [B, N*C, H, W]
+    images = x.reshape(n, -1, *x.shape[1:]).permute(1, 0, 4, 2, 3).flatten(1, 2)  # [B, N*C, H, W]
     stride, padding, dilation, groups = how
     maps = F.conv2d(images, weight.flatten(0, 1), None, stride, padding, dilation, n * groups)
-    return maps.unflatten(1, (n, -1)).permute(1, 0, 3, 4, 2).flatten(0, 1)
+    return maps.reshape(len(maps), n, -1, *maps.shape[2:]).permute(1, 0, 3, 4, 2).flatten(0, 1)
 
 
 class _Normalise(torch.autograd.Function):

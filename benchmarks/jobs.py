@@ -52,7 +52,18 @@ class Use:
 
 def measured(out: Path, options: list[str], more: list[str]) -> dict[str, Any]:
     """The seconds of one comparison in a new folder, and the mean use of the GPU."""
-    command = [sys.executable, "-m", "copfl", "compare", "--no-tune", "--no-plots", "--out", str(out), *options, *more]
+    command = [
+        sys.executable,
+        "-m",
+        "copfl",
+        "compare",
+        "--no-tune",
+        "--no-plots",
+        "--out",
+        str(out),
+        *options,
+        *more,
+    ]
     with Use() as use:
         began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
@@ -77,7 +88,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("jobs.json"))
     parser.add_argument("options", nargs="*", help="of copfl compare, after --", default=SMALL)
     given = parser.parse_args()
-    options = ["--algorithms", given.algorithms, "--seeds", given.seeds, "--device", given.device, *given.options]
+    options = [
+        "--algorithms",
+        given.algorithms,
+        "--seeds",
+        given.seeds,
+        "--device",
+        given.device,
+        *given.options,
+    ]
     ways = {"one after another": ["--jobs", "1"], "at a time": []}
     table: dict[str, Any] = {"command": ["copfl", "compare", *options], "rows": []}
     equal = True
@@ -91,7 +110,11 @@ def main() -> None:
                 first = first or found
                 differing = [run for run in found if found[run] != first[run]]
                 equal = equal and not differing
-                row |= {"runs": len(found), "runs_per_second": len(found) / row["seconds"], "differing": differing}
+                row |= {
+                    "runs": len(found),
+                    "runs_per_second": len(found) / row["seconds"],
+                    "differing": differing,
+                }
                 table["rows"].append(row)
                 given.out.write_text(json.dumps(table, indent=1) + "\n")
                 print({key: round(v, 2) if isinstance(v, float) else v for key, v in row.items()}, flush=True)

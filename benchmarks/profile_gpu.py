@@ -58,7 +58,9 @@ def gaps(profile: torch.profiler.profile) -> None:
     for before, after in zip([found[0], *found], found, strict=False):
         idle.append((max(0.0, after.time_range.start - end), before.name[:60], after.name[:60]))
         end = max(end, after.time_range.end)
-    print(f"{(end - found[0].time_range.start) / 1e3:.1f} ms from the first kernel to the end of the last one")
+    print(
+        f"{(end - found[0].time_range.start) / 1e3:.1f} ms from the first kernel to the end of the last one"
+    )
     print(f"{sum(gap for gap, *_ in idle) / 1e3:.1f} ms idle in between; the longest:")
     for gap, before, after in sorted(idle, reverse=True)[:12]:
         print(f"{gap / 1e3:9.3f} ms  {before} -> {after}")
@@ -70,7 +72,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--adapters", action="store_true")
     parser.add_argument("--model", choices=zoo.MODELS)
-    parser.add_argument("--replayed", action="store_true", help="a round of the recorded program, with its gaps")
+    parser.add_argument(
+        "--replayed", action="store_true", help="a round of the recorded program, with its gaps"
+    )
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     setting = (

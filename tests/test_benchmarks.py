@@ -28,7 +28,10 @@ from copfl.kernels import topk
 from copfl.testing import SIZES
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-LIBRARIES = {"baseline_pfl": "pfl", "baseline_flower": "ray"}  # what a benchmark compares with, in its own process
+LIBRARIES = {
+    "baseline_pfl": "pfl",
+    "baseline_flower": "ray",
+}  # what a benchmark compares with, in its own process
 ELSEWHERE = {  # benchmarks that the tests of what they measure run
     "audit": "audit/test_synthetic.py",
     "kills": "test_faults.py",
@@ -60,7 +63,9 @@ def benchmark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     before, threads = set(sys.modules), torch.get_num_threads()
     yield loaded(request.param)
     torch.set_num_threads(threads)
-    for name in set(sys.modules) - before:  # such as digits, images and common, whose names are not ours alone
+    for name in (
+        set(sys.modules) - before
+    ):  # such as digits, images and common, whose names are not ours alone
         if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
 
@@ -73,11 +78,14 @@ def main_of(module: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
 
+
 class Tiny(nn.Sequential):
     """An image classifier."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 10))
+        super().__init__(
+            nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 10)
+        )
 
 
 @smoke
@@ -112,7 +120,9 @@ def attacks(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @smoke
 def check_gpu(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, many = (module.run("fedper", "cpu", engine, SIZES) for engine in (mapping.sequential(), mapping.vmap(8)))
+    one, many = (
+        module.run("fedper", "cpu", engine, SIZES) for engine in (mapping.sequential(), mapping.vmap(8))
+    )
     gaps = module.differences((one.server, one.clients.all), (many.server, many.clients.all))
     assert max(gaps.values()) < module.TOLERANCE
 
@@ -125,7 +135,12 @@ def check_masks(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     keys = torch.randint(0, 2**20, (3, 40), dtype=torch.int32)
     assert module.errors(SimpleNamespace(largest=largest), keys, (12, 28)) == 0
-    assert module.errors(SimpleNamespace(largest=lambda *_: torch.zeros(3, 40, dtype=torch.bool)), keys, (12, 28)) == 6
+    assert (
+        module.errors(
+            SimpleNamespace(largest=lambda *_: torch.zeros(3, 40, dtype=torch.bool)), keys, (12, 28)
+        )
+        == 6
+    )
 
 
 @smoke
@@ -213,7 +228,9 @@ def gpu(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @smoke
 def grouped(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHAPES", [module.Shape("small", 4, 2, 4), module.Shape("depthwise", 3, 3, 4, 2)])
+    monkeypatch.setattr(
+        module, "SHAPES", [module.Shape("small", 4, 2, 4), module.Shape("strided", 6, 3, 4, 2)]
+    )
     words = "--clients 2 --batch 1 --device cpu --out found.json"
     assert main_of(module, monkeypatch, *words.split()) == 0
     for row in json.loads(Path("found.json").read_text()):
@@ -286,7 +303,9 @@ def privacy(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def profile_gpu(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def event(start: float, end: float) -> Any:
         kind = torch.autograd.DeviceType.CUDA
-        return SimpleNamespace(name="kernel", device_type=kind, time_range=SimpleNamespace(start=start, end=end))
+        return SimpleNamespace(
+            name="kernel", device_type=kind, time_range=SimpleNamespace(start=start, end=end)
+        )
 
     lines: list[str] = []
     monkeypatch.setattr(module, "print", lines.append, raising=False)

@@ -239,7 +239,12 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     shown = _runs_shown(machine.quiet)
     with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
         found: tables.Comparison = run(
-            base_tables=base, out=folder, jobs=machine.jobs or 0, executor=executor, log=log, forecast=forecast
+            base_tables=base,
+            out=folder,
+            jobs=machine.jobs or 0,
+            executor=executor,
+            log=log,
+            forecast=forecast,
         )
     drawn = pictures.write(found, folder) if machine.plots else []
     if machine.plots and not charts.available():

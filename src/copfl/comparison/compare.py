@@ -157,7 +157,9 @@ def compare(
         else:
             grids = [[Candidate(row, c) for c in cells(own)] if own else [] for row, own in enumerate(spaces)]
             values = iter(search.measured(shared, [one for grid in grids for one in grid], 1.0))
-            found = [Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids]
+            found = [
+                Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids
+            ]
         final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
         records = _records(final, run)
     against = records[labels.index(chosen)]

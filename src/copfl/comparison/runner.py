@@ -419,7 +419,7 @@ def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
     return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 
-def _context() -> BaseContext:
+def process_context() -> BaseContext:
     """How processes start: where the system can, as copies of one that has imported torch and computed nothing.
 
     A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
@@ -459,7 +459,9 @@ class Pool:
         if self.workers is None:
             on_gpu = self.device.startswith("cuda") and self.size > 1
             environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
-            self.workers = futures.ProcessPoolExecutor(self.size, _context(), init_worker, (environment,))
+            self.workers = futures.ProcessPoolExecutor(
+                self.size, process_context(), init_worker, (environment,)
+            )
         return self.workers
 
     def end(self, at_once: bool = False) -> None:

@@ -156,7 +156,18 @@ class Adam:
             )
             return w, Moments(u, v, t)
         correction = (1 - self.beta1**t, 1 - self.beta2**t)
-        given = parameters, grad, state.u, state.v, active, *correction, self.lr, self.beta1, self.beta2, self.eps
+        given = (
+            parameters,
+            grad,
+            state.u,
+            state.v,
+            active,
+            *correction,
+            self.lr,
+            self.beta1,
+            self.beta2,
+            self.eps,
+        )
         if last:
             return elementwise(_adam_weights, *given)[0], state
         w, u, v = elementwise(_adam, *given)

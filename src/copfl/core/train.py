@@ -84,7 +84,10 @@ def descend(
         else:
             some = batch.valid.any()
             changed = next_state is not state
-            new, old = (moved, after, next_state if changed else ()), (parameters, buffers, state if changed else ())
+            new, old = (
+                (moved, after, next_state if changed else ()),
+                (parameters, buffers, state if changed else ()),
+            )
             parameters, buffers, next_state = tree.each(partial(mostly, some), new, old)
             state = next_state if changed else state
             loss, steps = loss + torch.where(some, value, 0), steps + some

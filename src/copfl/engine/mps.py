@@ -65,7 +65,13 @@ def _answer(environment: dict[str, str], command: list[str], text: str = "") -> 
         # Not to a pipe, which the daemon would keep open.
         with tempfile.TemporaryFile("w+") as said:
             done = subprocess.run(
-                command, input=text, env=os.environ | environment, stdout=said, stderr=said, text=True, timeout=SECONDS
+                command,
+                input=text,
+                env=os.environ | environment,
+                stdout=said,
+                stderr=said,
+                text=True,
+                timeout=SECONDS,
             )
             said.seek(0)
             return "" if done.returncode == 0 else said.read().strip()[-200:] or f"exit {done.returncode}"

@@ -159,7 +159,7 @@ class _Convolve(torch.autograd.Function):
 
 
 class Groups(NamedTuple):
-    """Of a convolution with groups or dilation, down and across."""
+    """Of a convolution with groups, down and across."""
 
     stride: Pair
     padding: Pair
@@ -195,7 +195,7 @@ class _ConvolveGroups(torch.autograd.Function):
 
 
 def convolve_groups(x: Tensor, weight: Tensor, how: Groups, out: Tensor | None = None) -> Tensor:
-    """`convolve` with groups or dilation; without Triton as one convolution with the groups of all clients."""
+    """`convolve` with groups; without Triton as one convolution with the groups of all clients."""
     if compiles(x):
         y: Tensor = _ConvolveGroups.apply(x, weight, how, out)  # type: ignore[no-untyped-call]
         return y

@@ -226,6 +226,11 @@ def is_plain(conv: nn.Conv2d) -> bool:
     return conv.groups == 1 and conv.dilation == (1, 1) and pads_with_zeros(conv)
 
 
+def is_grouped(conv: nn.Conv2d) -> bool:
+    """Whether it has groups of several channels: torch has kernels for depthwise ones."""
+    return 1 < conv.groups < conv.in_channels and pads_with_zeros(conv)
+
+
 def pads_with_zeros(conv: nn.Conv2d) -> bool:
     """Whether the convolution is padded with zeros, the same number at both ends of an axis."""
     return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)

@@ -1,9 +1,8 @@
-"""Convolutions with groups or dilation and a kernel per client, forward and back, without patches in memory.
+"""Convolutions with groups and a kernel per client, forward and back, without patches in memory.
 
 A program has a tile of pixels and of channels of a few neighbouring groups, and adds one product of tiles per
 position of the kernel. Between channels of different groups the tile of the kernel is zero: a matrix unit
-multiplies many zeros faster than others multiply few numbers. Of a depthwise convolution the products are
-elementwise.
+multiplies many zeros faster than others multiply few numbers.
 """
 
 # mypy: ignore-errors
@@ -71,22 +70,18 @@ def _over_pixels(
             inside = (p < pixels) & (h >= 0) & (w >= 0)
         inside = inside & (h < FROM_HIGH) & (w < FROM_WIDE)
         at = ((b * FROM_HIGH + h) * FROM_WIDE + w) * (GROUPS * FROM_GROUP)
-        if CG == 1 and OG == 1:
-            x = tl.load(source + at[:, None] + to[None], mask=inside[:, None] & to_inside[None], other=0.0)
-            total += x * tl.load(weight + to * (KH * KW) + k, mask=to_inside, other=0.0)[None]
-        else:
-            for start in range(0, MERGED * FROM_GROUP, FROM):
-                c = start + tl.arange(0, FROM)
-                c_inside = (c < MERGED * FROM_GROUP) & (first * FROM_GROUP + c < GROUPS * FROM_GROUP)
-                x = tl.load(source + at[:, None] + c[None], mask=inside[:, None] & c_inside[None], other=0.0)
-                same = (c[:, None] // FROM_GROUP == to[None] // TO_GROUP) & c_inside[:, None] & to_inside[None]
-                if BACK:
-                    entry = c[:, None] * CG + to[None] % CG
-                else:
-                    entry = to[None] * CG + c[:, None] % CG
-                kernel = tl.load(weight + entry * (KH * KW) + k, mask=same, other=0.0)
-                x, kernel = _operand(x, PRECISION), _operand(kernel, PRECISION)
-                total = tl.dot(x, kernel, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
+        for start in range(0, MERGED * FROM_GROUP, FROM):
+            c = start + tl.arange(0, FROM)
+            c_inside = (c < MERGED * FROM_GROUP) & (first * FROM_GROUP + c < GROUPS * FROM_GROUP)
+            x = tl.load(source + at[:, None] + c[None], mask=inside[:, None] & c_inside[None], other=0.0)
+            same = (c[:, None] // FROM_GROUP == to[None] // TO_GROUP) & c_inside[:, None] & to_inside[None]
+            if BACK:  # noqa: SIM108 - Triton compiles one of the branches
+                entry = c[:, None] * CG + to[None] % CG
+            else:
+                entry = to[None] * CG + c[:, None] % CG
+            kernel = tl.load(weight + entry * (KH * KW) + k, mask=same, other=0.0)
+            x, kernel = _operand(x, PRECISION), _operand(kernel, PRECISION)
+            total = tl.dot(x, kernel, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
     place = (n * pixels + p)[:, None] * (GROUPS * TO_GROUP) + first * TO_GROUP + to[None]
     tl.store(result + place, total, mask=(p < pixels)[:, None] & to_inside[None])
 
@@ -115,29 +110,22 @@ def _over_kernels(
     c_inside = (c < MERGED * CG) & (first * CG + c < GROUPS * CG)
     x += n * from_pixels * (GROUPS * CG) + first * CG
     grad += n * pixels * (GROUPS * OG) + first * OG
-    if CG == 1 and OG == 1:
-        total = tl.zeros([OUTS], dtype=result.dtype.element_ty)
-    else:
-        total = tl.zeros([OUTS, INS], dtype=result.dtype.element_ty)
+    total = tl.zeros([OUTS, INS], dtype=result.dtype.element_ty)
     for start in range(0, length, PIXELS):
         p = (split * length + start).to(INDEX) + tl.arange(0, PIXELS)
         b, high, wide = _pixel(p, HO, WO)
         h, w = high * SH + k // KW * DH - PH, wide * SW + k % KW * DW - PW
         inside = (p < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         at = ((b * H + h) * W + w) * (GROUPS * CG)
-        toward = tl.load(grad + p[:, None] * (GROUPS * OG) + o[None], mask=inside[:, None] & o_inside[None], other=0.0)
+        toward = tl.load(
+            grad + p[:, None] * (GROUPS * OG) + o[None], mask=inside[:, None] & o_inside[None], other=0.0
+        )
         value = tl.load(x + at[:, None] + c[None], mask=inside[:, None] & c_inside[None], other=0.0)
-        if CG == 1 and OG == 1:
-            total += tl.sum(toward * value, 0)
-        else:
-            left, right = tl.trans(_operand(toward, PRECISION)), _operand(value, PRECISION)
-            total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
+        left, right = tl.trans(_operand(toward, PRECISION)), _operand(value, PRECISION)
+        total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=result.dtype.element_ty)
     result += split * split_stride + n * row + first * (OG * CG * KH * KW) + k
-    if CG == 1 and OG == 1:
-        tl.store(result + o * (KH * KW), total, mask=o_inside)
-    else:
-        same = (o[:, None] // OG == c[None] // CG) & o_inside[:, None] & c_inside[None]
-        tl.store(result + (o[:, None] * CG + c[None] % CG) * (KH * KW), total, mask=same)
+    same = (o[:, None] // OG == c[None] // CG) & o_inside[:, None] & c_inside[None]
+    tl.store(result + (o[:, None] * CG + c[None] % CG) * (KH * KW), total, mask=same)
 
 
 def _tile(channels: int) -> int:
@@ -195,9 +183,11 @@ def to_kernels(x: Tensor, grad: Tensor, weight: Tensor, groups: int, geometry, o
     out = torch.empty_like(weight, memory_format=torch.contiguous_format) if out is None else out
     merged, positions = _merged(outs, ins), weight.shape[3] * weight.shape[4]
     tiles = _tile(merged * outs), _tile(merged * ins)
-    blocks = triton.cdiv(groups, merged) * triton.cdiv(merged * outs, tiles[0])
-    if outs > 1 or ins > 1:
-        blocks *= triton.cdiv(merged * ins, tiles[1])
+    blocks = (
+        triton.cdiv(groups, merged)
+        * triton.cdiv(merged * outs, tiles[0])
+        * triton.cdiv(merged * ins, tiles[1])
+    )
     pixels = grad.shape[:3].numel() // n
     # Few long sums would occupy a part of a GPU.
     splits = max(1, min(PROGRAMS // (positions * blocks * n), pixels // (2 * PIXELS)))

@@ -302,7 +302,8 @@ def privacy(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @smoke
 def profile_gpu(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def event(start: float, end: float) -> Any:
-        kind = torch.autograd.DeviceType.CUDA
+        autograd: Any = torch.autograd
+        kind = autograd.DeviceType.CUDA
         return SimpleNamespace(
             name="kernel", device_type=kind, time_range=SimpleNamespace(start=start, end=end)
         )

@@ -36,9 +36,8 @@ def loaded(path: Path, name: str) -> ModuleType:
 
 def errors(kernels: ModuleType, keys: torch.Tensor, sizes: tuple[int, ...]) -> int:
     """Number of rows and segments in which the kernel does not select a quarter of the entries."""
-    expected = (
-        torch.tensor([size // 4 for size in sizes], device="cuda").expand(ROWS, len(sizes)).contiguous()
-    )
+    quarters = torch.tensor([size // 4 for size in sizes], device=keys.device)
+    expected = quarters.expand(len(keys), len(sizes)).contiguous()
     mask = kernels.largest(keys, expected, 31, sizes)
     counts = torch.stack([part.sum(1) for part in mask.split(list(sizes), 1)], 1)
     return int((counts != expected).sum())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 
 import adapters
 import torch
@@ -49,12 +50,31 @@ def any_model(name: str, clients: int) -> Setting:
     return ALGORITHMS["fedper"](Adam(lr=1e-4), epochs=1), found, data, size.batch
 
 
+def gaps(profile: torch.profiler.profile) -> None:
+    """Prints the time in which the GPU did nothing within the round, and what came before and after it."""
+    found = [e for e in profile.events() or () if e.device_type == torch.autograd.DeviceType.CUDA]
+    found.sort(key=lambda e: e.time_range.start)
+    end, idle = found[0].time_range.start, []
+    for before, after in zip([found[0], *found], found, strict=False):
+        idle.append((max(0.0, after.time_range.start - end), before.name[:60], after.name[:60]))
+        end = max(end, after.time_range.end)
+    print(
+        f"{(end - found[0].time_range.start) / 1e3:.1f} ms from the first kernel to the end of the last one"
+    )
+    print(f"{sum(gap for gap, *_ in idle) / 1e3:.1f} ms idle in between; the longest:")
+    for gap, before, after in sorted(idle, reverse=True)[:12]:
+        print(f"{gap / 1e3:9.3f} ms  {before} -> {after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--adapters", action="store_true")
     parser.add_argument("--model", choices=zoo.MODELS)
+    parser.add_argument(
+        "--replayed", action="store_true", help="a round of the recorded program, with its gaps"
+    )
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     setting = (
@@ -63,15 +83,26 @@ def main() -> None:
         else (lora if args.adapters else resnet)(args.clients)
     )
     algorithm, trained, data, batch = setting
-    state, engine = begin(algorithm, trained, args.clients), mapping.vmap(args.clients)
+    state = begin(algorithm, trained, args.clients)
+    engine = mapping.cuda_graph(args.clients) if args.replayed else mapping.vmap(args.clients)
     rounds = simulate(
-        Simulation(algorithm, trained, data, engine, batch=batch), state, rounds=5, eval_every=10**9
+        Simulation(algorithm, trained, data, engine, batch=batch), state, rounds=12, eval_every=10**9
     )
-    next(rounds)
-    next(rounds)
+    for _ in range(5 if args.replayed else 2):
+        next(rounds)
+    times = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        next(rounds)
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    print(f"{min(times):.1f} ms a round")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         next(rounds)
         torch.cuda.synchronize()
+    if args.replayed:
+        gaps(profile)
     events = sorted(profile.key_averages(), key=lambda e: -e.device_time_total)
     total = sum(e.device_time_total for e in events)
     kernels = sum(e.count for e in events)

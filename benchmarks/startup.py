@@ -1,7 +1,8 @@
 """Seconds from the command to the end of its first round on a GPU: `python benchmarks/startup.py`
 
 CO-PFL, ResNet-18, 10 clients of 100 random images. The first start has empty caches of compiled kernels, the
-second has those of the first. `--profile FOLDER` repeats both and writes the functions that took longest.
+second has those of the first. `--profile FOLDER` repeats both and writes the functions that took longest. `--phases`
+instead prints what the seconds of a start go to; on a CPU those of the processor, of the digits and a small CNN.
 """
 
 from __future__ import annotations
@@ -61,12 +62,80 @@ def start(folder: Path, name: str, device: str, profile: Path | None = None) -> 
     return found | {"end": time.perf_counter() - began}
 
 
+PHASES = """
+import sys, time
+now, marks = CLOCK, []
+def mark(name):
+    marks.append((name, now()))
+mark("python")
+import copfl.cli.main
+mark("command line")
+import torch
+mark("torch")
+import copfl.experiment.run as running
+from copfl.engine import simulate
+mark("copfl")
+def then(module, name, mark_name):
+    function = getattr(module, name)
+    def called(*given, **more):
+        result = function(*given, **more)
+        mark(mark_name)
+        return result
+    setattr(module, name, called)
+import copfl.cli.run, copfl.experiment.preparation
+then(copfl.experiment.preparation, "prepare", "data, model, engine")
+then(running, "prepare", "data, model, engine")
+then(simulate, "train_part", "first round")
+try:
+    copfl.cli.main.main()
+except SystemExit:
+    pass
+import json
+print(json.dumps(marks), file=sys.stderr)
+"""
+
+
+def phases(device: str) -> dict[str, float]:
+    """The seconds that each phase of a start takes, up to the first round; on a CPU those of the processor."""
+    clock = "time.process_time" if device == "cpu" else f"(lambda began={time.time()!r}: time.time() - began)"
+    with tempfile.TemporaryDirectory() as folder:
+        run = [
+            "run",
+            "--rounds=1",
+            "--no-local-baseline",
+            "--quiet",
+            f"--out={folder}/run",
+            f"--device={device}",
+        ]
+        if device != "cpu":
+            x, y = random_images(10, 150)
+            np.savez(f"{folder}/images.npz", x=x, y=y)
+            run += [*RUN[1:3], RUN[-1], f"--dataset={folder}/images.npz"]
+        code = PHASES.replace("CLOCK", clock)
+        done = subprocess.run([sys.executable, "-c", code, *run], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"copfl run ended with {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, float] = {}
+    last = 0.0
+    for name, seconds in json.loads(done.stderr.splitlines()[-1]):
+        if name not in found:
+            found[name], last = seconds - last, seconds
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--out", type=Path, default=Path("startup.json"))
+    parser.add_argument("--phases", action="store_true")
     options = parser.parse_args()
+    if options.phases:
+        rows = [phases(options.device) for _ in range(3)]
+        best = {name: min(row[name] for row in rows) for name in rows[0]}
+        print({name: round(seconds, 2) for name, seconds in best.items()})
+        options.out.write_text(json.dumps(best, indent=1) + "\n")
+        return
     x, y = random_images(10, 150)
     table = {}
     for profile in (None, options.profile) if options.profile else (None,):

@@ -1,6 +1,6 @@
 """Models that nobody here wrote: copfl against a plain loop, in one process: `python benchmarks/zoo.py`
 
-Eight classifiers of torchvision and a BERT of transformers with six layers, from their configurations, with
+Classifiers of torchvision and a BERT of transformers with six layers, from their configurations, with
 random weights. 10 clients (3 on a CPU, with tiny inputs), FedPer, Adam, a round of five steps, alone and with an
 evaluation of every client's model after it. Rounds of both alternate. Prints the engine that `auto` takes and the
 ratios, and writes a JSON file after every model.
@@ -61,7 +61,8 @@ def vision(name: str) -> Callable[[Size], nn.Module]:
             return models.VisionTransformer(
                 size.pixels, size.pixels // 8, 12, 3, 192, 768, num_classes=CLASSES
             )
-        model: nn.Module = getattr(models, name)(weights=None, num_classes=CLASSES)
+        how = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+        model: nn.Module = getattr(models, name)(weights=None, num_classes=CLASSES, **how)
         return model
 
     return make
@@ -84,6 +85,13 @@ IMAGES = [
     "vit",
     "densenet121",
     "resnet50",
+    "resnext50_32x4d",
+    "regnet_x_400mf",
+    "shufflenet_v2_x1_0",
+    "googlenet",
+    "efficientnet_v2_s",
+    "squeezenet1_1",
+    "alexnet",
 ]
 MODELS = {name: vision(name) for name in IMAGES} | {"bert": bert}
 

@@ -29,7 +29,7 @@ LEVELS: list[set[str]] = [
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 EXTRAS = {
     f"kernels.triton.{name}": {"triton"}
-    for name in ("compiling", "patches", "pointwise", "random", "vectors", "norms")
+    for name in ("compiling", "patches", "pointwise", "random", "vectors", "norms", "grouped")
 }  # loaded on a GPU only
 MOST_ENTRIES, LONGEST_CHAIN = 27, 16
 

@@ -105,7 +105,7 @@ def test_without_matplotlib_it_says_how_to_have_pictures(
         (["-a", "copfl", "--seeds", ""], "--seeds names no seed; name one at least"),
         (["-a", "copfl", "--tune", "lrr=1,2"], 'the key "lrr" must be lr, optimizer or TABLE.KEY'),
         (["-a", "copfl", "--set", "fedper.epochs=2"], 'settings of "fedper" are for no entry'),
-        (["-a", "copfl", "--jobs", "0"], "jobs=0 must be"),
+        (["-a", "copfl", "--jobs", "-1"], "jobs=-1 must be"),
     ],
 )
 def test_errors_are_one_paragraph_with_the_remedy(

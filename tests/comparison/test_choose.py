@@ -20,7 +20,7 @@ from copfl.comparison.choose import Candidate, Race, Standing
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import Record, record_of
-from copfl.comparison.runner import TimeIsUp, all_done
+from copfl.comparison.runner import Pool, TimeIsUp, all_done
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete
@@ -79,7 +79,7 @@ def record_like() -> Record:
 
 def test_who_goes_on_by_hand() -> None:
     best, close, far = [[0.9, 0.8, 0.9], [0.8] * 3], [[0.8, 0.9, 0.8], [0.8] * 3], [[0.2] * 3, [0.1] * 3]
-    race = Race(Path(), {}, [0, 1], 0.2, 1, print)
+    race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print)
     race.rounds = 12
     early, late = (standing(rounds, fedper=best, fedavg=close, local=far) for rounds in (5, 6))
     assert early.value("fedper") == pytest.approx((2.6 / 3 + 0.8) / 2)
@@ -158,7 +158,7 @@ def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
     race.rounds = 6
     candidates = race.candidates(racing._entries(["fedavg"]), {})
     first = race.stage(candidates, 1)
@@ -180,7 +180,7 @@ def test_a_budget_of_too_few_rounds(tmp_path: Path) -> None:
 
 
 def uninterrupted(job: Job, tmp_path: Path) -> bytes:
-    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], 1, lambda line: None)
+    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], Pool(1), lambda line: None)
     return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
 
 
@@ -249,7 +249,7 @@ def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
 
 
 def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
-    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
     (one,) = race.candidates(racing._entries(["local"]), {})
     race.rounds = 6
     race.stage([one], 2)
@@ -269,8 +269,8 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     assert np.isnan(row.value)
     assert found.notes[1].startswith("These cannot train on the task: fedpac (aligns")
     with pytest.raises(RunError, match="no candidate could run"):
-        Race(tmp_path, base, [0], 0.2, 1, print).run(
-            Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),
+        Race(tmp_path, base, [0], 0.2, Pool(1), print).run(
+            Race(tmp_path, base, [0], 0.2, Pool(1), print).candidates(racing._entries(["fedpac"])[:1], {}),
             1,
             Limit(9),
             False,

@@ -25,7 +25,7 @@ from copfl.comparison import executors, runner
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.executors import opened
 from copfl.comparison.jobs import finished
-from copfl.comparison.runner import ATTEMPTS, all_done
+from copfl.comparison.runner import ATTEMPTS, Pool, all_done
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import claimed
 from tests.commands import called, command, environment
@@ -86,7 +86,7 @@ def test_a_lost_worker_s_job_is_submitted_again(
 def test_a_job_that_loses_every_worker_is_given_up(tmp_path: Path) -> None:
     executor = Unreliable(ATTEMPTS)
     with pytest.raises(RunError, match=f"1 of 1 runs failed.* its worker was lost {ATTEMPTS} times"):
-        all_done([job(tmp_path)], 1, print, executor=executor)
+        all_done([job(tmp_path)], Pool(1), print, executor=executor)
     assert executor.calls == ATTEMPTS
 
 
@@ -98,7 +98,7 @@ def test_an_error_of_copfl_itself_is_raised_with_where_it_was(
 
     monkeypatch.setattr(runner, "execute", broken)
     with pytest.raises(ZeroDivisionError, match="a fault") as error:
-        all_done([job(tmp_path)], 1, print, executor=Unreliable(0))
+        all_done([job(tmp_path)], Pool(1), print, executor=Unreliable(0))
     assert "in broken" in error.value.__notes__[0]
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_another_process_has_is_waited_for(
     holder = threading.Thread(target=hold)
     holder.start()
     taken.wait(60)
-    all_done([one, other], 1, log, executor=executor)
+    all_done([one, other], Pool(1), log, executor=executor)
     holder.join()
     assert finished(one)
     assert finished(other)
@@ -135,7 +135,7 @@ def test_a_folder_that_another_process_has_is_waited_for(
 
 def test_progress_of_all_jobs_is_one_line(tmp_path: Path) -> None:
     one, other = job(tmp_path, "local"), job(tmp_path, "fedavg")
-    all_done([one], 1, lambda text: None)
+    all_done([one], Pool(1), lambda text: None)
     assert runner._progress([one, other]) == "local, seed 0: round 3/3; 1 waiting"
 
 

@@ -333,7 +333,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
             "the fraction to hold out is 1.5; it must be between 0 and 1",
         ),
         (["copfl"], {"last": 0}, "last=0 must be"),
-        (["copfl"], {"jobs": 0}, "jobs=0 must be"),
+        (["copfl"], {"jobs": -1}, "jobs=-1 must be"),
         (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, "algorithm.name is for one run"),
         (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "named apart"),
         (["copfl"], {"base_tables": {"data": {"name": "nothing.npz"}}}, "nothing.npz"),

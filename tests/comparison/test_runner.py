@@ -11,7 +11,7 @@ import pytest
 from copfl.comparison import runner
 from copfl.comparison.entries import entry_of, job_of, layers
 from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished, locked_folder
-from copfl.comparison.runner import Forecast, TimeIsUp, all_done, in_processes
+from copfl.comparison.runner import Forecast, Pool, TimeIsUp, all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
@@ -29,7 +29,7 @@ def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
 
 
 def carry_out(one: Job) -> None:
-    all_done([one], 1, lambda line: None)
+    all_done([one], Pool(1), lambda line: None)
 
 
 def rounds(one: Job) -> bytes:
@@ -133,7 +133,7 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
             starts.check(one.title, essential(one.run), 0.0, environment_of(one)["start"])
 
     jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
-    all_done(jobs, 1, print)
+    all_done(jobs, Pool(1), print)
     check()
     starts = [environment_of(one)["start"] for one in jobs]
     assert starts[0] == starts[1] == starts[2]
@@ -163,7 +163,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     with pytest.raises(
         RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"
     ):
-        all_done(jobs, 1, said.append)
+        all_done(jobs, Pool(1), said.append)
     assert finished(jobs[1])
     assert "failed" in said[0]
     assert "local, seed 0: done" in said[1]
@@ -200,9 +200,9 @@ def load():
         return job_of(tmp_path / "runs", name, layers(entry_of("local"), tables), 0)
 
     jobs = [fragile("once"), job(tmp_path, "local")]
-    assert [(done.job.label, done.error) for done in in_processes(jobs, 2)].count(("once", None)) == 1
+    assert [(done.job.label, done.error) for done in in_processes(jobs, Pool(2))].count(("once", None)) == 1
     assert all(finished(one) for one in jobs)
-    killed, other = in_processes([fragile("always"), job(tmp_path, "fedavg")], 1)
+    killed, other = in_processes([fragile("always"), job(tmp_path, "fedavg")], Pool(1))
     assert "its process was killed, perhaps for lack of memory" in str(killed.error)
     assert other.error is None  # a job that kills its process does not stop the others
 
@@ -214,7 +214,7 @@ def test_a_failure_of_several_runs_is_said_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(runner, "execute", broken)
     said = list[str]()
     with pytest.raises(RunError) as error:
-        all_done([job(tmp_path, text) for text in ("fedavg", "local")], 1, said.append)
+        all_done([job(tmp_path, text) for text in ("fedavg", "local")], Pool(1), said.append)
     assert str(error.value) == (
         "2 of 2 runs failed, the others are there. fedavg, seed 0; local, seed 0: it does not work"
     )
@@ -259,7 +259,7 @@ def test_a_long_run_in_this_process_says_how_far_it_is(
     monkeypatch.setattr("copfl.experiment.progress.FIRST", 0)
     monkeypatch.setattr("copfl.experiment.progress.INTERVAL", 0)
     said = list[str]()
-    all_done([job(tmp_path, "local", rounds=3)], 1, said.append, forecast=Forecast(later=6.0))
+    all_done([job(tmp_path, "local", rounds=3)], Pool(1), said.append, forecast=Forecast(later=6.0))
     assert [text.split(",")[1].strip() for text in said] == [
         "seed 0: round 1/3", "seed 0: round 2/3", "seed 0: done",
     ]  # fmt: skip
@@ -268,9 +268,11 @@ def test_a_long_run_in_this_process_says_how_far_it_is(
 
 def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, rounds=10**6) for name in ("local", "fedavg")]
+    pool = Pool(2)
+    pool.started(lambda line: None).submit(int).result()  # torch is imported, whatever the machine's load
     begin = time.monotonic()
     with pytest.raises(TimeIsUp):
-        all_done(jobs, 2, lambda line: None, end=begin + 2)
+        all_done(jobs, pool, lambda line: None, end=begin + 2)
     assert time.monotonic() - begin < 20
     for one in jobs:
         with locked_folder(one.path):  # no process has it any more
@@ -280,5 +282,16 @@ def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) ->
 def test_at_the_end_of_the_time_a_run_in_this_process_is_stopped(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(TimeIsUp):
-        all_done([job(tmp_path, rounds=10**6)], 1, lambda line: None, end=begin + 2)
+        all_done([job(tmp_path, rounds=10**6)], Pool(1), lambda line: None, end=begin + 2)
     assert time.monotonic() - begin < 10
+
+
+def test_the_processes_of_a_pool_run_the_next_jobs_too(tmp_path: Path) -> None:
+    """A stage of a race would otherwise wait for torch to be imported again."""
+    with Pool(2) as pool:
+        all_done([job(tmp_path, "local"), job(tmp_path, "fedavg")], pool, lambda line: None)
+        assert pool.workers is not None
+        first = set(pool.workers._processes or {})
+        all_done([job(tmp_path, "local", 1), job(tmp_path, "fedavg", 1)], pool, lambda line: None)
+        assert set(pool.workers._processes or {}) <= first
+    assert pool.workers is None

@@ -61,6 +61,25 @@ def test_steps_in_place_equal_steps_in_new_tensors_and_spare_what_was_given(
     assert not any(t.any() for t in tree.leaves(given[1]))
 
 
+@pytest.mark.parametrize("valid", [None, [[True, True], [True, False], [False, False]]])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_a_last_step_whose_state_nobody_needs_gives_the_same_weights(
+    optimizer: Optimizer, valid: list[list[bool]] | None
+) -> None:
+    made, data = toy(), Data(*samples(6), torch.tensor(6))
+    epochs = (batches([0, 1], [2, 3], [4, 5], valid=valid),) * 2
+    given = made.initial, optimizer.init(made.initial[: made.d])
+
+    def trained(ends: bool) -> torch.Tensor:
+        with torch.no_grad():
+            found = tree.vectorised(
+                lambda w: tuple(train(made, optimizer, w, given[1], data, epochs, ends)[::2]), given[0][None]
+            )
+        return torch.cat([t.flatten() for t in found])
+
+    assert torch.equal(trained(True), trained(False))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_a_filled_up_plan_equals_the_plan_without_filling(optimizer: Optimizer) -> None:
     made = toy()

@@ -103,6 +103,20 @@ class Subclasses(nn.Sequential):
         super().__init__(Padded(2, 3, 3, stride=2), norm, nn.Flatten(), nn.Linear(27, 4))
 
 
+class Grouped(nn.Sequential):
+    """Convolutions with groups, one of them with dilation, and a depthwise one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2),
+            nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False),
+            nn.Tanh(),
+            nn.Conv2d(6, 3, (3, 2), padding=(2, 1), dilation=(2, 1), groups=3),
+            nn.Flatten(),
+            nn.Linear(60, 4),
+        )
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
     "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
@@ -114,6 +128,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "cnn with group norm": (lambda: SmallCNN((2, 8, 8), 4, width=4, hidden=5, norm="group"), (2, 8, 8)),
     "tied weights": (Tied, (1, 4, 4)),
     "subclasses of layers": (Subclasses, (2, 6, 6)),
+    "groups": (Grouped, (4, 8, 8)),
     "resnet": (lambda: ResNet18((3, 32, 32), 4, width=4), (3, 32, 32)),
     "resnet, cifar stem": (lambda: ResNet18((3, 8, 8), 4, width=4, stem="cifar", norm="group"), (3, 8, 8)),
 }
@@ -151,6 +166,13 @@ def test_folded_clients_equal_mapped_ones(name: str, padded: bool, monkeypatch: 
     mapped, side = step(task, (w, x, y), valid), step(folded, (w, x, y), valid)
     for a, b in zip(mapped, side, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
+
+
+def test_a_convolution_with_groups_is_not_left_to_vmap_unless_it_is_depthwise() -> None:
+    folded = batched_module(for_tasks(Grouped()), task_of(Grouped(), 4).layout)
+    assert folded is not None
+    left = [name for name, layer in folded.layers.items() if isinstance(layer, batched_layers.BatchedAny)]
+    assert left == ["1"]
 
 
 def test_tokens_fold_too() -> None:

@@ -53,6 +53,25 @@ for kernel, stride, padding, size, kernels in (
     close(mine[0].permute(0, 3, 1, 2), theirs[0])
     close(mine[1], theirs[1])
     close(place, theirs[1])  # written to the given tensor
+# With groups: those that share a tile, that fill several, and with dilation.
+for groups, ins, outs, kernel, stride, padding, dilation, size in (
+    (9, 4, 4, (3, 3), (1, 1), (1, 1), (1, 1), (9, 9)), (2, 24, 20, (3, 1), (2, 1), (1, 0), (1, 2), (5, 4)),
+    (5, 2, 3, (3, 3), (1, 1), (1, 1), (1, 1), (4, 5)), (2, 5, 66, (3, 2), (1, 1), (2, 2), (2, 2), (4, 5)),
+):
+    how = layers.Groups(stride, padding, dilation, groups)
+    x = torch.randn(2 * 3, *size, groups * ins, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2, groups * outs * ins * kernel[0] * kernel[1] + 5, dtype=torch.float64)
+    weight = rows[:, 3:-2].view(2, groups * outs, ins, *kernel).requires_grad_()  # a part of a long vector
+    place = torch.full_like(rows, torch.nan)[:, 3:-2].view(weight.shape)
+    y = layers.convolve_groups(x, weight, how, place)
+    toward = torch.randn_like(y)
+    mine = torch.autograd.grad(y, (x, weight), toward)
+    layers.compiles = lambda tensor: False
+    plain = layers.convolve_groups(x, weight, how)
+    theirs = torch.autograd.grad(plain, (x, weight), toward)
+    layers.compiles = lambda tensor: True
+    for a, b in ((y, plain), (mine[0], theirs[0]), (mine[1], theirs[1]), (place, theirs[1])):
+        close(a, b)
 layers.compiles = fused.compiles
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
@@ -152,6 +171,7 @@ for active in (flags, shared, None):
             torch.func.vmap(steps)(draw(), draw(), flags)
         else:
             torch.func.vmap(steps)(draw(), draw())
+torch.func.vmap(lambda w, g: optim.Adam().step(w, g, optim.Adam().init(w), None, last=True)[0])(draw(), draw())
 torch.func.vmap(lambda w, g: mamo.Mamo().step(w, g, mamo.Mamo().init(w), None))(draw().float(), draw().float())
 torch.func.vmap(lambda a, b: optim.Scaled(optim.Sgd(), torch.tensor(0.5)).step(a, b, optim.Sgd().init(a), None))(
     draw(), draw()
@@ -170,7 +190,7 @@ for function, given in (
     (pwpm._weighted, (one, flags, numbers)),
 ):
     torch.func.vmap(lambda *g, function=function: fused.elementwise(function, *g))(*given)
-assert len(set(made)) == 13, sorted(set(made))
+assert len(set(made)) == 14, sorted(set(made))
 rows, healthy = torch.randn(4, 1500, dtype=torch.float64), torch.tensor([True, False, True, True])
 rows[1] = torch.nan
 close(vectors.sum_rows(healthy, rows), rows[healthy].sum(0))

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 from copfl.bench import protocol, rows
 from copfl.bench.protocol import Job, Machine, Measured, Suite
 from copfl.bench.rows import Row
-from copfl.comparison.runner import init_worker
+from copfl.comparison.runner import init_worker, process_context
 from copfl.errors import RunError, at_least
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span
@@ -166,7 +165,7 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
     if min(processes, len(jobs)) <= 1:
         yield from (protocol.measured(job, machine) for job in jobs)
         return
-    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), init_worker)
+    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), process_context(), init_worker)
     complete = False
     try:
         waiting = [pool.submit(protocol.measured, job, machine) for job in jobs]

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from copfl.cli import options
-from copfl.cli.compare import default_jobs
 from copfl.cli.options import option
 from copfl.errors import AGAIN, RunError, UsageError, stoppable
 
@@ -61,9 +60,10 @@ def bench(
     from copfl.bench import bench as running
     from copfl.bench import rows, standings
     from copfl.bench.protocol import Machine
+    from copfl.engine.autotune import processors
 
     machine, log = Machine(device, files), options.logger(quiet)
-    processes = default_jobs({"device": device}) if jobs is None else jobs
+    processes = jobs or (processors() if device == "cpu" else 1)
     if (algorithm is None) == (check is None):
         raise UsageError(
             "name one algorithm, such as `copfl bench mymodule:FedMine`, or a record with --check"

@@ -189,7 +189,7 @@ def choose(
             addons=addons,
             validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,
-            jobs=default_jobs(line.get("run", {})) if jobs is None else jobs,
+            jobs=jobs or 0,
             log=log,
             forecast=forecast,
         )
@@ -225,15 +225,6 @@ def _merged(first: Tables, second: Tables) -> Tables:
     return result
 
 
-def default_jobs(run: dict[str, Any]) -> int:
-    """One process per core that a run leaves free; on a GPU one, for start-up is paid once."""
-    from copfl.engine.autotune import processors
-
-    if run.get("device", "cpu") != "cpu":
-        return 1
-    return max(1, processors() // max(1, int(run.get("workers", 1))))
-
-
 def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
@@ -244,12 +235,16 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     if machine.jobs is not None and machine.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})
-    processes = default_jobs(own) if machine.jobs is None else machine.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
     shown = _runs_shown(machine.quiet)
     with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
         found: tables.Comparison = run(
-            base_tables=base, out=folder, jobs=processes, executor=executor, log=log, forecast=forecast
+            base_tables=base,
+            out=folder,
+            jobs=machine.jobs or 0,
+            executor=executor,
+            log=log,
+            forecast=forecast,
         )
     drawn = pictures.write(found, folder) if machine.plots else []
     if machine.plots and not charts.available():

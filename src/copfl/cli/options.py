@@ -54,7 +54,8 @@ Last = Annotated[
     int | None, option("Output", "Average over the last N evaluations; default: the last third, at most 5.")
 ]
 Jobs = Annotated[
-    int | None, option("Training", "Runs in parallel; default: one per core, on a GPU one.", "--jobs -j")
+    int | None,
+    option("Training", "Runs at a time; default: one per core, on a GPU as its memory allows.", "--jobs -j"),
 ]
 On = Annotated[
     str | None,

@@ -34,13 +34,13 @@ from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds
 from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, paired, record_of
-from copfl.comparison.runner import Forecast, Log, TimeIsUp, all_done
+from copfl.comparison.runner import Forecast, Log, Pool, TimeIsUp, all_done, pool_for
 from copfl.comparison.suitability import reasons, refusals
 from copfl.comparison.verdict import Against, Verdict
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.metrics import MetricInfo
 from copfl.engine.rounds import Round
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment.convergence import rises
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.process import left_as_found
@@ -116,7 +116,7 @@ def choose(
         validation: Fraction of each client's training samples on which the race is decided.
         retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time as budget
             is too short for it.
-        jobs: Runs in parallel.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
@@ -127,7 +127,8 @@ def choose(
     base = _as_a_first_run(reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
     forecast = Forecast() if forecast is None else forecast
-    race = Race(out, base, seeds, validation, jobs, log, forecast=forecast)
+    at_least(0, jobs=jobs)
+    race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
     is_adam = base["optimizer"].get("name") == reading.OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
@@ -144,7 +145,8 @@ def choose(
     if limit.seconds:
         race.end = begin + (1 - WRITING) * limit.amount
         forecast.later, forecast.end = math.inf, begin + limit.amount  # it takes the time that it has
-    standing = race.run(candidates, rounds, limit, addons)
+    with pool_for(experiment, jobs) as race.pool:
+        standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
     settings = best.jobs[0].run
     race.notes.insert(0, f"Clients: {settings.partition_text}.")
@@ -234,7 +236,7 @@ class Race:
         base: Settings of every run.
         seeds: In the order in which stages use them.
         validation: Fraction of each client's training samples on which candidates are compared.
-        processes: Runs in parallel.
+        pool: The processes that train the runs.
         log: Gets a line about each step.
         end: Of the race, by the monotonic clock.
         passes: Trainings of the choice that must end before that: the choice and its baseline.
@@ -245,7 +247,7 @@ class Race:
     base: Tables
     seeds: list[int]
     validation: float
-    processes: int
+    pool: Pool
     log: Log
     end: float = math.inf
     passes: int = 0
@@ -309,7 +311,7 @@ class Race:
                     f"{' with add-ons' if addons else ''}; the shortest race has {len(candidates) + extra:,}"
                 )
             self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
-        again = self.passes * rounds * self.processes  # of the choice, which one process trains
+        again = self.passes * rounds * self.pool.size  # of the choice, which one process trains
         for place, rung in enumerate(stages):
             done = stages[place - 1].total if place else 0
             following = cost(stages) - cost(stages[: place + 1]) + extra + again
@@ -387,9 +389,8 @@ class Race:
     def speed(self, standing: Standing, seconds: float, rounds: float) -> Speed:
         """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
         each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
-        processes = max(1, self.processes)
-        parallel = min(processes, len(standing.order) * standing.seeds)
-        return Speed(each, max(0.0, seconds - rounds * each / parallel), processes)
+        parallel = min(self.pool.size, len(standing.order) * standing.seeds)
+        return Speed(each, max(0.0, seconds - rounds * each / parallel), self.pool.size)
 
     def with_addons(self, standing: Standing) -> Standing:
         """All rounds of the last candidates, and of the best of them with add-ons."""
@@ -410,7 +411,7 @@ class Race:
         missing = "could not run"
         try:
             jobs = [job for jobs in runs.values() for job in jobs]
-            all_done(jobs, self.processes, self.log, end=self.end, forecast=self.forecast)
+            all_done(jobs, self.pool, self.log, end=self.end, forecast=self.forecast)
         except RunError as error:
             self.note(str(error))
         except TimeIsUp:

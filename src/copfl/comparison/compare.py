@@ -18,7 +18,7 @@ from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
 from copfl.comparison.jobs import Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
-from copfl.comparison.runner import Forecast, Log, all_done
+from copfl.comparison.runner import Forecast, Log, all_done, pool_for
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, still_rising, write
@@ -79,7 +79,8 @@ def compare(
         validation: Fraction of each client's training samples on which the tuning is decided.
         reference: The label of the row that the others are compared with; by default the first.
         last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
-        jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory. They have
+            processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
@@ -136,28 +137,31 @@ def compare(
         forecast.later += complete(*layers_of(entry, base)).run.rounds * (
             tuned * len(tune_seeds) + len(seeds)
         )
-    run = partial(all_done, processes=jobs, log=log, executor=executor, forecast=forecast)
-    shared = Search(
-        tries,
-        out / "tuning",
-        tune_seeds[0],
-        experiment.task.metrics[0],
-        lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
-        partial(run, what="tuning runs"),
-    )
-    if searching:
-        names = [  # with all that its trials depend on, so that the same search goes on
-            f"{entry.label} {digest([essential(settings), str(own), tune_seeds, validation, last])}"
-            for entry, own in zip(rows, spaces, strict=True)
-            for settings in [complete(*layers_of(entry, base))]
-        ]
-        found = search.searched(shared, spaces, names)
-    else:
-        grids = [[Candidate(row, c) for c in cells(own)] if own else [] for row, own in enumerate(spaces)]
-        values = iter(search.measured(shared, [one for grid in grids for one in grid], 1.0))
-        found = [Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids]
-    final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
-    records = _records(final, run)
+    with pool_for(experiment, jobs) as pool:
+        run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
+        shared = Search(
+            tries,
+            out / "tuning",
+            tune_seeds[0],
+            experiment.task.metrics[0],
+            lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
+            partial(run, what="tuning runs"),
+        )
+        if searching:
+            names = [  # with all that its trials depend on, so that the same search goes on
+                f"{entry.label} {digest([essential(settings), str(own), tune_seeds, validation, last])}"
+                for entry, own in zip(rows, spaces, strict=True)
+                for settings in [complete(*layers_of(entry, base))]
+            ]
+            found = search.searched(shared, spaces, names)
+        else:
+            grids = [[Candidate(row, c) for c in cells(own)] if own else [] for row, own in enumerate(spaces)]
+            values = iter(search.measured(shared, [one for grid in grids for one in grid], 1.0))
+            found = [
+                Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids
+            ]
+        final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
+        records = _records(final, run)
     against = records[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
@@ -194,7 +198,8 @@ def sweep(
         out: The folder of the table and the runs; finished runs in it are used again.
         algorithm: Its name, unless `base_tables` has one.
         last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
-        jobs: Runs in parallel. They have processes of their own, so a script needs `if __name__ == "__main__":`.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory. They have
+            processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
@@ -217,11 +222,12 @@ def sweep(
         return [reading.job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
 
     final = [jobs_of(row) for row in rows]
-    prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
-    run = partial(
-        all_done, processes=jobs, log=log or (lambda line: None), executor=executor, forecast=forecast
-    )
-    records = _records(final, run)
+    experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
+    with pool_for(experiment, jobs) as pool:
+        run = partial(
+            all_done, pool=pool, log=log or (lambda line: None), executor=executor, forecast=forecast
+        )
+        records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=few_seeds(seeds) + _notes(table))
@@ -263,7 +269,8 @@ def _default_grid(entry: Entry, base: Base) -> Space:
 
 def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
-    at_least(1, last=1 if last is None else last, jobs=jobs)
+    at_least(1, last=1 if last is None else last)
+    at_least(0, jobs=jobs)
     labels = [row.label for row in rows]
     twice = [label for label in labels if labels.count(label) > 1]
     if not rows:

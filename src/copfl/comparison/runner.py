@@ -17,20 +17,23 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from copfl.comparison.jobs import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
 from copfl.data.samples import Dataset
-from copfl.engine import seed_batching
+from copfl.engine import mps, seed_batching
+from copfl.engine.autotune import runs_at_a_time
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError
@@ -115,7 +118,7 @@ def rounds_in(folder: Path) -> int:
 
 def all_done(
     jobs: Sequence[Job],
-    processes: int,
+    pool: Pool,
     log: Log,
     what: str = "runs",
     executor: Executor | None = None,
@@ -126,7 +129,7 @@ def all_done(
 
     Args:
         jobs: The runs.
-        processes: How many train at a time.
+        pool: The processes that train them; of one, this process does.
         log: Gets lines of progress, with the time that is left.
         what: What the runs are called.
         executor: Trains them elsewhere.
@@ -142,9 +145,9 @@ def all_done(
     problems, count, total = dict[str, list[str]](), 0, len(left)
     forecast.plan(distinct)
     while left:
-        parallel = executor is None and min(processes, len(left)) > 1
+        parallel = executor is None and min(pool.size, len(left)) > 1
         runner = Runner(log, end, executor=executor, forecast=forecast)
-        ended = in_processes(left, processes, log, end, forecast) if parallel else runner.run(left)
+        ended = in_processes(left, pool, log, end, forecast) if parallel else runner.run(left)
         with contextlib.closing(ended):  # ends the processes whatever happens here
             busy = list[Path]()
             for job, error, _ in ended:
@@ -416,37 +419,98 @@ def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
     return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 
+def process_context() -> BaseContext:
+    """How processes start: where the system can, as copies of one that has imported torch and computed nothing.
+
+    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+class Pool:
+    """Processes that import torch once and run one job after another, until the `with` block ends.
+
+    On a GPU they share it, see `engine.mps`.
+    """
+
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        """None of the processes is started yet.
+
+        Args:
+            size: How many jobs train at a time.
+            device: Where, as torch names it.
+        """
+        self.size, self.device = size, device
+        self.workers: futures.ProcessPoolExecutor | None = None
+        self.sharing = contextlib.ExitStack()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self.end(at_once=error is not None)
+
+    def started(self, log: Log) -> futures.ProcessPoolExecutor:
+        """The processes; those of the last jobs, if they were not ended."""
+        if self.workers is None:
+            on_gpu = self.device.startswith("cuda") and self.size > 1
+            environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
+            self.workers = futures.ProcessPoolExecutor(
+                self.size, process_context(), init_worker, (environment,)
+            )
+        return self.workers
+
+    def end(self, at_once: bool = False) -> None:
+        """Ends the processes; at once: also while they train."""
+        if self.workers is not None:
+            for process in list((self.workers._processes or {}).values()) if at_once else ():
+                process.terminate()
+            self.workers.shutdown(cancel_futures=True)
+            self.workers = None
+        self.sharing.close()
+
+
+def pool_for(experiment: Experiment, jobs: int) -> Pool:
+    """A pool of so many processes for runs such as this one; 0: of as many as the machine trains at a time."""
+    e = experiment
+    most = runs_at_a_time(e.task, e.federation, e.settings.participants) // max(1, e.settings.workers)
+    return Pool(jobs or max(1, most), e.settings.device)
+
+
 def in_processes(
     jobs: Sequence[Job],
-    processes: int,
+    pool: Pool,
     log: Log = print,
     end: float = math.inf,
     forecast: Forecast | None = None,
 ) -> Generator[Done]:
-    """Every job as it ends, from processes that import torch once and run one job after another.
+    """Every job as it ends, from the processes of the pool.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
     """
-    for job in (yield from _pool(jobs, processes, log, end, forecast)):
-        if (yield from _pool([job], 1, log, end, forecast)):
-            advice = "perhaps for lack of memory; run the same again with one process (jobs 1)"
-            yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
+    for job in (yield from _in_pool(jobs, pool, log, end, forecast)):
+        with Pool(1, pool.device) as alone:
+            if (yield from _in_pool([job], alone, log, end, forecast)):
+                advice = "perhaps for lack of memory; run the same again with one process (jobs 1)"
+                yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
 
 
-def _pool(
-    jobs: Sequence[Job], processes: int, log: Log, end: float, forecast: Forecast | None
+def _in_pool(
+    jobs: Sequence[Job], pool: Pool, log: Log, end: float, forecast: Forecast | None
 ) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
-    context = get_context("spawn")  # a forked torch may hang in its thread pool
-    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, init_worker)
     complete = False
     try:
-        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log, end, forecast)
+        groups = [[job] for job in jobs]
+        left = yield from submitted(groups, pool.started(log), _run_in_worker, log, end, forecast)
         complete = not left
     finally:
-        for process in list((pool._processes or {}).values()) if not complete else ():
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
+        if not complete:
+            pool.end(at_once=True)
     return left
 
 
@@ -454,8 +518,9 @@ _worker = Runner()  # of this process, if it is a worker
 _one_at_a_time = threading.Lock()  # torch has one number of threads and one random generator per process
 
 
-def init_worker() -> None:
+def init_worker(environment: Mapping[str, str] = MappingProxyType({})) -> None:
     """This process ignores Ctrl-C and ends with its parent, so that no run folder stays locked."""
+    os.environ.update(environment)  # the driver reads it at the first use of a GPU
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, which then ends this process
     parent = parent_process()
     assert parent is not None

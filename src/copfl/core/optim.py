@@ -123,6 +123,7 @@ class Adam:
     keep: bool = False
 
     can_overwrite: ClassVar[bool] = True  # `step` takes in_place
+    can_end: ClassVar[bool] = True  # `step` takes last
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr, eps=self.eps)
@@ -140,6 +141,7 @@ class Adam:
         state: Moments,
         active: Tensor | None,
         in_place: bool = False,  # whether the parameters and the state may be overwritten
+        last: bool = False,  # whether nobody needs the state after it: it is then the one before
     ) -> tuple[Tensor, Moments]:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
@@ -154,8 +156,21 @@ class Adam:
             )
             return w, Moments(u, v, t)
         correction = (1 - self.beta1**t, 1 - self.beta2**t)
-        numbers = (self.lr, self.beta1, self.beta2, self.eps)
-        w, u, v = elementwise(_adam, parameters, grad, state.u, state.v, active, *correction, *numbers)
+        given = (
+            parameters,
+            grad,
+            state.u,
+            state.v,
+            active,
+            *correction,
+            self.lr,
+            self.beta1,
+            self.beta2,
+            self.eps,
+        )
+        if last:
+            return elementwise(_adam_weights, *given)[0], state
+        w, u, v = elementwise(_adam, *given)
         return w, Moments(u, v, t)
 
     def forget(self, state: Moments, entries: Tensor) -> Moments:
@@ -172,6 +187,11 @@ def _adam(
     v = beta2 * v + (1 - beta2) * grad * grad
     moved = w - lr * (u / weight_u) / (torch.sqrt(v / weight_v) + eps)
     return moved if active is None else torch.where(active, moved, w), u, v
+
+
+def _adam_weights(*given: Any) -> tuple[Tensor, ...]:
+    """`_adam` without the moments: two of seven passes over memory less."""
+    return _adam(*given)[:1]
 
 
 def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:

@@ -55,17 +55,19 @@ def descend(
     objective: Objective | None = None,
     adjust: Callable[[Tensor, Tensor], Tensor] | None = None,
     at: Callable[[Tensor], Tensor] | None = None,
+    ends: bool = False,
 ) -> Trained:
     """The weights, state and mean loss after one step per batch.
 
     `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may
     take the gradient at another point. `objective` replaces the task's and may use the features. A step
-    without a valid sample changes nothing.
+    without a valid sample changes nothing. With `ends` nobody needs the state after the last step, and the one in
+    the result may be any.
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())
     owned = False  # whether the parameters and the state are results of this loop, which nobody else has
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         x, y = task.batch(data, batch)
         point = parameters if at is None else at(parameters)
         grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
@@ -73,15 +75,21 @@ def descend(
             grad = adjust(parameters, grad)
         overwrites = owned and batch.valid is None and getattr(optimizer, "can_overwrite", False)
         how: Any = {"in_place": True} if overwrites else {}
+        if ends and number == len(batches) and getattr(optimizer, "can_end", False):
+            how["last"] = True
         moved, next_state = optimizer.step(parameters, grad, state, active, **how)
         if batch.valid is None:
             parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
             owned = True
         else:
             some = batch.valid.any()
-            parameters, buffers, state = tree.each(
-                partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
+            changed = next_state is not state
+            new, old = (
+                (moved, after, next_state if changed else ()),
+                (parameters, buffers, state if changed else ()),
             )
+            parameters, buffers, next_state = tree.each(partial(mostly, some), new, old)
+            state = next_state if changed else state
             loss, steps = loss + torch.where(some, value, 0), steps + some
     w = joined(parameters, buffers) if len(buffers) else parameters
     return Trained(w, state, loss / steps.clamp(min=1))
@@ -94,12 +102,14 @@ def train(
     state: State,
     data: Data,
     epochs: tuple[Epoch, ...],
+    ends: bool = False,
     **how: Any,
 ) -> Trained:
     """`descend` over several epochs, with the mean of their losses."""
     losses = []
-    for batches in epochs:
-        w, state, loss = descend(task, optimizer, w, state, data, batches, **how)
+    for number, batches in enumerate(epochs, 1):
+        last = ends and number == len(epochs)
+        w, state, loss = descend(task, optimizer, w, state, data, batches, ends=last, **how)
         losses.append(loss)
     return Trained(w, state, torch.stack(losses).mean() if losses else w.new_zeros(()))
 

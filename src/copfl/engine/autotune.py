@@ -32,6 +32,8 @@ MEASURED_FROM = 60.0  # seconds: a shorter run is not measured
 GAIN = 1.25  # the factor by which another choice must be faster, so that noise does not decide
 MAX_CLIENTS = {"cpu": 64, "cuda": 512}  # in one batch
 MEMORY = 4e9  # bytes that a batch may take on a CPU
+VECTORS, ACTIVATIONS = 50, 64e6  # that a client may take: vectors of all numbers, and bytes beside them
+CONTEXT = 1e9  # bytes of a GPU that a process takes beside its tensors
 LONG = 0.5  # seconds: a longer measurement is not repeated
 FEW_CLIENTS, FEW_SAMPLES = 2, 4  # of the first trial; if it is long, it is the only one
 PARALLEL_FROM = 30.0  # seconds: a shorter run would spend on starting processes what they save
@@ -129,16 +131,30 @@ def clients_per_batch(task: Task, participants: int) -> int:
 
     On a GPU another size would need another CUDA graph. On a CPU the batches also use all processors.
     """
-    size = 50 * 4 * task.layout.size  # some fifty vectors a client
+    size = VECTORS * 4 * task.layout.size
     if task.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(task.device)
-        most = max(1, min(MAX_CLIENTS["cuda"], int(free / (size + 64e6))))
+        most = max(1, min(MAX_CLIENTS["cuda"], int(free / (size + ACTIVATIONS))))
         return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
     parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / size))))
     workers = min(processors(), 8)
     if participants >= 8 * workers:  # with fewer, a batch would be too small to be fast
         parts = math.ceil(parts / workers) * workers
     return math.ceil(participants / parts)
+
+
+def runs_at_a_time(task: Task, federation: Federation, participants: int) -> int:
+    """The runs of this size that the machine trains at a time, each in a process of its own.
+
+    One per processor; on a GPU as far as its memory suffices. A small model alone leaves most of a GPU idle.
+    """
+    if task.device.type != "cuda":
+        return processors()
+    free, _ = torch.cuda.mem_get_info(task.device)
+    samples = sum(t.nbytes for split in federation.splits for t in tree.leaves((split.x, split.y)))
+    clients = min(participants, MAX_CLIENTS["cuda"])
+    run = CONTEXT + samples + clients * (VECTORS * 4 * task.layout.size + ACTIVATIONS)
+    return max(1, min(processors(), int(free / run)))
 
 
 def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:

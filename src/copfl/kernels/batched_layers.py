@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from copfl.kernels.draws import Draws
 from copfl.kernels.fused import compiles
-from copfl.kernels.layers import Geometry, convolve, normalise, product
-from copfl.kernels.modules import BatchNorm, Convolution, mappable_attention
+from copfl.kernels.layers import Geometry, Groups, convolve, convolve_groups, normalise, product
+from copfl.kernels.modules import BatchNorm, Convolution, is_plain, mappable_attention
 
 
 class Batched(nn.Module):
@@ -70,12 +70,15 @@ class BatchedConv2d(Batched):
     def forward(self, x: Tensor) -> Tensor:
         like: Any = self.like[0]
         geometry = Geometry(like.kernel_size, like.stride, like.padding)
-        if "weight" in self.values:
-            # Taken once: a layer that is called twice has two gradients, which autograd must add.
-            gradient = self.gradients.pop("weight", None)
+        how = Groups(like.stride, like.padding, like.dilation, like.groups)
+        # Taken once: a layer that is called twice has two gradients, which autograd must add.
+        gradient = self.gradients.pop("weight", None)
+        if "weight" not in self.values:
+            y = F.conv2d(x, like.weight, None, *how).permute(0, 2, 3, 1)
+        elif is_plain(like):
             y = convolve(x.permute(0, 2, 3, 1), self.values["weight"], geometry, self.products, gradient)
         else:
-            y = F.conv2d(x, like.weight, None, *geometry[1:]).permute(0, 2, 3, 1)
+            y = convolve_groups(x.permute(0, 2, 3, 1), self.values["weight"], how, gradient)
         bias = self.value("bias")
         if bias is not None:
             y = y + bias.repeat_interleave(x.shape[0] // self.clients(), 0)[:, None, None]

@@ -24,7 +24,7 @@ from torch.autograd.graph import _engine_run_backward
 from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny, BatchedBatchNorm
 from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import aligned, gradient, over_rows
-from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_plain, logits_of
+from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_grouped, is_plain, logits_of
 
 # Where short products are faster. There, a model of which a part is frozen computes with short activations,
 # too: its frozen weights are short, and the trained ones are rounded in every pass.
@@ -213,7 +213,7 @@ def batched_module(
 
 
 def _can(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d) and not is_plain(layer):
+    if isinstance(layer, nn.Conv2d) and not (is_plain(layer) or is_grouped(layer)):
         return False
     return type(layer) in LAYERS and not (isinstance(layer, BatchNorm) and layer.weight is None)
 

@@ -158,6 +158,54 @@ class _Convolve(torch.autograd.Function):
         return to_x, to_weight, None, None, None
 
 
+class Groups(NamedTuple):
+    """Of a convolution with groups, down and across."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+class _ConvolveGroups(torch.autograd.Function):
+    """x [N*B, H, W, C] with a kernel per client [N, O, C / groups, kh, kw]: [N*B, Ho, Wo, O], by Triton.
+
+    The kernels' gradient is written to `out` where that is given, such as a part of a long vector.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: Groups, out: Tensor | None) -> Tensor:
+        from copfl.kernels.triton import grouped
+
+        spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[3:], how.dilation, strict=True)]
+        high, wide = Geometry((spans[0], spans[1]), how.stride, how.padding).outputs((x.shape[1], x.shape[2]))
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.out = how, out
+        return grouped.convolve(x, weight, (high, wide), how.groups, how[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from copfl.kernels.triton import grouped
+
+        (x, weight), how, to_x = ctx.saved_tensors, ctx.how, None
+        to_weight = grouped.to_kernels(x, grads[0], weight, how.groups, how[:3], ctx.out)
+        if ctx.needs_input_grad[0]:
+            to_x = grouped.convolve(grads[0], weight, x.shape[1:3], how.groups, how[:3], back=True)
+        return to_x, to_weight, None, None
+
+
+def convolve_groups(x: Tensor, weight: Tensor, how: Groups, out: Tensor | None = None) -> Tensor:
+    """`convolve` with groups; without Triton as one convolution with the groups of all clients."""
+    if compiles(x):
+        y: Tensor = _ConvolveGroups.apply(x, weight, how, out)  # type: ignore[no-untyped-call]
+        return y
+    n = weight.shape[0]
+    images = x.reshape(n, -1, *x.shape[1:]).permute(1, 0, 4, 2, 3).flatten(1, 2)  # [B, N*C, H, W]
+    stride, padding, dilation, groups = how
+    maps = F.conv2d(images, weight.flatten(0, 1), None, stride, padding, dilation, n * groups)
+    return maps.reshape(len(maps), n, -1, *maps.shape[2:]).permute(1, 0, 3, 4, 2).flatten(0, 1)
+
+
 class _Normalise(torch.autograd.Function):
     """Batch norm of rows [N, R, C] over R, weighted by `weights` [N, R]; also the mean and the variance."""
 

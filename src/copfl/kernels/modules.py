@@ -223,8 +223,17 @@ def _after_the_norm(like: nn.modules.batchnorm._BatchNorm) -> nn.Module | None:
 
 def is_plain(conv: nn.Conv2d) -> bool:
     """Whether the convolution has no groups, dilation or other padding than zeros."""
-    plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-    return plain and not isinstance(conv.padding, str)
+    return conv.groups == 1 and conv.dilation == (1, 1) and pads_with_zeros(conv)
+
+
+def is_grouped(conv: nn.Conv2d) -> bool:
+    """Whether it has groups of several channels: torch has kernels for depthwise ones."""
+    return 1 < conv.groups < conv.in_channels and pads_with_zeros(conv)
+
+
+def pads_with_zeros(conv: nn.Conv2d) -> bool:
+    """Whether the convolution is padded with zeros, the same number at both ends of an axis."""
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 def for_tasks(model: nn.Module, partly_frozen: bool = False) -> nn.Module:

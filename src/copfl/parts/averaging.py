@@ -181,7 +181,8 @@ class Averaging:
     def fit(self, task: Task, w: Tensor, state: State, data: Data, epochs: Plan, **options: Any) -> Trained:
         """`train`, from the optimizer state in the client's record to the next state in the record."""
         state = begin(self.optimizer, state, w[: task.d])
-        w, state, loss = train(task, self.optimizer, w, state, data, epochs, **options)
+        ends = not self.optimizer.keep
+        w, state, loss = train(task, self.optimizer, w, state, data, epochs, ends, **options)
         return Trained(w, kept(self.optimizer, state), loss)
 
     def weight(self, data: Data, like: Tensor) -> Tensor:

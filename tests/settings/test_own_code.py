@@ -19,7 +19,7 @@ from copfl.settings import components
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
-from tests.commands import called
+from tests.commands import TINY, called
 
 Capture = pytest.CaptureFixture[str]
 MODULE = """
@@ -43,6 +43,15 @@ class Part:
 @dataclass(frozen=True)
 class FedMine(FedAvg):
     part: Part = field(default_factory=Part)
+
+
+@dataclass(frozen=True)
+class Branches(FedAvg):
+    def client_update(self, task, client, down, data, plan):
+        output = super().client_update(task, client, down, data, plan)
+        if output.metrics["loss"] > 0:
+            return output
+        return output
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,22 @@ def test_the_line_of_the_contributors_guide_compares(package: Path, capsys: Capt
     assert answer.code == 0, answer.err
     assert "mypackage.algos:FedMine" in answer.out
     assert "fedavg" in answer.out
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_python_branch_on_a_tensor_is_one_error_and_runs_one_by_one(
+    package: Path, capsys: Capture, command: str
+) -> None:
+    line = MODULE[: MODULE.index("if output.metrics")].count("\n") + 1
+    of_compare = ("--seeds", "0", "--no-tune", "--no-plots", "--jobs", "1") if command == "compare" else ()
+    words = (command, "-a", "mypackage.algos:Branches", "-r", "1", *TINY, *of_compare)
+    answer = called(capsys, *words, "--out", "batched")
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    message = answer.err.splitlines()[-1]
+    assert f"algos.py:{line} cannot be computed for many clients at once: it is a Python branch" in message
+    assert message.endswith("write torch.where; or use --engine sequential, one client after the other")
+    assert called(capsys, *words, "--out", "one-by-one", "--engine", "sequential").code == 0
 
 
 def test_values_are_rows_of_a_comparison(package: Path) -> None:

@@ -34,7 +34,8 @@ def compare(
         list[str] | None,
         option(
             "Training",
-            "Rows of the table, such as copfl,copfl:score=none,mymodule:FedMine; all: every one.",
+            "Rows of the table, such as copfl,copfl:score=none,mymodule:FedMine; all: every one. "
+            "Modules are searched in the current folder too.",
             "--algorithms -a",
         ),
     ] = None,

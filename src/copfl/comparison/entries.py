@@ -115,6 +115,7 @@ def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
     name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
     name = name.strip()
+    user_code.check_no_file("algorithm", name)
     before, colon, _ = name.partition(":")
     if "=" in name or (colon and (before in algorithms() or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')

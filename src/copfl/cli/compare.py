@@ -25,8 +25,13 @@ class Machine(NamedTuple):
 
 # Options of several commands.
 
+NAMED_APART = "algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience"
+ONE_OPTIMIZER = {
+    "optimizer.name": "sgd, adam, mamo or module:Class for every row; own: each algorithm's; default: adam."
+}
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
+
+@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
 def compare(
     line: Tables,
     *,
@@ -125,7 +130,7 @@ def sweep(
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
+@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
 def choose(
     line: Tables,
     *,

@@ -188,10 +188,12 @@ def test_values_are_rows_of_a_comparison(package: Path) -> None:
 
     base: Tables = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp"}}
     rows = [FedMine(part=Part(strength=0.9)), copfl.ALGORITHMS["fedper"](epochs=2), "local"]
-    found = copfl.compare(rows, [0], base, package / "table", tune={})
+    found = copfl.compare(rows, seeds=[0], base_tables=base, out=package / "table", tune={})
     assert [row.label for row in found.rows] == ["FedMine strength=0.9", "fedper epochs=2", "local"]
     assert {row.optimizer["name"] for row in found.rows} == {"adam"}
-    choice = copfl.choose([FedMine()], 4, [0], base, package / "choice", retrain=False)
+    choice = copfl.choose(
+        [FedMine()], budget=4, seeds=[0], base_tables=base, out=package / "choice", retrain=False
+    )
     assert {row.label for row in choice.ranking} == {"FedMine", "local"}
 
 
@@ -226,7 +228,7 @@ def test_a_value_that_has_no_name_is_no_row() -> None:
         """Of a function."""
 
     with pytest.raises(UsageError, match=r"Inner cannot be a row: .* in a module that can be imported"):
-        copfl.compare([Inner(), "local"], [0])
+        copfl.compare([Inner(), "local"], seeds=[0])
 
 
 def test_a_partition_gets_only_what_it_takes() -> None:

@@ -185,10 +185,10 @@ def choose(
     with stoppable(AGAIN), options.runs_shown(quiet) as (log, forecast):
         found = racing.choose(
             algorithms or ["all"],
-            budget,
-            entries.seeds_of("0,1,2" if seeds is None else seeds),
-            line,
-            out or Path("runs") / f"choose-{options.data_name(line)}",
+            budget=budget,
+            seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
+            base_tables=line,
+            out=out or Path("runs") / f"choose-{options.data_name(line)}",
             tune=entries.values_of(tune or [], "--tune"),
             addons=addons,
             validation=entries.VALIDATION if validation is None else validation,

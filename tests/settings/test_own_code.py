@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -111,8 +112,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("mypackage", "mypackage.algos"):
-        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+    for name in ("mypackage", "mypackage.algos", "mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_every_kind_may_be_ones_own(package: Path) -> None:
@@ -142,28 +143,18 @@ def test_a_typo_in_its_name_or_options_is_a_setting_error(kind: str) -> None:
             complete({**EVERYTHING, kind: {**table, "wrong": 1}})
 
 
-def test_the_line_of_the_contributors_guide_compares(package: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(("line", "row"), [("mypackage", "mypackage.algos:FedMine"), ("mine", "mine:FedTanh")])
+def test_the_lines_of_the_contributors_guide_compare(
+    package: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, line: str, row: str
+) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
-    (line,) = re.findall(r"^copfl compare -a mypackage.*$", guide, re.MULTILINE)
-    small = [
-        "-m",
-        "mlp",
-        "-r",
-        "1",
-        "-n",
-        "2",
-        "--seeds",
-        "0",
-        "--no-tune",
-        "--no-plots",
-        "--jobs",
-        "1",
-        "--out",
-        "table",
-    ]
-    answer = called(capsys, *shlex.split(line)[1:], *small)
+    (command,) = re.findall(rf"^(?:> )?(copfl compare -a {line}\b.*)$", guide, re.MULTILINE)
+    (package / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)[0])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    small = "-r 1 --seeds 0 --no-tune --no-plots --jobs 1 --out table".split()
+    answer = called(capsys, *shlex.split(command)[1:], *TINY, *small)
     assert answer.code == 0, answer.err
-    assert "mypackage.algos:FedMine" in answer.out
+    assert row in answer.out
     assert "fedavg" in answer.out
 
 

@@ -112,7 +112,9 @@ def merged(setting: Setting) -> dict[str, dict[str, Any]]:
 
 def full(setting: Setting, out: Path) -> dict[str, list[float]]:
     """The test metric of every method after all rounds, in points, of each seed."""
-    found = copfl.compare(ALGORITHMS, SEEDS, merged(setting), out / "full", tune={}, last=5, log=print)
+    found = copfl.compare(
+        ALGORITHMS, seeds=SEEDS, base_tables=merged(setting), out=out / "full", tune={}, last=5, log=print
+    )
     return {row.label: [100 * run.mean() for run in row.outcomes] for row in found.rows}
 
 

@@ -271,7 +271,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "edits its server": (EditsItsServer(), "server_update changed its arguments"),
     "uses torch.rand": (Shakes(), "differs by|two results"),
-    "branches on a value": (Branches(), "the rounds fail vmap: .*data-dependent"),
+    "branches on a value": (Branches(), "the rounds fail vmap: .*Python branch on a tensor"),
     "a growing list": (Grows(kind="list"), "the rounds fail .* not list"),
     "a growing tuple": (Grows(kind="tuple"), "the rounds fail"),
     "a growing tensor": (Grows(kind="tensor"), "the rounds fail|changed its shape"),

@@ -34,7 +34,7 @@ from copfl.core.payload import masked_vectors
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.engine.mapping import Mapping, sequential, vmap
+from copfl.engine.mapping import Mapping, NotBatchable, sequential, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
@@ -131,7 +131,13 @@ class Trial:
                     eval_every=rounds,
                 )
             )
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of records, and of vmap
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+            NotBatchable,
+        ) as error:  # of records, and of vmap
             raise AssertionError(f"the rounds fail {mapping.name}: {error}") from error
         for one in shown:
             assert {"loss", "weight"} <= one.clients.keys(), (
@@ -403,6 +409,8 @@ def _other_task(kind: str, trial: Trial) -> None:
         return
     try:
         first, second = after(sequential()), after(vmap(64))
+    except NotBatchable as error:
+        raise AssertionError(f"the rounds fail: {error}") from error
     except UsageError:
         if kind == "classification":
             raise

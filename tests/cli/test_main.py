@@ -539,6 +539,19 @@ def test_data_get_fetches_and_checks(here: Path, capsys: Capture, monkeypatch: p
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("command", "default"), [("run", "the algorithm's"), ("compare", "adam"), ("choose", "adam")]
+)
+def test_help_shows_the_defaults_of_the_command(capsys: Capture, command: str, default: str) -> None:
+    text = " ".join(called(capsys, command, "--help").out.split())
+    (optimizer,) = re.findall(r"--optimizer TEXT (.*?) --lr", text)
+    assert optimizer.endswith(f"default: {default}.")
+    assert ("own: each algorithm's" in optimizer) is (command != "run")
+    for flag in ("--skip-corrupt", "--benefit"):
+        assert re.search(rf"{flag} [^-]*; default: off\.", text)
+    assert "default: False" not in text
+
+
 def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
     look = "import sys; from copfl.cli import main as cli; sys.argv = ['copfl', '--help']\n"
     look += "try: cli.main()\nexcept SystemExit as exit: assert exit.code == 0\n"

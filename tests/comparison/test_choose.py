@@ -143,7 +143,7 @@ def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     said, begin = list[str](), time.monotonic()
     base = {**BASE, "run": {**BASE["run"], "rounds": 60}}
     found = copfl.choose(
-        ["fedavg", "fedper"], "8s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
+        ["fedavg", "fedper"], budget="8s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
     )
     assert time.monotonic() - begin < 30  # imports and pictures included, on a busy machine
     assert found.ranking[0].rounds < 60
@@ -171,12 +171,12 @@ def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: 
 
 def test_a_time_that_ends_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the time was up before any candidate"):
-        copfl.choose(["fedavg"], "0.001s", seeds=(0,), base_tables=BASE, out=tmp_path)
+        copfl.choose(["fedavg"], budget="0.001s", seeds=(0,), base_tables=BASE, out=tmp_path)
 
 
 def test_a_budget_of_too_few_rounds(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too small for 3 candidates; the shortest race has 3"):
-        copfl.choose(["fedavg", "fedper"], 2, seeds=(0,), base_tables=BASE, out=tmp_path)
+        copfl.choose(["fedavg", "fedper"], budget=2, seeds=(0,), base_tables=BASE, out=tmp_path)
 
 
 def uninterrupted(job: Job, tmp_path: Path) -> bytes:

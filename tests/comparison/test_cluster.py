@@ -63,10 +63,16 @@ class Unreliable(Executor):
 def test_a_comparison_on_any_executor_has_the_same_numbers(tmp_path: Path, data: Path) -> None:
     """Two threads, which take turns: torch's settings are those of the process."""
     rows, said = ["fedavg", "local"], list[str]()
-    here = compare(rows, [0, 1], base(data), tmp_path / "here", tune={})
+    here = compare(rows, seeds=[0, 1], base_tables=base(data), out=tmp_path / "here", tune={})
     with ThreadPoolExecutor(2) as executor:
         there = compare(
-            rows, [0, 1], base(data), tmp_path / "there", tune={}, executor=executor, log=said.append
+            rows,
+            seeds=[0, 1],
+            base_tables=base(data),
+            out=tmp_path / "there",
+            tune={},
+            executor=executor,
+            log=said.append,
         )
     assert numbers(there) == numbers(here)
     assert sum("done" in text for text in said) == 4
@@ -77,10 +83,19 @@ def test_a_lost_worker_s_job_is_submitted_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a relative folder, of which workers know nothing
     said, executor = list[str](), Unreliable(2)
-    found = sweep({"run.batch": [4, 8]}, [0], base(data), "out", executor=executor, log=said.append)
+    found = sweep(
+        {"run.batch": [4, 8]},
+        seeds=[0],
+        base_tables=base(data),
+        out="out",
+        executor=executor,
+        log=said.append,
+    )
     assert executor.calls == 4
     assert sum("its worker was lost (the node is gone); submitted again" in text for text in said) == 2
-    assert numbers(found) == numbers(sweep({"run.batch": [4, 8]}, [0], base(data), "elsewhere"))
+    assert numbers(found) == numbers(
+        sweep({"run.batch": [4, 8]}, seeds=[0], base_tables=base(data), out="elsewhere")
+    )
 
 
 def test_a_job_that_loses_every_worker_is_given_up(tmp_path: Path) -> None:
@@ -377,4 +392,6 @@ def test_slurm_reports_a_partition_that_is_not_there(slurm: Path, tmp_path: Path
         pytest.raises(RunError, match=r"Slurm did not take a job: .*invalid partition"),
         opened("slurm:nowhere", tmp_path) as executor,
     ):
-        compare(["local"], [0], base(data), tmp_path / "out", tune={}, executor=executor)
+        compare(
+            ["local"], seeds=[0], base_tables=base(data), out=tmp_path / "out", tune={}, executor=executor
+        )

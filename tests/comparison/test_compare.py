@@ -45,25 +45,34 @@ def folders(out: Path, part: str) -> dict[str, int]:
 
 def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_path: Path, data: Path) -> None:
     rows, said = ["copfl:score=none", "local"], list[str]()
-    first = untuned(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
+    first = untuned(
+        rows, seeds=[0, 1], base_tables=base(data), out=tmp_path / "a", reference="local", log=said.append
+    )
     assert len(said) == 4
     before = folders(tmp_path / "a", "runs")
     assert len(before) == 4
     assert {path.name for path in (tmp_path / "a").glob("table.*")} == {*FILES}
-    again = untuned(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
+    again = untuned(
+        rows, seeds=[0, 1], base_tables=base(data), out=tmp_path / "a", reference="local", log=said.append
+    )
     assert said[4:] == ["4 of 4 runs are there already"]
     assert folders(tmp_path / "a", "runs") == before
-    elsewhere = untuned(rows, [0, 1], base(data), tmp_path / "b", reference="local")
+    elsewhere = untuned(rows, seeds=[0, 1], base_tables=base(data), out=tmp_path / "b", reference="local")
     assert numbers(first) == numbers(again) == numbers(elsewhere)
     more = untuned(
-        [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", log=said.append
+        [*rows, "fedavg"],
+        seeds=[0, 1, 2],
+        base_tables=base(data),
+        out=tmp_path / "a",
+        reference="local",
+        log=said.append,
     )
     assert "4 of 9 runs are there already" in said
     assert more.rows[0].per_seed()["accuracy"][:2] == first.rows[0].per_seed()["accuracy"]
 
 
 def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path: Path, data: Path) -> None:
-    found = untuned(["fedavg", "local"], [0, 1], base(data, rounds=6), tmp_path / "a")
+    found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data, rounds=6), out=tmp_path / "a")
     alone = [[run.curves["accuracy"] for run in row.outcomes] for row in found.rows]
     expected = [np.mean([curve[-2:] for curve in curves]) for curves in alone]
     assert [row.metrics()["accuracy"].mean for row in found.rows] == pytest.approx(expected)
@@ -72,9 +81,13 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
     assert any(note.startswith("Two seeds give intervals") for note in found.notes)
     page = comparison_page.document_of(tmp_path / "a")
     assert "the last third of each client's evaluations" in page.tables[0].notes[0]
-    three = untuned(["fedavg", "local"], [0, 1, 2], base(data, rounds=1), tmp_path / "a")
+    three = untuned(
+        ["fedavg", "local"], seeds=[0, 1, 2], base_tables=base(data, rounds=1), out=tmp_path / "a"
+    )
     assert not any("seed" in note for note in three.notes)
-    asked = untuned(["fedavg", "local"], [0], base(data, rounds=6), tmp_path / "a", last=6)
+    asked = untuned(
+        ["fedavg", "local"], seeds=[0], base_tables=base(data, rounds=6), out=tmp_path / "a", last=6
+    )
     assert "of the last 6 evaluations of each client (rounds 1 to 6)" in str(asked).replace("\n", " ")
     assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
 
@@ -82,7 +95,9 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
 def test_curves_that_still_rise_are_named_and_rows_are_compared_at_a_common_accuracy(
     tmp_path: Path, data: Path
 ) -> None:
-    found = untuned(["fedavg", "local"], [0, 1, 2], base(data, rounds=6), tmp_path / "a")
+    found = untuned(
+        ["fedavg", "local"], seeds=[0, 1, 2], base_tables=base(data, rounds=6), out=tmp_path / "a"
+    )
     curves = {
         row.label: np.mean([run.curves["accuracy"] for run in row.outcomes], axis=0) for row in found.rows
     }
@@ -106,7 +121,7 @@ def test_curves_that_still_rise_are_named_and_rows_are_compared_at_a_common_accu
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
-    found = untuned(["copfl", "local"], [0, 1], base(data), tmp_path / "a", last=2)
+    found = untuned(["copfl", "local"], seeds=[0, 1], base_tables=base(data), out=tmp_path / "a", last=2)
     assert found.reference == "copfl"  # the first, where none is named
     copfl_row, local_row = found.rows
     size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 20}
@@ -135,7 +150,11 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
 
 def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path) -> None:
     found = untuned(
-        ["fedavg", "local"], [0, 1], base(data, eval_models="final"), tmp_path / "a", reference="local"
+        ["fedavg", "local"],
+        seeds=[0, 1],
+        base_tables=base(data, eval_models="final"),
+        out=tmp_path / "a",
+        reference="local",
     )
     row = numbers(found)["rows"][0]
     assert row["mean"]["accuracy"] is not None
@@ -151,7 +170,7 @@ def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path)
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     how: dict[str, Any] = {"tune": {"lr": [0.5, 0.05]}, "tune_seeds": [1, 2], "validation": 0.25}
     out = tmp_path / "a"
-    found = compare(["copfl", "local"], [0], base(data, rounds=2), out, **how)
+    found = compare(["copfl", "local"], seeds=[0], base_tables=base(data, rounds=2), out=out, **how)
     parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
     assert len(parts) == (2 + 2) * 2  # trials times tuning seeds
     whole = {
@@ -168,7 +187,7 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     assert {part.test_from for part in finals} == {"test"}
     # Other test samples: everything about the tuning is the same, byte for byte, and what is reported is not.
     tables = base(clouds(tmp_path / "other.npz", test_seed=2), rounds=2)
-    other = compare(["copfl", "local"], [0], tables, tmp_path / "b", **how)
+    other = compare(["copfl", "local"], seeds=[0], base_tables=tables, out=tmp_path / "b", **how)
     assert [row["trials"] for row in numbers(found)["rows"]] == [
         row["trials"] for row in numbers(other)["rows"]
     ]
@@ -177,14 +196,25 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
 
 def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> None:
     found = compare(
-        ["fedavg", "local"], [0], base(data, rounds=12), tmp_path / "a", tune={"lr": [1e-9, 0.3]}, last=1
+        ["fedavg", "local"],
+        seeds=[0],
+        base_tables=base(data, rounds=12),
+        out=tmp_path / "a",
+        tune={"lr": [1e-9, 0.3]},
+        last=1,
     )
     for row in found.rows:
         assert row.tuned.chosen == {"optimizer": {"lr": 0.3}}  # the other one does not move
         best = max(trial.accuracy for trial in row.tuned.trials)
         assert [t.accuracy for t in row.tuned.trials] == [pytest.approx(t.accuracy) for t in row.tuned.trials]
         assert row.tuned.trials[1].accuracy == best
-    plain = untuned(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
+    plain = untuned(
+        ["fedavg:lr=0.3", "local:lr=0.3"],
+        seeds=[0],
+        base_tables=base(data, rounds=12),
+        out=tmp_path / "a",
+        last=1,
+    )
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
     assert found.notes[1:] == [
         "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
@@ -193,7 +223,7 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
 
 def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path: Path, data: Path) -> None:
     tune = {"copfl.rate": [0.1, 0.11, 0.12], "copfl.budget": [0.0]}  # nothing personal: the rate is idle
-    found = compare(["local", "copfl"], [0], base(data), tmp_path / "a", tune=tune)
+    found = compare(["local", "copfl"], seeds=[0], base_tables=base(data), out=tmp_path / "a", tune=tune)
     assert found.rows[0].tuned.trials == []
     assert found.rows[1].tuned.chosen == {"copfl": {"rate": 0.1, "budget": 0.0}}
     assert found.notes[-1].startswith("The rows did not try equally many settings (local 0, copfl 3)")
@@ -203,7 +233,11 @@ def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
     tmp_path: Path, data: Path
 ) -> None:
     found = compare(
-        ["copfl", "fedrep", "local"], [0], base(data, rounds=1), tmp_path / "a", reference="local"
+        ["copfl", "fedrep", "local"],
+        seeds=[0],
+        base_tables=base(data, rounds=1),
+        out=tmp_path / "a",
+        reference="local",
     )
     for row in found.rows:
         tried = [trial.settings["optimizer"]["lr"] for trial in row.tuned.trials]
@@ -233,26 +267,39 @@ def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
 def test_a_comparison_of_unequal_optimizers_says_so_in_its_title(
     tmp_path: Path, data: Path, rows: list[str], optimizer: dict[str, object], ending: str
 ) -> None:
-    found = untuned(rows, [0], {**base(data, rounds=1), "optimizer": optimizer}, tmp_path / "a")
+    found = untuned(
+        rows, seeds=[0], base_tables={**base(data, rounds=1), "optimizer": optimizer}, out=tmp_path / "a"
+    )
     assert found.title.endswith(ending)
     assert str(found).startswith(found.title)
 
 
 def test_a_rate_that_a_row_names_is_not_tuned(tmp_path: Path, data: Path) -> None:
     tables = base(data, rounds=1)
-    found = compare(["copfl:lr=0.02", "local"], [0], tables, tmp_path / "a", tune={"lr": [0.1, 0.01]})
+    found = compare(
+        ["copfl:lr=0.02", "local"],
+        seeds=[0],
+        base_tables=tables,
+        out=tmp_path / "a",
+        tune={"lr": [0.1, 0.01]},
+    )
     assert (found.rows[0].optimizer["lr"], found.rows[0].tuned.trials) == (0.02, [])
     assert len(found.rows[1].tuned.trials) == 2
     assert found.title.endswith("unequal learning rates")
 
 
 def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data: Path) -> None:
-    found = untuned(["fedavg", "local"], [0, 1], base(data, clients=4), tmp_path / "a")
+    found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data, clients=4), out=tmp_path / "a")
     fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.outcomes] for row in found.rows)
     expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
     assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
     assert "gain: the share of clients" in str(found).replace("\n", " ")
-    assert tables.gaining(untuned(["fedavg"], [0, 1], base(data, clients=4), tmp_path / "a")) == {}
+    assert (
+        tables.gaining(
+            untuned(["fedavg"], seeds=[0, 1], base_tables=base(data, clients=4), out=tmp_path / "a")
+        )
+        == {}
+    )
 
 
 def test_new_clients_have_a_table_of_their_own(
@@ -260,7 +307,10 @@ def test_new_clients_have_a_table_of_their_own(
 ) -> None:
     monkeypatch.setattr(new_clients, "UPDATES", 3)
     found = untuned(
-        ["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5, rounds=1), tmp_path / "a"
+        ["fedper", "local"],
+        seeds=[0, 1],
+        base_tables=base(data, clients=4, new_clients=0.5, rounds=1),
+        out=tmp_path / "a",
     )
     assert "4 clients (50% of them new)" in found.title
     text = str(found)
@@ -275,17 +325,36 @@ def test_new_clients_have_a_table_of_their_own(
     assert csv[0].endswith("new_all_difference")
     next((tmp_path / "a").rglob("new_clients.json")).unlink()  # killed before it was written: trained again
     assert numbers(
-        untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5, rounds=1), tmp_path / "a")
+        untuned(
+            ["fedper", "local"],
+            seeds=[0, 1],
+            base_tables=base(data, clients=4, new_clients=0.5, rounds=1),
+            out=tmp_path / "a",
+        )
     ) == numbers(found)
+
+
+def test_the_data_set_and_the_rounds_are_arguments_as_of_a_run(tmp_path: Path, data: Path) -> None:
+    tables = base(data)
+    rest = {**tables, "run": {key: value for key, value in tables["run"].items() if key != "rounds"}}
+    del rest["data"]
+    how: dict[str, Any] = {"seeds": [0], "out": tmp_path / "a", "rounds": 1, "base_tables": rest}
+    found = untuned(["local", "fedavg"], data, **how)
+    named = untuned(["local", "fedavg"], seeds=[0], base_tables=base(data, rounds=1), out=tmp_path / "a")
+    assert numbers(found) == numbers(named)
+    assert len(list((tmp_path / "a" / "runs").iterdir())) == 2  # the very same runs
+    assert len(sweep({"lr": [0.1]}, data, **how).rows) == 1
 
 
 def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
     over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [10, 20]}
-    found = sweep(over, [0, 1], base(data), tmp_path / "a")
+    found = sweep(over, seeds=[0, 1], base_tables=base(data), out=tmp_path / "a")
     assert [row.label for row in found.rows] == [
         "rate=0.1 run.batch=10", "rate=0.1 run.batch=20", "rate=0.3 run.batch=10", "rate=0.3 run.batch=20",
     ]  # fmt: skip
-    same = untuned(["copfl:rate=0.3:optimizer=mamo"], [0, 1], base(data), tmp_path / "b")
+    same = untuned(
+        ["copfl:rate=0.3:optimizer=mamo"], seeds=[0, 1], base_tables=base(data), out=tmp_path / "b"
+    )
     assert same.rows[0].per_seed()["accuracy"] == found.rows[3].per_seed()["accuracy"]
     assert "copfl.rate down, run.batch across" in str(found)
     assert found.title.startswith("copfl on clouds.npz, 2 clients, 3 rounds")
@@ -293,14 +362,14 @@ def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
 
 def test_the_epochs_of_a_comparison_are_those_of_every_row(tmp_path: Path, data: Path) -> None:
     tables = {**base(data), "algorithm": {"epochs": 2}}
-    untuned(["fedavg", "local"], [0], tables, tmp_path)
+    untuned(["fedavg", "local"], seeds=[0], base_tables=tables, out=tmp_path)
     texts = [path.read_text() for path in tmp_path.glob("**/run.toml")]
     assert [text.count("\nepochs = 2\n") for text in texts] == [1, 1]
 
 
 def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Path) -> None:
     tables = {**base(data), "algorithm": {"name": "local", "epochs": 2}}
-    found = sweep({"run.clients": [2, 4], "lr": [0.1]}, [0], tables, tmp_path / "a")
+    found = sweep({"run.clients": [2, 4], "lr": [0.1]}, seeds=[0], base_tables=tables, out=tmp_path / "a")
     assert [len(row.outcomes[0].clients["accuracy"]) for row in found.rows] == [2, 4]
     assert found.title == "local on clouds.npz, 3 rounds, seed 0"
 
@@ -337,6 +406,17 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, "algorithm.name is for one run"),
         (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "named apart"),
         (["copfl"], {"base_tables": {"data": {"name": "nothing.npz"}}}, "nothing.npz"),
+        (
+            ["copfl"],
+            {"dataset": [0]},
+            r"dataset is list; a comparison stores a name: .*keywords: seeds=\[0, 1\]",
+        ),
+        (
+            ["copfl"],
+            {"dataset": "digits"},
+            r"data.name is digits and in base_tables .*; leave one of them out",
+        ),
+        (["copfl"], {"rounds": 7}, "run.rounds is 7 and in base_tables 3; leave one of them out"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_the_first_run(
@@ -362,7 +442,7 @@ def test_sweeps_that_are_not_allowed(
     tmp_path: Path, data: Path, over: dict[str, list[object]], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        sweep(over, [0], base(data), tmp_path / "a")
+        sweep(over, seeds=[0], base_tables=base(data), out=tmp_path / "a")
     assert "--" not in str(error.value)
 
 
@@ -377,7 +457,7 @@ def wait_for_free(out: Path) -> None:
 def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Path) -> None:
     """In two processes, killed with runs finished, running and to come; then in this one."""
     rows, tables = ["copfl", "fedavg", "local"], base(data, rounds=12)
-    expected = numbers(untuned(rows, [0, 1], tables, tmp_path / "whole"))
+    expected = numbers(untuned(rows, seeds=[0, 1], base_tables=tables, out=tmp_path / "whole"))
     out = tmp_path / "killed"
     words = line(data, out, "--rounds", "12", "--algorithms", ",".join(rows), "--seeds", "0,1", "--jobs", "2")
     words.append("--no-tune")
@@ -392,7 +472,7 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     wait_for_free(out)  # the workers notice that they are alone, and go
     # One that had just written its last round may leave its lock's file, which nobody holds, in a folder that is done.
     done = {p.parent for p in out.rglob("rounds.jsonl") if len(p.read_text().splitlines()) == 12}
-    assert numbers(untuned(rows, [0, 1], tables, out, log=said.append)) == expected
+    assert numbers(untuned(rows, seeds=[0, 1], base_tables=tables, out=out, log=said.append)) == expected
     assert {path.parent for path in out.rglob(".lock")} <= done
     wait_for_free(out)
     assert said
@@ -406,7 +486,9 @@ import sys
 for name in ("typer", "click", "rich", "sklearn", "PIL", "safetensors", "matplotlib"):
     sys.modules[name] = None
 import copfl
-found = copfl.compare(["copfl", "local"], [0, 1], {base(data, rounds=1)!r}, {str(tmp_path / "a")!r}, tune={{}})
+found = copfl.compare(
+    ["copfl", "local"], seeds=[0, 1], base_tables={base(data, rounds=1)!r}, out={str(tmp_path / "a")!r}, tune={{}}
+)
 print(found)
 """)
     done = subprocess.run(

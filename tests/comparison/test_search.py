@@ -224,14 +224,14 @@ def test_a_search_that_cannot_be_is_refused_before_a_run(
 ) -> None:
     data = clouds(tmp_path / "clouds.npz")
     with pytest.raises(UsageError, match=message):
-        compare(["copfl"], [0], base(data), tmp_path / "a", **given)
+        compare(["copfl"], seeds=[0], base_tables=base(data), out=tmp_path / "a", **given)
     with pytest.raises(UsageError, match="is a range, which only tuning searches"):
-        sweep({"lr": ["log:1e-4..1e-1"]}, [0], base(data), tmp_path / "a")
+        sweep({"lr": ["log:1e-4..1e-1"]}, seeds=[0], base_tables=base(data), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match=r"pip install 'copfl\[search\]'"):
-        compare(["copfl"], [0], {}, tmp_path / "a", tune={"lr": "log:1e-4..1e-1"})
+        compare(["copfl"], seeds=[0], base_tables={}, out=tmp_path / "a", tune={"lr": "log:1e-4..1e-1"})
     assert not (tmp_path / "a").exists()

@@ -24,7 +24,7 @@ ADAPTERS = {"flex_lora", "fedex_lora", "fedsa_lora", "ffa_lora"}
 def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path) -> None:
     rows = ["fedavg", "fedpac", "ktpfl:epochs=2"]
     with pytest.raises(UsageError) as error:
-        compare(rows, [0], DIABETES, tmp_path / "a", tune={})
+        compare(rows, seeds=[0], base_tables=DIABETES, out=tmp_path / "a", tune={})
     assert str(error.value) == (
         "these rows cannot train on this task; leave them out: "
         "fedpac (aligns the features of classes; this task is regression. Choose another algorithm); "
@@ -50,19 +50,21 @@ def test_what_is_left_out_of_all_is_one_line_and_a_note(
     few = {name: ALGORITHMS[name] for name in ("fedavg", "fedpac", "ffa_lora")}
     monkeypatch.setattr("copfl.comparison.entries.algorithms", lambda: few)
     said = list[str]()
-    found = compare(["all"], [0], DIABETES, tmp_path / "a", tune={}, log=said.append)
+    found = compare(["all"], seeds=[0], base_tables=DIABETES, out=tmp_path / "a", tune={}, log=said.append)
     assert [row.label for row in found.rows] == ["fedavg"]
     assert said[0].startswith("Left out, as they cannot train on this task: fedpac (aligns")
     assert "ffa_lora (" in said[0]
     assert found.notes[0] == said[0]
     with pytest.raises(UsageError, match='no row to be the reference: "fedpac"'):
-        compare(["all"], [0], DIABETES, tmp_path / "a", tune={}, reference="fedpac")
+        compare(["all"], seeds=[0], base_tables=DIABETES, out=tmp_path / "a", tune={}, reference="fedpac")
 
 
 def test_a_row_with_a_model_of_its_own_is_checked_with_it(tmp_path: Path) -> None:
     data = clouds(tmp_path / "clouds.npz")
     with pytest.raises(UsageError, match=r"leave them out: copfl model.width=0 \(.*width"):
-        compare(["local", "copfl:model.width=0"], [0], base(data), tmp_path / "a", tune={})
+        compare(
+            ["local", "copfl:model.width=0"], seeds=[0], base_tables=base(data), out=tmp_path / "a", tune={}
+        )
     assert not (tmp_path / "a").exists()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.tree import vectorised
-from copfl.engine.mapping import sequential, vmap
+from copfl.engine.mapping import NotBatchable, sequential, vmap
 from copfl.parts import Cowa, Pwpm
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes
@@ -37,6 +39,43 @@ def test_vectorised_accepts_records_and_none() -> None:
 def test_vectorised_repeats_a_value_that_all_rows_share() -> None:
     found = vectorised(lambda row: torch.tensor(7.0), torch.arange(3.0))
     assert found.tolist() == [7, 7, 7]
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "if": (lambda t: 1 if t > 0 else 2, "Python branch on a tensor; write torch.where"),
+    "item": (lambda t: t.item(), r"reads a tensor's value"),
+    "float": (lambda t: float(t), r"reads a tensor's value"),
+    "numpy": (lambda t: t.numpy(), r"reads a tensor's value"),
+    "asarray": (lambda t: np.asarray(t), r"reads a tensor's value"),
+    "tolist": (lambda t: t.tolist(), r"reads a tensor's value"),
+    "mask": (lambda t: t.view(1)[t.view(1) > 0], "shape of its result depends on a tensor's values"),
+    "add_": (lambda t: torch.zeros(()).add_(t), "into one tensor; write torch.stack"),
+    "[0] =": (lambda t: torch.zeros(3).__setitem__(0, t), "into one tensor; write torch.stack"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_code_that_runs_for_one_client_alone_is_named_with_its_line(what: str) -> None:
+    written, rule = REFUSED[what]
+
+    def update(row: Tensor) -> Tensor:
+        written(row)
+        return row
+
+    assert sequential().over(update, torch.ones(1)).tolist() == [1]
+    line = f"{__file__}:{written.__code__.co_firstlineno} cannot be computed for many clients at once"
+    with pytest.raises(NotBatchable, match=f"{re.escape(line)}: .*{rule}.*; or use engine='sequential'"):
+        vmap(3).over(update, torch.ones(3))
+
+
+def test_random_numbers_of_ones_own_get_no_advice_to_train_one_by_one() -> None:
+    with pytest.raises(NotBatchable, match=r"draws random numbers of its own; only .* can be repeated$"):
+        vmap(3).over(lambda row: row + torch.rand(()), torch.ones(3))
+
+
+def test_an_error_that_has_nothing_to_do_with_batching_stays() -> None:
+    with pytest.raises(RuntimeError, match="matmul"):
+        vmap(3).over(lambda row: row @ row, torch.ones(3))
 
 
 def test_sequential_takes_one_at_a_time() -> None:

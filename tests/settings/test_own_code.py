@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,7 @@ from copfl.settings import components
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
-from tests.commands import called
+from tests.commands import TINY, called
 
 Capture = pytest.CaptureFixture[str]
 MODULE = """
@@ -43,6 +44,15 @@ class Part:
 @dataclass(frozen=True)
 class FedMine(FedAvg):
     part: Part = field(default_factory=Part)
+
+
+@dataclass(frozen=True)
+class Branches(FedAvg):
+    def client_update(self, task, client, down, data, plan):
+        output = super().client_update(task, client, down, data, plan)
+        if output.metrics["loss"] > 0:
+            return output
+        return output
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("mypackage", "mypackage.algos"):
-        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+    for name in ("mypackage", "mypackage.algos", "mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_every_kind_may_be_ones_own(package: Path) -> None:
@@ -133,29 +143,35 @@ def test_a_typo_in_its_name_or_options_is_a_setting_error(kind: str) -> None:
             complete({**EVERYTHING, kind: {**table, "wrong": 1}})
 
 
-def test_the_line_of_the_contributors_guide_compares(package: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize(("line", "row"), [("mypackage", "mypackage.algos:FedMine"), ("mine", "mine:FedTanh")])
+def test_the_lines_of_the_contributors_guide_compare(
+    package: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, line: str, row: str
+) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
-    (line,) = re.findall(r"^copfl compare -a mypackage.*$", guide, re.MULTILINE)
-    small = [
-        "-m",
-        "mlp",
-        "-r",
-        "1",
-        "-n",
-        "2",
-        "--seeds",
-        "0",
-        "--no-tune",
-        "--no-plots",
-        "--jobs",
-        "1",
-        "--out",
-        "table",
-    ]
-    answer = called(capsys, *shlex.split(line)[1:], *small)
+    (command,) = re.findall(rf"^(?:> )?(copfl compare -a {line}\b.*)$", guide, re.MULTILINE)
+    (package / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)[0])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    small = "-r 1 --seeds 0 --no-tune --no-plots --jobs 1 --out table".split()
+    answer = called(capsys, *shlex.split(command)[1:], *TINY, *small)
     assert answer.code == 0, answer.err
-    assert "mypackage.algos:FedMine" in answer.out
+    assert row in answer.out
     assert "fedavg" in answer.out
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_python_branch_on_a_tensor_is_one_error_and_runs_one_by_one(
+    package: Path, capsys: Capture, command: str
+) -> None:
+    line = MODULE[: MODULE.index("if output.metrics")].count("\n") + 1
+    of_compare = ("--seeds", "0", "--no-tune", "--no-plots", "--jobs", "1") if command == "compare" else ()
+    words = (command, "-a", "mypackage.algos:Branches", "-r", "1", *TINY, *of_compare)
+    answer = called(capsys, *words, "--out", "batched")
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    message = answer.err.splitlines()[-1]
+    assert f"algos.py:{line} cannot be computed for many clients at once: it is a Python branch" in message
+    assert message.endswith("write torch.where; or use --engine sequential, one client after the other")
+    assert called(capsys, *words, "--out", "one-by-one", "--engine", "sequential").code == 0
 
 
 def test_values_are_rows_of_a_comparison(package: Path) -> None:
@@ -163,10 +179,12 @@ def test_values_are_rows_of_a_comparison(package: Path) -> None:
 
     base: Tables = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp"}}
     rows = [FedMine(part=Part(strength=0.9)), copfl.ALGORITHMS["fedper"](epochs=2), "local"]
-    found = copfl.compare(rows, [0], base, package / "table", tune={})
+    found = copfl.compare(rows, seeds=[0], base_tables=base, out=package / "table", tune={})
     assert [row.label for row in found.rows] == ["FedMine strength=0.9", "fedper epochs=2", "local"]
     assert {row.optimizer["name"] for row in found.rows} == {"adam"}
-    choice = copfl.choose([FedMine()], 4, [0], base, package / "choice", retrain=False)
+    choice = copfl.choose(
+        [FedMine()], budget=4, seeds=[0], base_tables=base, out=package / "choice", retrain=False
+    )
     assert {row.label for row in choice.ranking} == {"FedMine", "local"}
 
 
@@ -201,7 +219,7 @@ def test_a_value_that_has_no_name_is_no_row() -> None:
         """Of a function."""
 
     with pytest.raises(UsageError, match=r"Inner cannot be a row: .* in a module that can be imported"):
-        copfl.compare([Inner(), "local"], [0])
+        copfl.compare([Inner(), "local"], seeds=[0])
 
 
 def test_a_partition_gets_only_what_it_takes() -> None:

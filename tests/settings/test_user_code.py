@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import copfl
+from copfl.comparison.entries import entries_of
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
 from copfl.settings import user_code
+from copfl.settings.complete import complete
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.arange(20) % 2
@@ -94,6 +97,67 @@ def test_what_cannot_be_imported_says_why(here: Path, text: str, reference: str,
     (here / "mine.py").write_text(text + "\n")
     with pytest.raises(UsageError, match=message):
         user_code.attribute("model", reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("mine.py:Net", "a file, and not a module; write mine:Net$"),
+        ("./mine.py:Net", "; write mine:Net$"),
+        ("nets/mine.py:Net", r"; write nets\.mine:Net$"),
+        ("../nets/mine.py:Net", r"; start copfl in \.\./nets and write mine:Net$"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["algorithm", "model", "optimizer", "data"])
+def test_a_file_in_place_of_a_module_is_told_what_to_write(kind: str, name: str, advice: str) -> None:
+    with pytest.raises(UsageError, match=f'{kind} "{re.escape(name)}" .*{advice}'):
+        complete({kind: {"name": name}})
+    if kind == "algorithm":
+        with pytest.raises(UsageError, match=advice):
+            entries_of([f"fedavg,{name}:lr=0.1"])
+
+
+ALGORITHMS_OF_A_USER = """
+from dataclasses import dataclass
+import math
+from copfl.algorithms import FedAvg
+
+@dataclass(frozen=True)
+class Part:
+    x: float = 1.0
+
+@dataclass(frozen=True)
+class FedShrink(FedAvg):
+    keep: float = 0.5
+
+class FedPlain(FedAvg):
+    keep: float = 0.5
+"""
+
+
+def test_only_what_can_be_an_algorithm_is_listed(here: Path) -> None:
+    (here / "mine_algos.py").write_text(ALGORITHMS_OF_A_USER)
+    with pytest.raises(UsageError, match=r'did you mean "FedShrink"\? Known: FedPlain, FedShrink$'):
+        complete({"algorithm": {"name": "mine_algos:FedShrnk"}})
+    for name in ("mine_algos", "mine_algos.py", "./mine_algos.py"):
+        advice = "is a module of this folder; write mine_algos:FedShrink, mine_algos:FedPlain$"
+        with pytest.raises(UsageError, match=advice):
+            complete({"algorithm": {"name": name}})
+        with pytest.raises(UsageError, match=advice):
+            entries_of([name])
+
+
+def test_an_option_of_a_class_that_is_no_dataclass_is_told_the_decorator(here: Path) -> None:
+    (here / "mine_plain.py").write_text(ALGORITHMS_OF_A_USER)
+    assert (
+        complete({"algorithm": {"name": "mine_plain:FedShrink", "keep": 0.1}}).algorithm.options["keep"]
+        == 0.1
+    )
+    advice = (
+        r"keep=0\.1 is no setting: FedPlain declares keep but is no dataclass: add @dataclass\(frozen=True\)"
+    )
+    with pytest.raises(UsageError, match=advice):
+        complete({"algorithm": {"name": "mine_plain:FedPlain", "keep": 0.1}})
 
 
 class Named(nn.Module):

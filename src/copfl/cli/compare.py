@@ -27,8 +27,13 @@ class Machine(NamedTuple):
 
 # Options of several commands.
 
+NAMED_APART = "algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience"
+ONE_OPTIMIZER = {
+    "optimizer.name": "sgd, adam, mamo or module:Class for every row; own: each algorithm's; default: adam."
+}
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
+
+@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
 def compare(
     line: Tables,
     *,
@@ -36,7 +41,8 @@ def compare(
         list[str] | None,
         option(
             "Training",
-            "Rows of the table, such as copfl,copfl:score=none,mymodule:FedMine; all: every one.",
+            "Rows of the table, such as copfl,copfl:score=none,mymodule:FedMine; all: every one. "
+            "Modules are searched in the current folder too.",
             "--algorithms -a",
         ),
     ] = None,
@@ -126,7 +132,7 @@ def sweep(
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
-@options.training("algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience")
+@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
 def choose(
     line: Tables,
     *,
@@ -181,10 +187,10 @@ def choose(
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
             algorithms or ["all"],
-            budget,
-            entries.seeds_of("0,1,2" if seeds is None else seeds),
-            line,
-            out or Path("runs") / f"choose-{options.data_name(line)}",
+            budget=budget,
+            seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
+            base_tables=line,
+            out=out or Path("runs") / f"choose-{options.data_name(line)}",
             tune=entries.values_of(tune or [], "--tune"),
             addons=addons,
             validation=entries.VALIDATION if validation is None else validation,

@@ -98,8 +98,16 @@ class Setting(NamedTuple):
     key: str
 
 
-def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[Setting]:
-    """The settings of these tables that are options, in the order of the records, but for these paths."""
+def settings(
+    *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
+) -> Iterator[Setting]:
+    """The settings of these tables that are options, in the order of the records, but for these paths.
+
+    Args:
+        without: Paths that the command has no options for.
+        kinds: The tables.
+        helps: The text of a path, with its default, where it has another meaning in the command.
+    """
     for kind, record in kinds.items():
         hints = typing.get_type_hints(record)
         for field in declared(record):
@@ -109,9 +117,12 @@ def settings(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Iterator[
             hint = hints[field.name]
             parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             names = about["names"]
-            default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
-            text = f"{about['help'].rstrip('.')}; default: {default}."
             type_on_line = next((plain for plain in (bool, int, float) if plain in parts), str)
+            default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
+            if type_on_line is bool and not about["shown"]:
+                default = "on" if field.default else "off"
+            text = f"{about['help'].rstrip('.')}; default: {default}."
+            text = (helps or {}).get(f"{kind}.{field.name}", text)
             parameter = inspect.Parameter(
                 names.partition("/")[0].split()[0].lstrip("-").replace("-", "_"),
                 inspect.Parameter.KEYWORD_ONLY,
@@ -129,11 +140,13 @@ MORE = Annotated[
 ]
 
 
-def training(*without: str, kinds: Mapping[str, type[Any]] = KINDS) -> Callable[[F], F]:
-    """Replaces the parameter `line` of a command by the options of these settings, but for these paths."""
+def training(
+    *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
+    """Replaces the parameter `line` of a command by the options of these `settings`, but for these paths."""
 
     def with_options(function: F) -> F:
-        derived = list(settings(*without, kinds=kinds))
+        derived = list(settings(*without, kinds=kinds, helps=helps))
         more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "line"]
         every = [*own, *(one.parameter for one in derived), more]

@@ -84,11 +84,13 @@ class Candidate(NamedTuple):
 @left_as_found()
 def choose(
     entries: Sequence[str | Entry | AnyAlgorithm] = ("all",),
+    dataset: str | Path | None = None,
+    *,
     budget: str | int = "",
     seeds: Sequence[int] = (0, 1, 2),
+    rounds: int | None = None,
     base_tables: Base | None = None,
     out: str | Path = "runs/choose",
-    *,
     tune: Mapping[str, Sequence[Any]] | None = None,
     addons: bool = False,
     validation: float = VALIDATION,
@@ -100,16 +102,18 @@ def choose(
     """The best method for this federation by a race on validation samples, and the ranking.
 
     >>> import copfl
-    >>> found = copfl.choose(["fedavg", "fedper", "copfl"], budget=300, out="runs/mine")  # doctest: +SKIP
+    >>> found = copfl.choose(["fedavg", "fedper", "copfl"], "digits", budget=300, out="runs/mine")  # doctest: +SKIP
     >>> print(found.chosen, found)  # doctest: +SKIP
 
     Args:
         entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are all that
             suit the data.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
         budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by default a
             third of what the full comparison takes.
         seeds: The first is that of every stage but the last, in which the finalists have as many as the budget allows.
-        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}.
+        rounds: Number of rounds of a run that reaches the last stage.
+        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the runs and the ranking; finished runs in it are used again.
         tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
         addons: Whether the last candidates also race with the training add-ons.
@@ -122,7 +126,7 @@ def choose(
     """
     begin = time.monotonic()
     out, log = Path(out), log or (lambda line: None)
-    common = base_tables or {}
+    common = reading.common_of(base_tables, dataset, rounds)
     every = {"checkpoint_every": 1}  # a rung may end after any round
     base = _as_a_first_run(reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
@@ -137,7 +141,7 @@ def choose(
     local = next(one for one in candidates if one.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     candidates = race.suitable(candidates, experiment)
-    rounds = candidates[0].jobs[0].run.run.rounds
+    rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
     limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)

@@ -45,10 +45,12 @@ RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning
 @left_as_found()
 def compare(
     entries: Sequence[str | Entry | AnyAlgorithm],
+    dataset: str | Path | None = None,
+    *,
     seeds: Sequence[int] = (0, 1, 2),
+    rounds: int | None = None,
     base_tables: Base | None = None,
     out: str | Path = "runs/compare",
-    *,
     tune: Mapping[str, Sequence[Any] | str] | None = None,
     trials: int | None = None,
     tune_seeds: Sequence[int] | None = None,
@@ -63,14 +65,16 @@ def compare(
     """The entries on the same clients, each with its best settings, and paired differences to the reference.
 
     >>> import copfl
-    >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], out="runs/mine")  # doctest: +SKIP
+    >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], "digits", out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
     Args:
         entries: The rows: names with options, such as "fedavg:lr=0.05", or algorithms as values.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
         seeds: Each row is trained with each of them; the table has means over them.
-        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}. Every row has the
-            same optimizer, Adam unless one is named here.
+        rounds: Number of rounds of every run.
+        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}. Every row has
+            the same optimizer, Adam unless one is named here.
         out: The folder of the table and the runs; finished runs in it are used again.
         tune: The values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
             With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches.
@@ -86,7 +90,8 @@ def compare(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     rows = reading.entries_of(entries)
-    base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
+    base = reading.with_optimizer(reading.common_of(base_tables, dataset, rounds))
+    out, log = Path(out), log or (lambda line: None)
     seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "tune")
     tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _checked(rows, base, tried, last, jobs)
@@ -178,10 +183,12 @@ def compare(
 @left_as_found()
 def sweep(
     over: Mapping[str, Sequence[Any]],
+    dataset: str | Path | None = None,
+    *,
     seeds: Sequence[int] = (0, 1, 2),
+    rounds: int | None = None,
     base_tables: Base | None = None,
     out: str | Path = "runs/sweep",
-    *,
     algorithm: str = "copfl",
     last: int | None = None,
     jobs: int = 1,
@@ -193,8 +200,10 @@ def sweep(
 
     Args:
         over: The grid: values by setting, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
         seeds: Each cell is trained with each of them; the table has means over them.
-        base_tables: Settings of every run, by table as in run.toml: {"data": {"name": "mine.csv"}}.
+        rounds: Number of rounds of every run.
+        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the table and the runs; finished runs in it are used again.
         algorithm: Its name, unless `base_tables` has one.
         last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
@@ -205,7 +214,7 @@ def sweep(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
-    base = {title: dict(table) for title, table in (base_tables or {}).items()}
+    base = reading.common_of(base_tables, dataset, rounds)
     own = base.pop("algorithm", {})
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}

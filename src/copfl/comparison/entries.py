@@ -115,6 +115,7 @@ def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
     name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
     name = name.strip()
+    user_code.check_no_file("algorithm", name)
     before, colon, _ = name.partition(":")
     if "=" in name or (colon and (before in algorithms() or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
@@ -307,6 +308,23 @@ def job_of(
             "run.patience", run.run.patience, "does not fit a comparison, whose rows have equal rounds; use 0"
         )
     return placed(Job(label, run, validation=validation, last=last), folder)
+
+
+def common_of(base_tables: Base | None, dataset: str | Path | None, rounds: int | None) -> Tables:
+    """The settings of every row: the tables, with the data set and the rounds where they are named apart."""
+    tables = {title: dict(table) for title, table in (base_tables or {}).items()}
+    if dataset is not None and not isinstance(dataset, str | Path):
+        raise UsageError(
+            f'dataset is {type(dataset).__name__}; a comparison stores a name: "digits", "mine.csv" or '
+            '"mymodule:load" for data of your own; seeds and settings are keywords: seeds=[0, 1]'
+        )
+    for title, key, value in (("data", "name", dataset), ("run", "rounds", rounds)):
+        before = tables.get(title, {}).get(key, value)
+        if value is not None and str(before) != str(value):
+            raise UsageError(f"{title}.{key} is {value} and in base_tables {before}; leave one of them out")
+        if value is not None:
+            tables.setdefault(title, {})[key] = str(value) if isinstance(value, Path) else value
+    return tables
 
 
 def with_optimizer(base: Base) -> Tables:

@@ -114,7 +114,8 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
     try:
         with torch.no_grad():
             engine.over(step, (task.initial[None], data))
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, mapping.NotBatchable) as raised:
+        error = raised.__cause__ if isinstance(raised, mapping.NotBatchable) and raised.__cause__ else raised
         if out_of_memory(error):
             raise RunError(
                 "the GPU has too little free memory for the model and two samples: other processes use it "

@@ -1,7 +1,9 @@
 """How the local update is mapped over clients: the one thing in which the engines differ."""
 
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,12 +14,25 @@ from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
-from copfl.engine.cuda_graph import Recorder
+from copfl.engine.cuda_graph import Recorder, out_of_memory
+from copfl.errors import CopflError, UsageError, how_to_set
 from copfl.kernels.fused import LONG, compiles, either_rows, mostly_rows
 
 A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
+
+LIBRARIES = Path(torch.__file__).parent, Path(__file__).parents[1]  # of torch and of copfl
+WRITE = "it writes the values of many clients into one tensor; write torch.stack, torch.cat or torch.where"
+READ = "it reads a tensor's value, as .item(), float(), .numpy() and .tolist() do; compute with the tensor"
+RULES = {  # of user code that vmap maps, by what torch says where it is broken
+    "control flow": "it is a Python branch on a tensor; write torch.where",
+    ".item()": READ,
+    "data pointer": READ,
+    "dynamic shape": "the shape of its result depends on a tensor's values; write torch.where in place of a mask",
+    "is not possible because there exists a Tensor": WRITE,
+    "doesn't match the broadcast shape": WRITE,
+}
 
 
 class ClientInput(NamedTuple):
@@ -96,12 +111,12 @@ def sequential() -> Mapping:
 
 def vmap(chunk: int = 64) -> Mapping:
     """Up to `chunk` clients batched in one program, by vmap."""
-    return Mapping("vmap", chunk, tree.vectorised)
+    return Mapping("vmap", chunk, batched)
 
 
 def cuda_graph(chunk: int = 64) -> Mapping:
     """`vmap`, with the program recorded in the first rounds as a CUDA graph and replayed in the others."""
-    return Mapping("cuda_graph", chunk, tree.vectorised, Recorder(_lasting))
+    return Mapping("cuda_graph", chunk, batched, Recorder(_lasting))
 
 
 def renewed(mapping: Mapping) -> Mapping:
@@ -119,6 +134,49 @@ def _lasting(result: ChunkResult | Sequence[ChunkResult]) -> Any:
 def single(f: Callable[[A], B], rows: A) -> B:
     """f of the only row."""
     return tree.each(lambda t: t.unsqueeze(0), f(tree.row(rows, 0)))
+
+
+class NotBatchable(UsageError):
+    """A line of a user's code that vmap cannot map over clients."""
+
+
+def batched(f: Callable[[A], B], rows: A) -> B:
+    """f over all rows at once, by vmap; NotBatchable names the line of a user's code that vmap cannot map."""
+    try:
+        return tree.vectorised(f, rows)
+    except Exception as error:
+        line, message = _line_of_user(error), " ".join(str(error).split())
+        if not line or isinstance(error, CopflError) or out_of_memory(error):
+            raise
+        if "called random operation" in message:  # client after client it runs, but never twice the same
+            raise NotBatchable(
+                f"{line} draws random numbers of its own; only those of the plan can be repeated"
+            ) from error
+        if not _runs_alone(f, rows):
+            raise
+        rule = next((rule for said, rule in RULES.items() if said in message), f"torch says: {message[:200]}")
+        remedy = f"or use {how_to_set('run.engine', 'sequential', '--engine')}, one client after the other"
+        raise NotBatchable(f"{line} cannot be computed for many clients at once: {rule}; {remedy}") from error
+
+
+def _line_of_user(error: Exception) -> str:
+    """The innermost line of the traceback that is neither copfl's nor torch's; empty if there is none."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    lines = (f"{frame.filename}:{frame.lineno}" for frame in frames if not _is_ours(frame.filename))
+    return next(lines, "")
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith("<") or any(folder in Path(file).parents for folder in LIBRARIES)
+
+
+def _runs_alone(f: Callable[[A], B], rows: A) -> bool:
+    """Whether f has a result for the first row."""
+    try:
+        f(tree.row(rows, 0))
+    except Exception:
+        return False
+    return True
 
 
 def run_chunk(

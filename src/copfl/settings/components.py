@@ -98,6 +98,9 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
                 f"{title}.name", name, f"is {type(found).__name__}; it must be a class or function"
             )
         return found  # type: ignore[no-any-return]
+    user_code.check_no_file(title, name)
+    if advice := user_code.in_current_folder(title, name):
+        raise SettingError(f"{title}.name", name, advice)
     more = [*SOURCES, "mymodule:MyNet"] if title == "model" else ["mymodule:MyName"]
     if not name:
         raise SettingError(f"{title}.name", name, f"is missing; allowed are {', '.join([*known, *more])}")
@@ -133,6 +136,11 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
         if key in declared and key not in arguments:
             continue  # no setting of the component
         if key not in parameters and not takes_any(factory):
+            if holder := _undecorated(factory, key):
+                advice = (
+                    f"is no setting: {holder} declares {key} but is no dataclass: add @dataclass(frozen=True)"
+                )
+                raise SettingError(f"{kind}.{key}", value, advice)
             raise unknown_key(f"{kind}.{key}", value, parameters, schema.paths())
         if key not in declared:
             hint = parameters[key].hint if key in parameters else Any
@@ -143,6 +151,13 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
         fields = {key: usual[key] for key in arguments if key in usual} | fields
         options = {key: d for key, d in usual.items() if key not in arguments} | options
     return record(**fields, options=options)
+
+
+def _undecorated(factory: Any, name: str) -> str:
+    """The class that declares this name as a dataclass does its fields, without being one; empty if there is none."""
+    classes = factory.__mro__ if inspect.isclass(factory) else ()
+    undecorated = (c for c in classes if "__dataclass_params__" not in vars(c))
+    return next((c.__name__ for c in undecorated if name in inspect.get_annotations(c)), "")
 
 
 def _is_plain(value: Any) -> bool:

@@ -24,6 +24,7 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     if folder := record.dir or os.environ.get("COPFL_DATA"):
         record = dataclasses.replace(record, dir=str(Path(folder).absolute()))
     name = record.name
+    user_code.check_no_file("data", name)
     if user_code.is_reference(name):
         user_code.attribute("data", name, record.code)
         return dataclasses.replace(record, code=user_code.folder_of(name))

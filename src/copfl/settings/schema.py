@@ -90,7 +90,7 @@ class Algorithm(Component):
 
     name: str = setting(
         "",
-        "An algorithm (`copfl list algorithms`) or module:Class.",
+        "An algorithm (`copfl list algorithms`) or module:Class; modules are searched in the current folder too.",
         "Training",
         "--algorithm -a",
         shown="what suits the data",

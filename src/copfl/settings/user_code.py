@@ -32,15 +32,56 @@ def is_reference(name: str) -> bool:
     return bool(colon) and module not in SOURCES and all(map(str.isidentifier, names))
 
 
-def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
-    """The value of "module:attribute", from an installed package, `folder`, or else the current folder."""
-    module, _, path = reference.partition(":")
-    folder = folder or os.getcwd()
+def check_no_file(kind: str, name: str) -> None:
+    """UsageError for a file in place of a module, "mine.py:FedMine", with what to write."""
+    file, _, attribute = name.rpartition(":")
+    if not file.endswith(".py"):
+        return
+    parts = Path(file).with_suffix("").parts
+    remedy = f"write {'.'.join(parts)}:{attribute}"
+    if not all(map(str.isidentifier, parts)):  # elsewhere
+        remedy = f"start copfl in {Path(file).parent} and write {parts[-1]}:{attribute}"
+    raise UsageError(f'{kind} "{name}" names a file, and not a module; {remedy}')
+
+
+def in_current_folder(kind: str, name: str) -> str:
+    """What to write for a name without a colon that is a module of the current folder; empty if it is none."""
+    module = str(Path(name)).removesuffix(".py")
+    if not module.isidentifier() or not Path(f"{module}.py").is_file():
+        return ""
+    with calling(kind, name, "importing it"):
+        names = candidates(kind, module, _imported(module, os.getcwd()))
+    listed = ", ".join(f"{module}:{one}" for one in names)
+    return f"is a module of this folder; write {listed or f'{module}:NAME, but it has no {kind}'}"
+
+
+def candidates(kind: str, module: str, holder: Any) -> list[str]:
+    """The names in a module or class that can be components of this kind: its own, and nothing that it imports."""
+
+    def fits(value: Any) -> bool:
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            return kind in ("data", "model") and not inspect.ismodule(value)
+        is_own = value.__module__.partition(".")[0] == module.partition(".")[0]
+        is_of_kind = kind != "algorithm" or not inspect.isclass(value) or hasattr(value, "client_update")
+        return is_own and is_of_kind
+
+    return [name for name, value in vars(holder).items() if not name.startswith("_") and fits(value)]
+
+
+def _imported(module: str, folder: str) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
+    return importlib.import_module(module)
+
+
+def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
+    """The value of "module:attribute", from an installed package, `folder`, or else the current folder."""
+    check_no_file(kind, reference)
+    module, _, path = reference.partition(":")
+    folder = folder or os.getcwd()
     try:
         with calling(kind, reference, "importing it", ModuleNotFoundError):
-            value: Any = importlib.import_module(module)
+            value = _imported(module, folder)
     except ModuleNotFoundError as error:
         missing = error.name or module
         remedy = f"pip install {missing.partition('.')[0]}"
@@ -50,8 +91,7 @@ def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
         raise UsageError(f'{kind} "{reference}": there is no module {missing}; {remedy}') from error
     for name in path.split("."):
         if not hasattr(value, name):
-            known = [n for n, v in vars(value).items() if not n.startswith("_") and not inspect.ismodule(v)]
-            raise unknown(f"{kind} in {module}", name, known)
+            raise unknown(f"{kind} in {module}", name, candidates(kind, module, value))
         value = getattr(value, name)
     return value
 

@@ -143,7 +143,9 @@ def test_a_typo_in_its_name_or_options_is_a_setting_error(kind: str) -> None:
             complete({**EVERYTHING, kind: {**table, "wrong": 1}})
 
 
-@pytest.mark.parametrize(("line", "row"), [("mypackage", "mypackage.algos:FedMine"), ("mine", "mine:FedTanh")])
+@pytest.mark.parametrize(
+    ("line", "row"), [("mypackage", "mypackage.algos:FedMine"), ("mine", "mine:FedTanh")]
+)
 def test_the_lines_of_the_contributors_guide_compare(
     package: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, line: str, row: str
 ) -> None:
@@ -151,7 +153,7 @@ def test_the_lines_of_the_contributors_guide_compare(
     (command,) = re.findall(rf"^(?:> )?(copfl compare -a {line}\b.*)$", guide, re.MULTILINE)
     (package / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)[0])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    small = "-r 1 --seeds 0 --no-tune --no-plots --jobs 1 --out table".split()
+    small = ["-r", "1", "--seeds", "0", "--no-tune", "--no-plots", "--jobs", "1", "--out", "table"]
     answer = called(capsys, *shlex.split(command)[1:], *TINY, *small)
     assert answer.code == 0, answer.err
     assert row in answer.out

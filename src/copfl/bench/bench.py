@@ -165,7 +165,9 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
     if min(processes, len(jobs)) <= 1:
         yield from (protocol.measured(job, machine) for job in jobs)
         return
-    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), process_context(), init_worker)
+    pool = futures.ProcessPoolExecutor(
+        min(processes, len(jobs)), process_context(machine.device), init_worker
+    )
     complete = False
     try:
         waiting = [pool.submit(protocol.measured, job, machine) for job in jobs]

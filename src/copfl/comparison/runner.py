@@ -419,12 +419,16 @@ def _progress(jobs: Sequence[Job], forecast: Forecast | None = None) -> str:
     return "; ".join(filter(None, [*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting", *left]))
 
 
-def process_context() -> BaseContext:
-    """How processes start: where the system can, as copies of one that has imported torch and computed nothing.
+def process_context(device: str) -> BaseContext:
+    """How processes start: for a CPU, where possible, as copies of one that has imported torch and computed nothing.
 
-    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
+    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds. A driver
+    of GPUs that was initialised before a copy is of no use in it, so there every process starts anew.
+
+    Args:
+        device: Where they train, as torch names it.
     """
-    if "forkserver" not in get_all_start_methods():
+    if device != "cpu" or "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -460,7 +464,7 @@ class Pool:
             on_gpu = self.device.startswith("cuda") and self.size > 1
             environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
             self.workers = futures.ProcessPoolExecutor(
-                self.size, process_context(), init_worker, (environment,)
+                self.size, process_context(self.device), init_worker, (environment,)
             )
         return self.workers
 

@@ -66,6 +66,31 @@ def test_the_committed_pictures_are_those_of_the_experiments(store: records.Stor
     assert [path.name for path in drawn if path.exists()] == ["fig-heatmap-paper.svg"] * charts.available()
 
 
+def test_the_papers_numbers_are_drawn_beside_ours(store: records.Store) -> None:
+    """74.6 % is Local Only's in the paper's table 1 and the end of its curve; its heat maps have five known cells."""
+    table1, convergence, heatmap = (
+        findings_of(name, store) for name in ("table1", "fig-convergence", "fig-heatmap")
+    )
+    panels = [panel for row in figures.beside(table1, "paper") for panel in row]
+    assert len(panels) == len(table1.experiment.columns)
+    assert isinstance(panels[0], charts.Dots)
+    paper, ours = panels[0].series
+    assert (panels[0].rows[0], paper.y[0]) == ("Local Only", 74.6)
+    metric = table1.cells["paper", "cifar10-10", "Local Only"].metric()
+    assert metric is not None
+    assert (ours.y[0], ours.low[0]) == (metric.mean, metric.mean - metric.spread)
+    curves = figures.curves(convergence, "paper")[0][0]
+    assert isinstance(curves, charts.Lines)
+    ends = [line for line in curves.lines if line.name == figures.PAPERS_END]
+    assert (ends[0].y, ends[0].x) == ([74.6], [200])
+    maps = [
+        panel for row in figures.maps(heatmap, "paper") for panel in row if isinstance(panel, charts.Heat)
+    ]
+    known = [value for panel in maps[::2] for row in panel.values for value in row if value is not None]
+    assert len(known) == 5
+    assert all(value is not None for panel in maps[1::2] for row in panel.values for value in row)
+
+
 def test_the_summary_quotes_the_records(store: records.Store) -> None:
     """The numbers of docs/results.md about table 1, in all columns under both protocols."""
     table1 = findings_of("table1", store)

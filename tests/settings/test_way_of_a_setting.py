@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,6 +24,7 @@ SOURCE = Path(copfl.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## The way of a setting")[2].partition("\n## ")[0]
 PLACES = re.findall(r"^\d+\. `([\w.]+)`", SECTION, re.MULTILINE)
+CHECKS = re.findall(r"`([\w.]+)`", SECTION.partition("only check it:")[2].partition("\n\n")[0])
 CALLERS = re.findall(r"`([\w.]+)`(?= >|\.$)", SECTION.partition("From there on")[2], re.MULTILINE)
 RATE = 0.012345
 LINE = [
@@ -69,13 +70,18 @@ def callers(frame: FrameType | None) -> list[FrameType]:
     return [] if frame is None else [frame, *callers(frame.f_back)]
 
 
-@pytest.fixture
-def handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The functions that hand the number on until the optimizer has it, in the order in which they last receive it.
+class Way(NamedTuple):
+    """The functions that receive the number until the optimizer has it, in the order in which they last receive it.
 
-    Such a function receives it, and returns it or waits for the optimizer to be made. One that only looks at it, such
-    as a check, is none.
+    One that hands it on returns it or waits for the optimizer to be made. Others only look at it, such as a check.
     """
+
+    handing_on: list[str]
+    looking: set[str]
+
+
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Way:
     received: dict[FrameType, str] = {}
     handed: set[str] = set()
     is_made = False
@@ -103,14 +109,17 @@ def handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         sys.setprofile(None)
     assert is_made
     last_first = dict.fromkeys(name for name in reversed(received.values()) if name in handed)
-    return [*reversed(last_first)]
+    return Way([*reversed(last_first)], {*received.values()} - handed)
 
 
-def test_the_page_lists_the_functions_that_hand_the_learning_rate_on(handed_on: list[str]) -> None:
+def test_the_page_lists_the_functions_that_hand_the_learning_rate_on(way: Way) -> None:
     assert "`settings.schema.Optimizer`" in SECTION
     assert "--lr" in {field.name: field.metadata["names"] for field in declared(Optimizer)}["lr"]
-    assert handed_on == [*PLACES, "core.optim.Sgd.__post_init__"]
+    last = "core.optim.Sgd.__post_init__"
+    assert way.handing_on == [*PLACES, last]
     assert len(PLACES) <= 10
+    assert len(CHECKS) == 4
+    assert {*CHECKS} - {last} <= way.looking
 
 
 def test_the_page_lists_what_calls_the_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     ranks: stats.Interval  # of the mean rank, over the settings
     above_alone: float  # share of the clients; nan without a row of training alone
     bytes: float  # of a client in a round
-    seconds: float  # of a run
+    seconds: float  # of a run; on a GPU other runs beside it count too, so tables have none
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
@@ -73,7 +73,7 @@ def standing_table(found: Sequence[Standing], title: str = "") -> Table:
             f"{max(1, standing.ranks.low):.1f} to {min(most, standing.ranks.high):.1f}",
             percent(standing.above_alone, ".0f"),
             size(standing.bytes) if standing.bytes else NONE,
-            seconds(standing.seconds),
+            seconds(standing.seconds) if standing.row.environment.get("device") == "cpu" else NONE,
         )
         for standing in found
     ]

@@ -50,7 +50,8 @@ ADDONS: dict[str, Any] = {  # with the values that add nothing
     "lr_rounds": 0,
     "lr_schedule": "constant",
 }
-SCHEDULE = ("lr_rounds", "lr_schedule")  # it can only lower the learning rate that the owner accepted
+# An average of the node's own weights never leaves it; a schedule can only lower the rate that the owner accepted.
+USUAL_ADDONS = ("ema", "lr_rounds", "lr_schedule")
 ROBUST = ("clip", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
 TASKS = ("classification", "multilabel", "next_token", "regression")

@@ -20,10 +20,10 @@ from copfl.flower.policy.names import (
     OPTIMIZERS,
     REPORTS,
     ROBUST,
-    SCHEDULE,
     SERVERS,
     SOURCES,
     TASKS,
+    USUAL_ADDONS,
 )
 
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -129,7 +129,7 @@ class Policy:
     optimizers: tuple[str, ...] = OPTIMIZERS
     adapters: tuple[str, ...] = ADAPTERS
     servers: tuple[str, ...] = SERVERS
-    addons: tuple[str, ...] = SCHEDULE  # options of [addons] that may be set
+    addons: tuple[str, ...] = USUAL_ADDONS  # options of [addons] that may be set
     robust: tuple[str, ...] = ROBUST
     tasks: tuple[str, ...] = TASKS
     losses: tuple[str, ...] = LOSSES

@@ -213,7 +213,7 @@ def test_options_on_the_line_win_over_the_run_file(here: Path, capsys: Capture) 
     assert called(capsys, *words).code == 0
     text = (here / "second" / "run.toml").read_text()
     assert 'name = "fedavg"' in text
-    assert 'name = "sgd"' in text
+    assert 'name = "adam"' in text
     assert "seed = 4\n" in text
     assert "rate" not in text
     assert "clients = 2\n" in text

@@ -52,7 +52,15 @@ def test_some_clients_that_diverged_are_a_warning() -> None:
     data = arrays.from_arrays(x[:60], y[:60], x[60:], y[60:], group=group[:60], group_test=group[60:])
     with pytest.warns(RuntimeWarning, match="of 3 diverged|not scaled") as caught:
         result = copfl.run(
-            "local", data, model="mlp", partition="by_group", clients=3, rounds=2, model_options={"width": 4}
+            "local",
+            data,
+            model="mlp",
+            partition="by_group",
+            clients=3,
+            rounds=2,
+            model_options={"width": 4},
+            optimizer="sgd",
+            lr=0.1,
         )
     assert [str(one.message) for one in caught] == result.warnings
     assert len(result.warnings) == 2

@@ -42,6 +42,7 @@ def test_before_enough_rounds_nobody_is() -> None:
 COMMON: dict[str, Any] = {
     "clients": 6, "rounds": 26, "model": "mlp", "eval_every": 13, "benefit": True, "robust": {"name": "evidence"},
     "attack": {"name": "sign_flip", "fraction": 0.2, "strength": 1.0}, "engine": "vmap",
+    "optimizer": "sgd", "lr": 0.1, "batch": 8,
 }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_the_command_names_the_model_its_size_and_the_rate_and_prints_a_hint_onc
     words = ("--dataset", tmp_path / "mine.npz", "--rounds", 1, "--clients", 2, "--partition", "iid")
     done = called(capsys, "run", *words, "--algorithm", "fedavg", "--out", tmp_path / "run")
     # 5 * 64 + 64, 64 * 64 + 64 and 64 * 2 + 2
-    assert "Model: mlp with 4,674 parameters; optimizer sgd, learning rate 0.1." in done.out
+    assert "Model: mlp with 4,674 parameters; optimizer adam, learning rate 0.003." in done.out
     assert done.err.count("the inputs are not scaled") == 1
 
 

@@ -40,7 +40,7 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     assert (settings.federation.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
     assert app["config"]["algorithm"]["rate"] == 0.1
     # Whatever can be set is written, for Flower overrides nothing else.
-    assert app["config"]["algorithm"]["budget"] == 0.5
+    assert app["config"]["algorithm"]["budget"] == 0.0
     assert app["config"]["optimizer"]["name"] == "mamo"
     assert app["secure"] is False
     assert not (folder / "keys" / "server.key").exists()
@@ -230,7 +230,7 @@ def test_a_greeting_and_the_command_line_need_no_torch() -> None:
 
 
 def test_a_node_without_a_policy_takes_the_default_for_texts(tmp_path: Path) -> None:
-    """Its learning rate falls by a schedule, which can only lower it."""
+    """Its learning rate falls by a schedule, which can only lower it; an average of its weights stays at the node."""
     lines = [f"word{n % 5} of {n % 3},{('no', 'yes')[n % 2]},site{n % 3}" for n in range(60)]
     (tmp_path / "texts.csv").write_text("\n".join(["line,answer,site", *lines]) + "\n")
     data = {"name": str(tmp_path / "texts.csv"), "text": "line", "target": "answer", "client": "site"}
@@ -239,8 +239,8 @@ def test_a_node_without_a_policy_takes_the_default_for_texts(tmp_path: Path) -> 
     config = {title: table for title, table in config.items() if title != KEY}
     assert refusals(Policy(), config) == ()
     assert refusals(Policy(addons=()), config)
-    for averaged in ({"ema": 0.9}, {"ema": False}, {"bn_stats": "local"}):
-        assert refusals(Policy(), config | {"addons": {**config["addons"], **averaged}})
+    assert config["addons"]["ema"] == 0.8
+    assert refusals(Policy(), config | {"addons": {**config["addons"], "bn_stats": "local"}})
 
 
 def test_an_add_on_that_is_off_is_known_to_the_policy() -> None:

@@ -149,7 +149,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "an adapter": {"adapter.name": "os:system"},
     "an adapter's option": {"adapter.name": "lora:r=8,targets=os:system"},
     "a wrapper of version 0.1": {"guard": "os:system"},
-    "add-ons": {"addons.ema": 0.9},
+    "add-ons": {"addons.bn_stats": "local"},
     "add-ons of version 0.1": {"levers.momentum": 0.9},
     # Files.
     "a public file": {"algorithm.name": "ktpfl", "samples.public": "/etc/passwd"},

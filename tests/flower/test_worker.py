@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from copfl.errors import RunError
-from copfl.flower import node, worker
+from copfl.flower import secure_node, worker
 from copfl.flower.resident import Resident
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -157,7 +157,7 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(tmp_path: Path) -
 
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error may describe samples."""
-    monkeypatch.setattr(node, "decode", lambda *_: 1 / 0)
+    monkeypatch.setattr(secure_node, "local_update", lambda *_: 1 / 0)
     config = unsigned(write_nodes(digits(), tmp_path)[0])
     head, _ = Resident().answer(Request(CONFIG, config))
     assert "its program failed (ZeroDivisionError)" in head

@@ -106,16 +106,16 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
     found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
     gain = 100 * (found[1].final("accuracy") - found[0].final("accuracy"))
     pairs = run_data.paired(found)
-    assert [pair.label for pair in pairs] == ["local, sgd 0.1", "fedavg, sgd 0.1"]
+    assert [pair.label for pair in pairs] == ["local, adam 0.003", "fedavg, adam 0.003"]
     assert 100 * pairs[0].difference == pytest.approx(gain)
     table = page._pairs(found[0], pairs)
     label, mean, bounds, verdict, *counts = table.rows[0]
-    assert (label, mean) == ("local, sgd 0.1", f"{gain.mean():+.1f}")
+    assert (label, mean) == ("local, adam 0.003", f"{gain.mean():+.1f}")
     assert counts == [str((gain > 0).sum()), str((gain == 0).sum()), str((gain < 0).sum())]
     low, high = map(float, bounds.split(" to "))
     assert low <= gain.mean() <= high
     assert verdict == ("not distinguishable" if low <= 0 <= high else "higher" if low > 0 else "lower")
-    assert f"local, sgd 0.1: {verdict}, {mean} points ({bounds})." in page.of_runs(found)[0]
+    assert f"local, adam 0.003: {verdict}, {mean} points ({bounds})." in page.of_runs(found)[0]
     names = list(data_of(document.render(page.document_of(found)))["figures"])
     assert {"differences", "clients-1-copfl", "clients-3-fedavg"} <= set(names)
     chart = next(c for c in page.sections(found)[0].charts if c.name == "clients-1-copfl")

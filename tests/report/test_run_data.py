@@ -72,7 +72,7 @@ def test_an_algorithm_without_masks_has_none(runs: dict[str, Path]) -> None:
 def test_runs_of_one_algorithm_are_told_apart_by_their_folders(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["copfl"], tmp_path / "again")
     labels = [run.label for run in run_data.read_all([runs["copfl"], tmp_path / "again", runs["local"]])]
-    assert labels == ["copfl, mamo 0.001 (copfl)", "copfl, mamo 0.001 (again)", "local, sgd 0.1"]
+    assert labels == ["copfl, mamo 0.003 (copfl)", "copfl, mamo 0.003 (again)", "local, adam 0.003"]
 
 
 def test_a_run_that_goes_on_can_be_read(runs: dict[str, Path], tmp_path: Path) -> None:

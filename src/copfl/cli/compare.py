@@ -140,7 +140,8 @@ def choose(
         list[str] | None,
         option(
             "Training",
-            "Candidates, as fedavg,copfl:rate=0.1; default: all, some also with a step of the server.",
+            "Candidates, as fedavg,mymodule:FedMine; default: all, some also with a step of the server. "
+            "Modules are searched in the current folder too.",
             "--algorithms -a",
         ),
     ] = None,

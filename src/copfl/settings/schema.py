@@ -112,7 +112,7 @@ class Optimizer(Component):
         "Learning rate.",
         "Training",
         "--lr",
-        shown="the optimizer's on the data set; without an algorithm what suits the data",
+        shown="what suits the optimizer and the data",
         exclusiveMinimum=0,
     )
 
@@ -243,7 +243,7 @@ class Server(Component):
         "The server's step: mean, momentum, adam, yogi, adagrad, fedexp or module:Class.",
         "Training",
         "--server",
-        shown="mean; without an algorithm what suits the data",
+        shown="mean where an algorithm is named, else what suits the data",
     )
 
 

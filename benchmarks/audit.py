@@ -20,7 +20,8 @@ import numpy as np
 from copfl import stats
 from copfl.audit import audit as auditing
 from copfl.audit import replay
-from copfl.audit.audit import SCORES, Audit, Cache, Metrics
+from copfl.audit import tables as audit_tables
+from copfl.audit.audit import Audit, Cache, Metrics
 from copfl.audit.synthetic import ANOMALIES, DUPLICATED, NAMES, RIDER, ROUNDS, TITLE, WRONG, experiment
 from copfl.experiment.run import Experiment, OnRound, Result, execute
 from copfl.report.contributions import relative_weights
@@ -156,7 +157,7 @@ def tables_of(found: Study, details: bool = True) -> list[Table]:
         Table("Accuracy of the regular clients in %", ["", *head], accuracies, [NOTES["accuracy"]]),
         Table(f"{gains} personal accuracy", ["", *ANOMALIES], rows),
         Table(f"{gains} the global model's accuracy", ["", *ANOMALIES], rows_global, [NOTES["gains"]]),
-        *auditing.tables_of(found.audit, details),
+        *audit_tables.tables_of(found.audit, details),
     ]
 
 
@@ -165,7 +166,7 @@ def _weight_table(found: Study) -> Table:
     for variant in found.variants:
         for score, weights in variant.weights.items():
             if score == "weight" or variant.name == DEFAULT:
-                title = variant.name if score == "weight" else f"- its {SCORES[score]}"
+                title = variant.name if score == "weight" else f"- its {audit_tables.SCORE_TITLES[score]}"
                 ranks = stats.ranked(-weights).mean(0)
                 varied = bool(np.ptp(weights) >= 1e-9)
                 shown = (*ANOMALIES.values(), DUPLICATED)
@@ -191,7 +192,7 @@ def as_json(found: Study) -> dict[str, Any]:
         "seeds": found.seeds,
         "clients": NAMES,
         "variants": [plain(variant._asdict()) for variant in found.variants],
-        "audit": auditing.as_json(found.audit),
+        "audit": audit_tables.as_json(found.audit),
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 import copfl
 from copfl.audit import audit as auditing
 from copfl.audit import replay
+from copfl.audit import tables as audit_tables
 from copfl.audit.audit import Cache, run_audit
 from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
@@ -122,7 +123,7 @@ def test_an_audit_goes_on_where_it_was_stopped(
 
 
 def test_json_and_markdown(found: auditing.Audit) -> None:
-    content = json.loads(json.dumps(auditing.as_json(found), allow_nan=False))
+    content = json.loads(json.dumps(audit_tables.as_json(found), allow_nan=False))
     assert content["format"] == "copfl audit 2"
     assert [len(seed["values"]["shapley_personal"]) for seed in content["seeds"]] == [3, 3]
     assert {c["score"] for c in content["correlations"]} == {
@@ -130,7 +131,7 @@ def test_json_and_markdown(found: auditing.Audit) -> None:
     }  # fmt: skip
     for entry in content["correlations"]:
         assert len(entry["spearman"]) == len(entry["kendall"]) == 3
-    parts = [*map(as_markdown, auditing.tables_of(found)), *auditing.remarks(found)]
+    parts = [*map(as_markdown, audit_tables.tables_of(found)), *audit_tables.remarks(found)]
     text = "\n\n".join(parts)
     assert "| fedce: gradient part |" in text
     assert "Means over the seeds 0, 5." in text
@@ -154,7 +155,7 @@ def test_a_run_that_is_not_reproduced_is_named(run: Path, found: auditing.Audit,
     (other / "rounds.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
     again = run_audit(other, sampling=EXACT, cache=run / "notes", retrain=False, baselines=[])
     assert again.seeds[0].reproduced is False
-    assert any("was not reproduced here" in remark for remark in auditing.remarks(again))
+    assert any("was not reproduced here" in remark for remark in audit_tables.remarks(again))
 
 
 def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
@@ -180,11 +181,11 @@ def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
     assert found.metric.name == "rmse"
     assert found.seeds[0].exact
     assert found.seeds[0].accuracy.min() > 20  # in units of the target
-    rows = auditing.tables_of(found)[0]
+    rows = audit_tables.tables_of(found)[0]
     assert "RMSE, positive where it is lower" in rows.title
     # All clients together gain what the global model gains in the round: the error becomes smaller.
     assert found.seeds[0].values["shapley_global"].sum() > 0
-    content = auditing.as_json(found)
+    content = audit_tables.as_json(found)
     assert content["metric"] == {"name": "rmse", "higher_is_better": False, "fraction": False}
 
 
@@ -197,14 +198,14 @@ def test_new_clients_have_no_weight(tmp_path: Path) -> None:
 def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", clients=4, rounds=20, benefit=True)
     audited = run_audit(path, baselines=[], sampling=EXACT)
-    result = auditing.as_json(audited)
+    result = audit_tables.as_json(audited)
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     expected = of_records(lines, 4)
     assert expected is not None
     np.testing.assert_allclose(result["mean"]["scores"]["benefit"], expected.value)
     pairs = {(pair["score"], pair["contribution"]) for pair in result["correlations"]}
     assert ("benefit", "leave_one_out_others") in pairs
-    clients, contributed, *_ = auditing.tables_of(audited)
+    clients, contributed, *_ = audit_tables.tables_of(audited)
     assert "benefit" in clients.head
     assert "±" in clients.rows[0][clients.head.index("benefit")]
     assert contributed.head == [

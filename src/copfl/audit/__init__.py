@@ -2,6 +2,7 @@
 
 shapley    Shapley values of any set function, exactly or from sampled orders
 replay     a run repeated with its uploads intercepted: without a client, or for the server of any subset
-audit      one run: contributions, scores, their rank correlations, as tables and JSON
+audit      one run: contributions, scores, their rank correlations
+tables     an audit as tables, Markdown and JSON
 synthetic  a federation with four anomalous clients, and how each way of weighting treats them
 """

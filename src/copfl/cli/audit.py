@@ -43,6 +43,7 @@ def audit(
 ) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
     from copfl.audit import audit as auditing
+    from copfl.audit import tables as audit_tables
     from copfl.audit.shapley import Sampling
     from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.entries import seeds_of
@@ -70,11 +71,11 @@ def audit(
             return partial(bar.advance, job)
 
         found = audited(**how, retrain=retrain, start=start)
-    content, remarks = auditing.as_json(found), auditing.remarks(found)
-    paths = auditing.write(folder, found, content)
+    content, remarks = audit_tables.as_json(found), audit_tables.remarks(found)
+    paths = audit_tables.write(folder, found, content)
     if as_json:
         print(json.dumps(content))
     elif not quiet:
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        tables = [as_text(table, width) for table in auditing.tables_of(found, details=False)]
+        tables = [as_text(table, width) for table in audit_tables.tables_of(found, details=False)]
         print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))

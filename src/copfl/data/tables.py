@@ -163,8 +163,8 @@ def from_tables(
         notes += [f"columns not used beside the text: {', '.join(others)}"] if others else []
         info = TableInfo(tuple(targets), text=texts[0])
     else:
-        of_numbers = {encoder.name for encoder in encoders if not encoder.categories}
-        as_categories = [*as_categories, *(encoder.name for encoder in encoders if encoder.categories)]
+        of_numbers = {agreed.name for agreed in encoders if not agreed.categories}
+        as_categories = [*as_categories, *(agreed.name for agreed in encoders if agreed.categories)]
         for column in [column for column in features if column not in as_categories]:
             numbers = [numbers_of(column, table.columns[column]) for table in tables]
             if all(cells is not None for cells in numbers):

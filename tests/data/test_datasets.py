@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from copfl.data import reading
+from copfl.data import datasets, reading
 from copfl.data.corruptions import CORRUPTIONS
 from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, load
 from copfl.data.samples import Dataset
@@ -556,6 +556,7 @@ def test_check(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
+    datasets._digits.cache_clear()  # a process that has read them needs it no more
     with pytest.raises(DataError, match="pip install scikit-learn"):
         load("digits")
 

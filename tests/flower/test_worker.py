@@ -142,12 +142,16 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert stat.S_IMODE(worker.private_folder(tmp_path / "open").stat().st_mode) == 0o700
 
 
-def test_what_stays_in_memory_is_what_a_new_process_would_load(tmp_path: Path) -> None:
-    """Samples that changed on disk are read again; other settings are other settings."""
+def test_what_stays_in_memory_is_what_a_new_process_would_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples that changed on disk are read again, and no others; other settings are other settings."""
+    monkeypatch.chdir(tmp_path)
     config, resident = write_nodes(digits(), tmp_path)[0], Resident()
     settings = resident.settings(CONFIG)
     assert resident.settings(dict(CONFIG)) is settings
     data = resident.data(settings, config)
+    (tmp_path / "log.txt").write_text("a file of the working folder")
     assert resident.data(settings, config) is data
     with np.load(config["data"]) as arrays:
         np.savez(config["data"], **{name: arrays[name][:5] for name in arrays})

@@ -3,12 +3,12 @@
 The same files give the same samples in the same order.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -98,6 +98,16 @@ def digits(data_dir: Path | None) -> Dataset:
 
     The file is read without scikit-learn, whose import takes a second. Three samples in ten are test.
     """
+    x, y = _digits()
+    samples, test = Samples(x, y), held_out(y, 3, 10)
+    mean, std = statistics(x[~test])
+    classes = tuple("0123456789")
+    return Dataset("digits", samples.take(~test), samples.take(test), classes, mean=mean, std=std)
+
+
+@functools.cache
+def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The images and their classes; read once, as one process may make many runs of them."""
     package = importlib.util.find_spec("sklearn")
     folders = (package and package.submodule_search_locations) or ()
     files = [path for folder in folders if (path := Path(folder, "datasets/data/digits.csv.gz")).is_file()]
@@ -105,11 +115,7 @@ def digits(data_dir: Path | None) -> Dataset:
         raise DataError("scikit-learn is not installed")
     table = np.loadtxt(files[0], delimiter=",")  # [1797, 65]: 64 pixels from 0 to 16, and the class
     x = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    samples = Samples(x, table[:, -1].astype(np.int64))
-    test = held_out(samples.y, 3, 10)
-    mean, std = statistics(x[~test])
-    classes = tuple("0123456789")
-    return Dataset("digits", samples.take(~test), samples.take(test), classes, mean=mean, std=std)
+    return x, table[:, -1].astype(np.int64)
 
 
 def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
@@ -221,7 +227,7 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
             pixels = (clean.train, clean.test)[split].x[chosen].astype(np.uint8, copy=False)
             return corrupt(pixels.transpose(0, 2, 3, 1), names[kind], severity, rng)
 
-    train, test = (_corrupted(y, all, partial(images, split)) for split, y in enumerate(labels))
+    train, test = (_corrupted(y, all, functools.partial(images, split)) for split, y in enumerate(labels))
     groups = {"groups": tuple(CORRUPTIONS), "groups_are_clients": False}
     return _colour_images("cifar10c", train, test, **groups, note=note)
 

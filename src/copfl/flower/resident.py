@@ -93,8 +93,8 @@ class Resident:
 
     def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:
         """The node's samples; read again if the files have changed since."""
-        source = str(node_config.get("data"))
-        files = [_version(Path(name)) for name in (source, str(node_config.get("test", "")))]
+        named = [Path(str(node_config[key])) for key in ("data", "test") if node_config.get(key)]
+        files = [_version(path.expanduser()) for path in named]
         key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory

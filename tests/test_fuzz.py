@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from copfl.errors import CopflError
 from copfl.flower.server import numbers
+from tests.texts import CHARACTERS
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 MIB = 2048  # memory that a reader may allocate
@@ -57,7 +58,7 @@ plain = st.one_of(
     st.booleans(),
     st.integers(),
     st.floats(),
-    st.text(max_size=20),
+    st.text(CHARACTERS, max_size=20),
     st.lists(st.integers(), max_size=3),
     st.none(),
 )
@@ -81,7 +82,9 @@ def test_tables_of_any_values(tables: dict[str, dict[str, Any]]) -> None:
 
 
 @quick
-@given(st.one_of(st.text(max_size=60), st.sampled_from(SETTINGS)), st.text(max_size=5))
+@given(
+    st.one_of(st.text(CHARACTERS, max_size=60), st.sampled_from(SETTINGS)), st.text(CHARACTERS, max_size=5)
+)
 def test_any_text_after_set(first: str, second: str) -> None:
     is_accepted("set", f"{first}{second}".encode("utf-8", "surrogatepass"))
 
@@ -105,7 +108,8 @@ def test_arrays_of_any_dtype_and_shape(data: bytes) -> None:
 
 @quick
 @given(
-    st.dictionaries(st.text(max_size=8), st.one_of(plain, st.floats(1e300, 1e308)), max_size=6), st.booleans()
+    st.dictionaries(st.text(CHARACTERS, max_size=8), st.one_of(plain, st.floats(1e300, 1e308)), max_size=6),
+    st.booleans(),
 )
 def test_reported_metrics_are_finite_or_none(metrics: dict[str, Any], nested: bool) -> None:
     accepted = numbers({"a": metrics} if nested else metrics)

@@ -23,6 +23,7 @@ from copfl.core.tree import Masked
 from copfl.errors import UsageError, WireError
 from copfl.testing import small_federation
 from copfl.wire import Head, Packet, decode, encode
+from tests.texts import CHARACTERS
 
 HEAD = Head("upload", "run", "model", 3, 1)
 
@@ -256,7 +257,7 @@ def test_a_truncated_packet_is_refused(keep: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(head=st.text(), body=st.binary())
+@given(head=st.text(CHARACTERS), body=st.binary())
 def test_noise_is_refused(head: str, body: bytes) -> None:
     with pytest.raises(WireError):
         decode(Packet(head, body), record(), HEAD)

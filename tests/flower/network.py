@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from copfl.flower import node, secure_node
 from copfl.flower.policy.file import FILE, write_policy
 from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.registry import Log, known_client
+from copfl.flower.resident import Resident
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
@@ -84,6 +86,9 @@ class DirectTransport:
         self, settings: Settings, nodes: dict[int, dict[str, Any]], fault: Fault | None = None
     ) -> None:
         self.settings, self.online, self.fault = settings, nodes, fault
+        self.residents = defaultdict[int, Resident](
+            Resident
+        )  # of each node: it reads its data once, as a worker does
         self.inbox: dict[str, Reply] = {}
         self.sent: list[tuple[int, str, Packet]] = []
         self.received: list[Packet] = []
@@ -100,7 +105,7 @@ class DirectTransport:
                 packet = Packet(json.dumps({"client": known_client(config, fields["run"])}), b"")
             else:
                 answer = node.personalise if request == JOIN else secure_node.local_update
-                packet = answer(self.settings, config, message)
+                packet = answer(self.settings, config, message, self.residents[node_id].data)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")
         result: Packet | str | None = packet

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from copfl.flower import proposal, worker
+from copfl.flower import proposal, resident, worker
 from copfl.flower.keys import SigningKey, fingerprint, new_key, own_key
 from copfl.flower.proposal import Member, Signed
 from copfl.flower.registry import key_path
@@ -60,7 +61,9 @@ class MessageTransport(DirectTransport):
     def send(self, node_id: int, request: str, content: Content, seconds: float) -> str:
         message_id = str(len(self.sent))
         self.sent.append((node_id, request, Packet(*content)))
-        reply = answer(self.online[node_id], self.run_config, request, content)
+        own = self.residents[node_id]  # as its worker, which lives as long as the node
+        with mock.patch.object(resident, "Resident", return_value=own):
+            reply = answer(self.online[node_id], self.run_config, request, content)
         self.received.append(Packet(*reply))
         self.inbox[message_id] = Reply(message_id, reply)
         return message_id

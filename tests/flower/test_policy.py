@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -78,17 +79,23 @@ is_watching: list[bool] = [False]
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if not is_watching[0] or event not in WATCHED:
+        return
     subject = str(arguments[0]) if arguments else ""
     # A node's own log is no effect of a run config: every refusal is in it.
-    if is_watching[0] and event in WATCHED and not subject.endswith(audit_log.FILE):
+    if not subject.endswith(audit_log.FILE):
         seen.append((event, subject))
 
 
-sys.addaudithook(_hook)
+@functools.cache
+def add_hook() -> None:
+    """For the rest of this process, where it slows every event: Python removes none."""
+    sys.addaudithook(_hook)
 
 
 def effects(call: Callable[[], object]) -> list[tuple[str, str]]:
     """What a call imports, opens, executes or starts."""
+    add_hook()
     seen.clear()
     is_watching[0] = True
     try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from copfl.errors import UsageError
 from copfl.settings import checking, toml
+from tests.texts import CHARACTERS
 
 
 def factory(
@@ -100,7 +101,7 @@ plain = st.one_of(
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False),
-    st.text(st.characters(codec="utf-8")),
+    st.text(CHARACTERS),
 )
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from copfl.settings.checking import SettingError
 from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
+from tests.texts import CHARACTERS
 
-WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
+WORDS = st.text(CHARACTERS, max_size=8)
 PLAIN = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), WORDS)
-NAMES = st.from_regex(r"[a-z][a-z_]{0,5}", fullmatch=True)
+NAMES = st.from_regex(r"[a-z][a-z_]{0,5}", fullmatch=True, alphabet=CHARACTERS)
 
 
 @given(

@@ -10,9 +10,9 @@ block gives the reason for not running it:
 
 Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five clients,
 one seed, a small model, one process and no charts, and tune only what the command names, with two values; new clients
-have one local update; `check_algorithm` has one round. `copfl federate up` has its nodes in this process, and the
-pictures of a report and models as programs are empty files: with COPFL_SLOW=1 they are real ones. The test checks that
-the commands work, not their results.
+have one local update; `check_algorithm` has one round. Every third of the digits is read, `copfl federate up` has its
+nodes in this process, and the pictures of a report and models as programs are empty files: with COPFL_SLOW=1 they are
+real ones. The test checks that the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -192,21 +192,25 @@ def one_round_of_each_law() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick_parts() -> Iterator[None]:
-    """`copfl federate up` starts no processes; pictures, and models as programs, are empty files.
+    """A third of the digits; `copfl federate up` starts no processes; pictures, and models as programs, are empty files.
 
     tests/flower/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
     tests/experiment/bundle/test_exporting.py writes the models.
     """
     from copfl import charts
+    from copfl.data import datasets
     from copfl.experiment.bundle import exporting, onnx_file
     from copfl.flower import local
     from tests.flower import in_process
+
+    images, classes = datasets._digits()
 
     def empty_onnx(bundle: object, path: Path) -> list[Path]:
         path.touch()
         return [path]
 
     with (
+        mock.patch.object(datasets, "_digits", return_value=(images[::3], classes[::3])),
         mock.patch.object(local, "up", in_process.up),
         mock.patch.object(charts, "pictures", return_value={"png": b"", "svg": b""}),
         mock.patch.object(exporting, "_torch", return_value=b""),

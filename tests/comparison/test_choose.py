@@ -98,16 +98,18 @@ def test_who_goes_on_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("", Limit(7.0, usual=True)), ("300", Limit(300)), (300, Limit(300)), ("10m", Limit(600, True))],
+    [("", None), ("300", Limit(300)), (300, Limit(300)), ("10m", Limit(600, True))],
 )
-def test_budgets(text: str | int, limit: Limit) -> None:
-    assert limit_of(text, 7.0) == limit
+def test_budgets(text: str | int, limit: Limit | None) -> None:
+    assert limit_of(text) == limit
 
 
 @pytest.mark.parametrize("text", ["ten", "0", "-3", "5d", "m"])
-def test_budgets_that_are_none(text: str) -> None:
+def test_budgets_that_are_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is prepared."""
+    monkeypatch.setattr(racing, "prepare", None)
     with pytest.raises(UsageError, match="neither a number of rounds"):
-        limit_of(text, 7.0)
+        copfl.choose(budget=text)
 
 
 def test_a_budget_of_rounds_is_a_limit_by_hand() -> None:

@@ -26,10 +26,10 @@ class Rung(NamedTuple):
         return self.rounds * self.seeds
 
 
-def limit_of(budget: str | int, usual: float) -> Limit:
-    """A number of rounds, or a time such as 90s, 10m or 2h."""
+def limit_of(budget: str | int) -> Limit | None:
+    """A number of rounds, or a time such as 90s, 10m or 2h; None if the text is empty."""
     if not str(budget).strip():
-        return Limit(usual, usual=True)
+        return None
     parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
     if parts is None or not float(parts[1]):
         raise UsageError(

@@ -125,6 +125,7 @@ def choose(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
+    limit = limit_of(budget)
     out, log = Path(out), log or (lambda line: None)
     common = reading.common_of(base_tables, dataset, rounds)
     every = {"checkpoint_every": 1}  # a rung may end after any round
@@ -142,7 +143,7 @@ def choose(
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     candidates = race.suitable(candidates, experiment)
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
-    limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
+    limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
     race.passes = (1 + trained_twice) * retrain

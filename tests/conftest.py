@@ -56,7 +56,9 @@ def pytest_collection_finish() -> None:
     """What is imported stays: garbage collection, which comparisons ask for after every run, need not look at it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # tests leave little: to look for it after every 700 objects takes longer
+    gc.set_threshold(
+        20_000, 20, 20
+    )  # tests leave little: to look for it after every 700 objects takes longer
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -99,13 +99,13 @@ def rounds_of(
     batch: int = 32,
     **how: Any,
 ) -> tuple[State, list[Round]]:
-    """The state after these rounds, and what they showed."""
+    """The state after these rounds, and what they showed; unless `how` says otherwise, the last one is evaluated."""
     state = begin(algorithm, task, federation.clients)
     return state, list(
         simulate(
             Simulation(algorithm, task, federation, mapping or sequential(), seed, batch),
             state,
             rounds=rounds,
-            **how,
+            **{"eval_every": rounds, **how},
         )
     )

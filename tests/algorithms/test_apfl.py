@@ -78,9 +78,7 @@ def test_all_personal_is_local_training_and_all_global_is_fedavg(mixture: str) -
     for state in (mine, ours):
         assert torch.equal(state.server.w, together.server.w)
     for found, expected in ((mine_shown, alone_shown), (ours_shown, together_shown)):
-        pairs = [(torch.from_numpy(r.clients["test_loss"]) for r in rounds) for rounds in (found, expected)]
-        for a, b in zip(*pairs, strict=True):
-            close(a, b)
+        close(*(torch.from_numpy(rounds[-1].clients["test_loss"]) for rounds in (found, expected)))
 
 
 @pytest.mark.parametrize("mixture", ["predictions", "weights"])

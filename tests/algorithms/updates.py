@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -30,13 +31,14 @@ def output_of(
         return algorithm.client_update(task, given, down_of(algorithm, task, w), data, plan)
 
 
+@functools.cache  # FedAvg and local training are what many are compared with
 def three_rounds(
     algorithm: AnyAlgorithm, norm: str = "batch", buffers: str = "local", participation: float = 1.0
 ) -> tuple[Task, State, list[Round]]:
-    """A small network with unequal clients after three rounds."""
+    """A small network with unequal clients, of one batch and of two, after three rounds."""
     task, federation = small_federation(norm, SIZES)
     task = dataclasses.replace(task, buffers=buffers)
-    return task, *rounds_of(algorithm, task, federation, 3, batch=4, participation=participation)
+    return task, *rounds_of(algorithm, task, federation, 3, batch=6, participation=participation)
 
 
 def clients_of(state: State) -> Any:

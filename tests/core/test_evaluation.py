@@ -24,7 +24,7 @@ SIZES = (9, 6, 12)
 
 def losses_of_the_global_model(algorithm: AnyAlgorithm) -> list[Any]:
     task, federation = small_federation("batch", SIZES)
-    rounds = rounds_of(algorithm, task, federation, 3, batch=4)[1]
+    rounds = rounds_of(algorithm, task, federation, 3, batch=4, eval_every=1)[1]
     return [round.clients["test_loss_global"] for round in rounds]
 
 

@@ -95,7 +95,7 @@ def test_sequential_takes_one_at_a_time() -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_the_engines_agree_on_every_record_and_metric(algorithm: AnyAlgorithm, participation: float) -> None:
     task, federation = small_federation("batch", SIZES)
-    how: dict[str, Any] = {"batch": 4, "participation": participation}
+    how: dict[str, Any] = {"batch": 4, "participation": participation, "eval_every": 1}
     state, shown = rounds_of(algorithm, task, federation, 2, sequential(), **how)
     everybody = torch.arange(len(SIZES))
     for chunk in (64, 2):

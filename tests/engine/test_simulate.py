@@ -42,7 +42,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
     algorithm, mapping = ALGORITHMS[name], ENGINES[engine]
     task, federation = small_federation("batch", SIZES)
     whole, shown = rounds_of(
-        algorithm, task, federation, 3, mapping, seed=3, batch=4, participation=participation
+        algorithm, task, federation, 3, mapping, seed=3, batch=4, participation=participation, eval_every=1
     )
 
     state = begin(algorithm, task, 4)
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
 @pytest.mark.parametrize(("participation", "count"), [(1.0, 4), (0.5, 2), (0.51, 3), (0.1, 1), (0.75, 3)])
 def test_how_many_take_part(participation: float, count: int) -> None:
     task, federation = small_federation("none", SIZES)
-    _, shown = rounds_of(FedAvg(), task, federation, 3, vmap(3), participation=participation)
+    _, shown = rounds_of(FedAvg(), task, federation, 3, vmap(3), participation=participation, eval_every=1)
     for one in shown:
         assert len(one.ids) == count
         assert all(len(values) == count for values in one.clients.values())
@@ -121,7 +121,7 @@ def test_a_client_with_broken_data_is_left_out_named_and_keeps_its_record(name: 
     x, y = rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3)
     x[4] = np.nan  # in the second client's data
     task, algorithm, mapping = slopes(0.1, 0.2), ALGORITHMS[name], ENGINES[engine]
-    state, shown = rounds_of(algorithm, task, divided(x, y, (3, 3, 3)), 3, mapping)
+    state, shown = rounds_of(algorithm, task, divided(x, y, (3, 3, 3)), 3, mapping, eval_every=1)
     for one in shown:
         assert one.clients["healthy"].tolist() == [1, 0, 1]
         assert one.clients["weight"].tolist() == [0.5, 0, 0.5] or name == "copfl"

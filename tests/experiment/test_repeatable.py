@@ -96,7 +96,9 @@ def is_tried(name: str, options: dict[str, Any]) -> bool:
     algorithm: Any = ALGORITHMS[name]
     if not options:
         return name == "ktpfl"
-    own = any(getattr(algorithm, step) is not getattr(Averaging, step) for step in ("summand", "server_update"))
+    own = any(
+        getattr(algorithm, step) is not getattr(Averaging, step) for step in ("summand", "server_update")
+    )
     return options.keys() != {"weights"} or name == "fedavg" or own
 
 

@@ -192,7 +192,7 @@ def one_round_of_each_law() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick_parts() -> Iterator[None]:
-    """A third of the digits; `copfl federate up` starts no processes; pictures, and models as programs, are empty files.
+    """A third of the digits; `copfl federate up` starts no processes; pictures and models as programs are empty files.
 
     tests/flower/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
     tests/experiment/bundle/test_exporting.py writes the models.

@@ -79,6 +79,7 @@ def for_algorithm(name: str) -> dict[str, Any]:
     return {key: value for key, value in CONFIG.items() if not key.startswith("optimizer")} | {
         "algorithm.name": name,
         "run.rounds": 2,
+        "run.eval_every": 2,
     }
 
 

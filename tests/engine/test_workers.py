@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -34,10 +35,16 @@ SIZES = (5, 9, 3, 12, 4, 6, 7)
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
-    import multiprocessing
-
     yield
     assert not multiprocessing.active_children()
+
+
+@pytest.fixture(autouse=True)
+def torch_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked from a process that has imported it; those of the command below are spawned, as a user's."""
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["copfl.engine.workers", __name__])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking)
 
 
 class Kept(dict[int, Any]):

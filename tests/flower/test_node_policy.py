@@ -209,7 +209,9 @@ def asked(config: dict[str, Any], content: Content, **run_config: Any) -> Conten
     return worker.call(Request(CONFIG | run_config, config, content=content), os.getpid()).content
 
 
-def test_a_worker_is_ended_when_the_time_of_a_request_is_over(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_worker_is_ended_above_the_time_or_the_memory_of_a_request(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     server = server_of(tmp_path)
     first = asked(config, server.down(0))
     pids = processes(folder_of(config))
@@ -223,12 +225,9 @@ def test_a_worker_is_ended_when_the_time_of_a_request_is_over(config: dict[str, 
     assert not set(pids) & set(processes(folder_of(config)))
     allow([config], Policy())
     assert asked(config, server.down(0)) == first  # by another worker
-
-
-def test_a_worker_is_ended_above_the_memory_of_a_request(config: dict[str, Any], tmp_path: Path) -> None:
     allow([config], Policy(bounds=Bounds(memory=0.05)))
     with pytest.raises(UsageError, match=r"refuses the request: it took too much memory \[bounds.memory\]"):
-        asked(config, server_of(tmp_path).down(0))
+        asked(config, server.down(0))
     assert list(folder_of(config).iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from copfl.parts.server_steps import Momentum
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.server_optimizer import ServerOptimizer
+from tests.slow import slow
 
 SIZES = (5, 9, 3)
 ROUNDS = 2
@@ -49,7 +50,16 @@ def begun(simulation: Simulation) -> State:
     return begin(simulation.algorithm, simulation.task, simulation.federation.clients)
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
+# Quick: means, masks, mixtures, heads by class, own heads, pulls to a mean, control variates, clusters, stored models,
+# public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
+KINDS = ("fedavg", "copfl", "fedselect", "apfl", "fedpac", "fedrep", "ditto", "scaffold", "ifca", "fedpoe")
+KINDS += ("ktpfl", "splitnn", "flex_lora")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=[] if name in KINDS else slow) for name in ALGORITHMS), "addons"],
+)
 def test_batched_seeds_equal_separate_ones(name: str) -> None:
     around = with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.9, bn_stats="local")
     simulations = simulations_of(around if name == "addons" else ALGORITHMS[name]())

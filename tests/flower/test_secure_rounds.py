@@ -17,6 +17,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
 from copfl.flower import secure_node, secure_phases
+from copfl.flower.node import LoadData
 from copfl.flower.secure_exchange import REVEALING
 from copfl.flower.secure_members import Subject, context_of
 from copfl.flower.secure_server import SecureServer
@@ -302,10 +303,10 @@ def test_all_phases_of_a_sum_have_the_same_settings(
             with pytest.raises(WireError, match="settings have changed"):
                 local_update(other, node_config, packet)
 
-    def twice(settings: Any, node_config: dict[str, Any], packet: Packet) -> Packet:
+    def twice(settings: Any, node_config: dict[str, Any], packet: Packet, load_data: LoadData) -> Packet:
         if node_config["client"] == 0 and kind(packet) != "keys":
             refused(node_config, packet)
-        reply = local_update(settings, node_config, packet)
+        reply = local_update(settings, node_config, packet, load_data)
         if node_config["client"] == 0:
             refused(node_config, packet)
             assert local_update(settings, node_config, packet) == reply
@@ -322,8 +323,8 @@ def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytes
     nodes, local_update = write_nodes(digits(), tmp_path / "nodes"), secure_node.local_update
     answers: list[Packet] = []
 
-    def twice(settings: Any, node_config: dict[str, Any], packet: Packet) -> Packet:
-        reply = local_update(settings, node_config, packet)
+    def twice(settings: Any, node_config: dict[str, Any], packet: Packet, load_data: LoadData) -> Packet:
+        reply = local_update(settings, node_config, packet, load_data)
         if kind(packet) == "down" and node_config["client"] == 0:
             with pytest.raises(WireError, match="the same masks"):
                 local_update(settings, node_config | {"data": nodes[1]["data"]}, packet)

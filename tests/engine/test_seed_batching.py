@@ -52,8 +52,10 @@ def begun(simulation: Simulation) -> State:
 
 # Quick: means, masks, mixtures, heads by class, own heads, pulls to a mean, control variates, clusters, stored models,
 # public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
-KINDS = ("fedavg", "copfl", "fedselect", "apfl", "fedpac", "fedrep", "ditto", "scaffold", "ifca", "fedpoe")
-KINDS += ("ktpfl", "splitnn", "flex_lora")
+KINDS = (
+    *("fedavg", "copfl", "fedselect", "apfl", "fedpac", "fedrep", "ditto"),
+    *("scaffold", "ifca", "fedpoe", "ktpfl", "splitnn", "flex_lora"),
+)
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,36 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
             assert not foreign, (
                 f"{name} loads {', '.join(sorted(foreign))} at the top; import it where it is used"
             )
+
+
+def hidden_names(function: ast.AST, of_module: set[str]) -> set[str]:
+    """Names of the module that a function uses, and that one of its comprehensions has for a variable."""
+    used, hidden, own = set[str](), set[str](), set[str]()
+
+    def visit(node: ast.AST, variables: frozenset[str]) -> None:
+        if isinstance(node, ast.Name) and node.id not in variables:
+            (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            targets = [name for loop in node.generators for name in ast.walk(loop.target)]
+            names = {name.id for name in targets if isinstance(name, ast.Name)}
+            hidden.update(names)
+            variables |= names
+        for child in ast.iter_child_nodes(node):
+            visit(child, variables)
+
+    visit(function, frozenset())
+    return (used - own) & hidden & of_module
+
+
+def test_no_comprehension_hides_a_name_that_its_function_uses() -> None:
+    """Python 3.12.1 looks for such a name among the variables, and ends with an UnboundLocalError."""
+    code = "def f(all):\n a = {g for g in all}\n b = (g for g in all)\n return [g(x) for x in all]"
+    assert hidden_names(ast.parse(code), {"g"}) == {"g"}
+    for name, path in modules().items():
+        tree = ast.parse(path.read_text("utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        of_module = {alias.asname or alias.name for node in imports for alias in node.names}
+        of_module |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        hidden = {function.name: hidden_names(function, of_module) for function in functions}
+        assert not any(hidden.values()), name

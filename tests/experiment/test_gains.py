@@ -56,6 +56,21 @@ def test_alone_has_the_add_ons_of_the_run() -> None:
     assert found.alone.tolist() == copfl.run("local", **TINY, **ADAM, **addons).accuracy[-1].tolist()
 
 
+def test_the_file_of_the_baseline_trains_alone_as_the_run_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `report.summary.advice` names: FedPAC has two epochs and may have an average, `-a local` neither."""
+    averaged = {"addons": {"ema": 0.5}}
+    gained = copfl.run(None, **TINY, lr=0.01, **averaged, local_baseline=True, out=tmp_path / "run").gains
+    assert gained is not None
+    file = tmp_path / "run" / BASELINE / "run.toml"
+    assert called(capsys, "run", "-c", file, "-q", "-o", tmp_path / "alone").code == 0
+    repeated = gains.read(tmp_path / "alone")
+    assert repeated is not None
+    assert repeated.alone.tolist() == gained.alone.tolist()
+    assert copfl.run("local", **TINY, lr=0.01).accuracy[-1].tolist() != gained.alone.tolist()
+
+
 def test_alone_is_the_last_evaluation_of_clients_that_are_chosen_at_random(tmp_path: Path) -> None:
     how: dict[str, Any] = {**TINY, **ADAM, "clients": 5, "participation": 0.4, "local_baseline": True}
     found = copfl.run("fedavg", **how).gains

@@ -13,6 +13,7 @@ from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import names_of_clients
 from copfl.experiment.convergence import still_rises
+from copfl.experiment.folder import BASELINE
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.report import contributions
@@ -202,7 +203,11 @@ def advice(result: Result) -> str:
     if result.folder is not None and still_rises(honest, result.primary):
         more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}`"
         tries.append(f"the values still rise: {more} trains on")
-    return f"Training alone is better here. To try: {'; '.join(tries)}. If none is, take `-a local`."
+    # Not `-a local`: it has one epoch and no add-ons, and the values of this run have those of its algorithm.
+    as_here = "train alone with `-a local`, for as many epochs and with the add-ons of this run"
+    if result.folder is not None and data:
+        as_here = f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
+    return f"Training alone is better here. To try: {'; '.join(tries)}. If none is, {as_here}."
 
 
 def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:

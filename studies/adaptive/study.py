@@ -54,7 +54,10 @@ VARIANTS = {
     # Without gates; with `ema` a client predicts with a moving average of its weights.
     "default-ema": Variant(PAC, ema=0.8),
     "default-ema-0.9": Variant(PAC, ema=0.9),
+    "align-0.1-ema": Variant(PAC, {"alignment": 0.1}, ema=0.8),
     "fedrod-ema": Variant(ALGORITHMS["fedrod"], ema=0.8),
+    # Training alone, for as many epochs as FedPAC has: one of the head, one of the body.
+    "alone-ema": Variant(partial(ALGORITHMS["local"], epochs=2), server="mean", ema=0.8),
     # Gates.
     "rod-gate": Variant(FedRoDGate, explore=0.5),
     "block-gate": Variant(BlockGate, explore=0.5),

@@ -15,7 +15,7 @@ from copfl.data.arrays import from_arrays
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
-from copfl.settings.first_choice import ADAPTIVE, Known, first_choice
+from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, why
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,53 @@ def test_clients_predict_with_averaged_weights_where_that_was_measured() -> None
     for other in others:
         assert "ema" not in first_choice(known._replace(**other)).layer["addons"]
     assert not complete({"run": {"rounds": 20}, "addons": {"ema": 0.0}}).addons.options.get("ema")
+
+
+def test_in_few_rounds_a_client_trains_for_more_epochs() -> None:
+    known = Known(CLASSIFICATION, 30, 5, "cnn")
+    for rounds, epochs in ((1, 8), (5, 8), (10, 4), (19, 3), (20, None)):
+        assert first_choice(known._replace(rounds=rounds)).options.get("epochs") == epochs
+    for other in ({"samples": 640.0}, {"samples": math.inf}, {"pretrained": True}):  # 5 * 640 = 3,200
+        assert "epochs" not in first_choice(known._replace(**other)).options
+    assert complete({"run": {"rounds": 5}, "algorithm": {"epochs": 2}}).algorithm.epochs == 2
+
+
+def test_classes_of_few_clients_are_aligned_less() -> None:
+    for sharers, alignment in ((1.0, 0.1), (2.9, 0.1), (3.0, None), (math.inf, None)):
+        choice = first_choice(Known(CLASSIFICATION, 40, 40, "cnn", sharers=sharers))
+        assert choice.options.get("alignment") == alignment
+
+
+def alignment(*layers: dict[str, dict[str, object]], data: Dataset | None = None) -> object:
+    return complete(*layers, values={"data": data}).algorithm.options["alignment"]
+
+
+def test_it_counts_the_clients_that_share_a_class() -> None:
+    """Digits have ten classes; of the others, by hand: each site has its own, all share all, sites share one."""
+    for clients, per_client, expected in ((10, 2, 0.1), (10, 3, 1.0), (2, 5, 0.1), (50, 2, 1.0)):
+        partition = {"name": "classes", "per_client": per_client}
+        assert alignment({"run": {"clients": clients}, "partition": partition}) == expected
+    assert alignment({"run": {"clients": 2}, "partition": {"name": "dirichlet"}}) == 0.1
+    assert alignment({"run": {"clients": 3}, "partition": {"name": "dirichlet"}}) == 1.0
+    x, sites = np.zeros((90, 4), np.float32), np.arange(90) % 3
+    for y, expected in ((sites, 0.1), (np.arange(90) // 30, 1.0), (np.minimum(np.arange(90) // 40, sites), 0.1)):
+        assert alignment(data=from_arrays(x, y, group=sites)) == expected
+
+
+def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
+    sums = {"privacy": {"clip": 1.0, "noise": 1.0}}
+    (tmp_path / "values.csv").write_text("x,y\n" + "".join(f"{n},{n / 7}\n" for n in range(100)))
+    values = {"data": {"name": str(tmp_path / "values.csv"), "target": "y", "kind": REGRESSION}}
+    for layer, method, reason in (
+        ({}, "fedpac (server step fedexp, adam 0.003, batches of 8, averaged weights)", "seldom far"),
+        ({"run": {"rounds": 5}}, "fedpac (server step fedexp, adam 0.003, batches of 8)", "seldom far"),
+        (sums, "fedper (server step mean, adam 0.003, batches of 8)", "the server sees sums"),
+        (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes, and Ditto"),
+        ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
+    ):
+        run = complete(layer)
+        assert run.method_text.startswith(method)
+        assert reason in why(run)
 
 
 def test_it_counts_the_samples_of_a_client() -> None:

@@ -51,6 +51,7 @@ def run(
     from copfl.experiment import folder as run_folder
     from copfl.experiment.run import follow, prepare
     from copfl.settings.complete import complete
+    from copfl.settings.first_choice import why
     from copfl.settings.layers import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
@@ -69,7 +70,7 @@ def run(
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             print(
-                f"No algorithm is named, so this is {description.method_text}: seldom far from the best "
+                f"No algorithm is named, so this is {description.method_text}: {why(description)} "
                 "(docs/results.md). `copfl choose` compares methods on your data.",
                 file=sys.stderr,
             )

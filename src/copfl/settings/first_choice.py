@@ -15,7 +15,7 @@ from copfl.data import datasets
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.models import pretrained
 from copfl.settings.components import component, name_of, usual_optimizer
-from copfl.settings.schema import RunSettings
+from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.usual import (
     SMALL_SETS,
@@ -30,6 +30,9 @@ from copfl.settings.usual import (
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
+EPOCHS, MOST_EPOCHS = 40, 8  # of FedPAC's body in a run of fewer rounds, and in a round of it
+FEW_SHARERS = 3  # clients that have a class: with fewer, its centroid follows the client that follows it
+WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
@@ -45,6 +48,7 @@ class Known(NamedTuple):
     pretrained: bool = False
     sums_only: bool = False  # the server may see sums of uploads only, as with privacy
     head_only: bool = False  # there is no body that could be shared beside a personal head
+    sharers: float = math.inf  # clients that have a class, a mean; infinite where it is not known
 
 
 class Training(NamedTuple):
@@ -91,8 +95,7 @@ def training_of(known: Known) -> Training:
     batch = 16 if known.pretrained else 8 if known.samples < FEW_SAMPLES else 32
     if known.model in TEXT_MODELS:
         return Training(1e-2, "cosine", batch)
-    is_short = known.rounds * known.samples < SHORT_RUN and not known.pretrained
-    return Training(3e-3 if is_short else 1e-3, "constant", batch)
+    return Training(3e-3 if _is_short(known) else 1e-3, "constant", batch)
 
 
 def first_choice(known: Known) -> FirstChoice:
@@ -110,8 +113,36 @@ def first_choice(known: Known) -> FirstChoice:
         return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
+    options = {"head_speed": 3.0}
+    if known.sharers < FEW_SHARERS:
+        options["alignment"] = WEAK
+    if known.rounds < LONG_RUN and _is_short(known):
+        # In few rounds of one epoch the common body does not get as far as each client's own.
+        options["epochs"] = min(math.ceil(EPOCHS / known.rounds), MOST_EPOCHS)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
-    return FirstChoice("fedpac", {"head_speed": 3.0}, "fedexp", training, ema)
+    return FirstChoice("fedpac", options, "fedexp", training, ema)
+
+
+def _is_short(known: Known) -> bool:
+    """Whether a model from scratch sees few samples at a client, in all rounds."""
+    return known.rounds * known.samples < SHORT_RUN and not known.pretrained
+
+
+def why(run: Run) -> str:
+    """Why the rule chose this algorithm, for a person.
+
+    Args:
+        run: A run in which no algorithm was named.
+    """
+    if run.algorithm.name == "fedpac":
+        return "seldom far from the best in 22 federations"
+    if run.algorithm.name == "ditto":
+        return "FedPAC needs classes, and Ditto was below training alone in none of five federations"
+    if run.algorithm.name == "fedavg_ft":
+        return "the model has no body that could be shared beside a personal head"
+    if run.privacy or run.robust:
+        return "FedPAC needs single uploads, and here the server sees sums"
+    return "FedPAC needs classes"
 
 
 def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -> Tables:
@@ -194,15 +225,17 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
         usual = usual_of(dataset)
     elif "data" not in passed and (is_own(name) or name in SMALL_SETS):
         usual = usual_of_table(table)
+    by_group = usual.groups if usual and partition == "by_group" else 0
+    clients = passed["partition"].clients if "partition" in passed else run.get("clients") or by_group
+    clients = clients or RunSettings.clients
+    samples = usual.samples / clients if usual else math.inf
+    sharers = math.inf if usual is None or "partition" in passed else float(clients)
     if partition in ("classes", "concept_shift"):
         options = component("partition", {**tables["partition"], "name": partition}).options
         samples = float(options["per_client"] * options["train_per_class"])
-    elif usual is None:
-        samples = math.inf
-    else:
-        by_group = usual.groups if partition == "by_group" else 0
-        clients = passed["partition"].clients if "partition" in passed else run.get("clients") or by_group
-        samples = usual.samples / (clients or RunSettings.clients)
+        sharers = clients * options["per_client"] / usual.classes if usual else math.inf
+    elif usual and by_group:
+        sharers = usual.sharers
     return Known(
         usual.kind if usual else NEXT_TOKEN if model == "causal_cnn" else CLASSIFICATION,
         samples,
@@ -211,6 +244,7 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
         pretrained.is_pretrained(model),
         bool(tables["privacy"] or tables["robust"] or sums_only),
         tables["model"].get("train") == "head" or _has_one_layer(passed.get("model")),
+        sharers,
     )
 
 

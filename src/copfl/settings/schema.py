@@ -526,12 +526,17 @@ class Run:
 
     @property
     def method_text(self) -> str:
-        """Such as "fedpac (server step fedexp, adam 0.001, batches of 8)"."""
+        """Such as "fedpac (server step fedexp, adam 0.001, batches of 8, averaged weights)"."""
         optimizer = (
             f"{self.optimizer.title} {self.optimizer.lr:g}" if self.optimizer.lr else self.optimizer.title
         )
-        step = f"server step {self.server.title}, " if self.server else ""
-        return f"{self.algorithm.title} ({step}{optimizer}, batches of {self.run.batch})"
+        step = [f"server step {self.server.title}"] if self.server else []
+        schedule = self.addons.options.get("lr_schedule", "constant")
+        addons = [f"{schedule} schedule"] if schedule != "constant" else []
+        if self.addons.options.get("ema"):
+            addons.append("averaged weights")
+        parts = [*step, optimizer, f"batches of {self.run.batch}", *addons]
+        return f"{self.algorithm.title} ({', '.join(parts)})"
 
     @property
     def partition_text(self) -> str:

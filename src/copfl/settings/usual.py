@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
 from copfl.data.published import leaf
@@ -68,13 +70,19 @@ class Usual(NamedTuple):
     groups: int  # natural clients
     kind: str  # of task
     samples: int  # for training
+    classes: int  # or labels, values, tokens
+    sharers: float  # natural clients that have a class, a mean over the classes; 0 without clients or classes
 
 
 def usual_of(dataset: Dataset) -> Usual:
     """What suits these samples."""
     by_target = "classes" if dataset.kind == CLASSIFICATION else "iid"
     partition = "by_group" if dataset.natural else by_target
-    return Usual(_model_for(dataset), partition, number_of_groups(dataset), dataset.kind, len(dataset.train))
+    groups, classes, train = number_of_groups(dataset), len(dataset.classes), dataset.train
+    sharers = 0.0
+    if groups and train.group is not None and dataset.kind == CLASSIFICATION:
+        sharers = len(np.unique(train.group * classes + train.y)) / classes
+    return Usual(_model_for(dataset), partition, groups, dataset.kind, len(train), classes, sharers)
 
 
 def usual_of_table(table: Mapping[str, Any]) -> Usual:

@@ -102,7 +102,6 @@ FEDERATIONS: dict[str, Tables] = {
     "wine-labels": table("wine-labels", "strong,dark,acid", "site"),
     "digit-labels": table("digit-labels", "even,large,loop", "site"),
 }
-OF_TEXTS = ("banking", "banking-classes", "clinc-sites")
 
 
 def write_files(folder: Path, data: Path | None) -> None:
@@ -111,7 +110,8 @@ def write_files(folder: Path, data: Path | None) -> None:
 
     rng = np.random.default_rng(0)
     digits, iris, wine, cancer, diabetes = (
-        getattr(datasets, f"load_{name}")() for name in ("digits", "iris", "wine", "breast_cancer", "diabetes")
+        getattr(datasets, f"load_{name}")()
+        for name in ("digits", "iris", "wine", "breast_cancer", "diabetes")
     )
     pixels = [f"pixel{n}" for n in range(64)]
     # One site has 60 % of 500 digits, five others share the rest.
@@ -121,7 +121,9 @@ def write_files(folder: Path, data: Path | None) -> None:
     # Laboratories that differ in the amount of alcohol, clinics in the texture of the tumours.
     _write(folder / "wine.csv", wine.feature_names, wine.data, **{"class": wine.target})
     texture = quantiles(cancer.data[:, 1], 5, 0.3, rng)
-    _write(folder / "cancer.csv", cancer.feature_names, cancer.data, malignant=1 - cancer.target, site=texture)
+    _write(
+        folder / "cancer.csv", cancer.feature_names, cancer.data, malignant=1 - cancer.target, site=texture
+    )
     _write(
         folder / "iris.csv",
         iris.feature_names,
@@ -191,7 +193,9 @@ def quantiles(values: NDArray[Any], groups: int, noise: float, rng: np.random.Ge
 
 def _write(path: Path, names: Sequence[str], x: NDArray[Any], **columns: NDArray[Any]) -> None:
     header = [name.replace(" ", "_") for name in names] + [*columns]
-    _write_rows(path, header, zip(*x.T.tolist(), *(column.tolist() for column in columns.values()), strict=True))
+    _write_rows(
+        path, header, zip(*x.T.tolist(), *(column.tolist() for column in columns.values()), strict=True)
+    )
 
 
 def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -209,24 +213,19 @@ class Job(NamedTuple):
 
 
 NAMED = ("local", "fedper", "fedavg_ft")  # as a user gets them who names them
-WITH_ALONE = ("default", "epochs")  # training alone differs with these
+WITH_ALONE = ("default", "before", "epochs")  # training alone differs with these
+FORMER: Tables = {"algorithm": {"alignment": 1.0, "epochs": 1}}  # the default before this study
 CANDIDATES: dict[str, Tables] = {  # what is changed in the default
     "default": {},
+    "before": FORMER,
     "mean": {"server": {"name": "mean"}},
     "momentum": {"server": {"name": "momentum"}},
     "head-1": {"algorithm": {"head_speed": 1.0}},
-    "momentum-head-1": {"server": {"name": "momentum"}, "algorithm": {"head_speed": 1.0}},
     "ema-0.9": {"addons": {"ema": 0.9}},
     "align-0.1": {"algorithm": {"alignment": 0.1}},
-    "align-0": {"algorithm": {"alignment": 0.0}},
-    "align-1": {"algorithm": {"alignment": 1.0}},
-    "fedper-2": {"algorithm": {"name": "fedper", "epochs": 2}},
     "cosine": {"addons": {"lr_schedule": "cosine"}},
-    "epochs-1": {"algorithm": {"epochs": 1}},
     "epochs-2": {"algorithm": {"epochs": 2}},
     "epochs-4": {"algorithm": {"epochs": 4}},
-    "epochs-8": {"algorithm": {"epochs": 8}},
-    "fedavg_ft-2": {"algorithm": {"name": "fedavg_ft", "epochs": 2}},
 }
 
 
@@ -236,27 +235,37 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.experiment.run import train
     from copfl.settings.complete import complete
 
-    started, tables = time.monotonic(), {kind: dict(table) for kind, table in FEDERATIONS[job.federation].items()}
+    started, tables = (
+        time.monotonic(),
+        {kind: dict(table) for kind, table in FEDERATIONS[job.federation].items()},
+    )
     if tables.get("data", {}).get("name", "").endswith(".csv"):
         tables["data"]["name"] = str(folder / tables["data"]["name"])
-    own = {"seed": job.seed, "device": device, "threads": 1, "workers": 1, "eval_models": "final"}
+    own: dict[str, Any] = {
+        "seed": job.seed,
+        "device": device,
+        "threads": 1,
+        "workers": 1,
+        "eval_models": "final",
+    }
     if job.candidate in NAMED:
         run = complete(tables, {"run": own, "algorithm": {"name": job.candidate}})
     else:
-        default = complete(tables, {"run": {**own, "local_baseline": job.candidate.startswith(WITH_ALONE)}})
-        run = complete(default.tables(), CANDIDATES[job.candidate])
+        own["local_baseline"] = job.candidate.startswith(WITH_ALONE)
+        layers = [{}] if job.candidate == "default" else [FORMER, CANDIDATES[job.candidate]]
+        run = complete(complete(tables, {"run": own}).tables(), *layers)
     run = dataclasses.replace(run, run=dataclasses.replace(run.run, eval_every=run.run.rounds))
     result = train(prepare(run), None)
     primary = result.primary
     sign = 1 if primary.higher_is_better else -1
-    values = {"personal": sign * result.final(primary.name)}
+    attacks = np.nan_to_num(result.latest("malicious")) > 0
+    values = {"personal": np.where(attacks, np.nan, sign * result.final(primary.name))}
     if result.analysis is not None:
         values["alone"] = sign * result.analysis.alone
     return {
         "metric": primary.name,
         "method": run.method_text,
-        "samples": [len(part) for part in result.experiment.federation.partition.train],
-        **{name: [round(float(v), 5) for v in numbers] for name, numbers in values.items()},
+        **{name: [None if np.isnan(v) else round(float(v), 5) for v in row] for name, row in values.items()},
         "seconds": round(time.monotonic() - started, 2),
     }
 
@@ -283,7 +292,9 @@ def main() -> None:
         seeds, candidates, *federations = (names.split(",") for names in part.split(":"))
         names = federations[0] if federations else FEDERATIONS
         jobs += [Job(f, c, int(seed)) for seed in seeds for c in candidates for f in names]
-    run_jobs(jobs, partial(record, folder=args.files, device=args.device), args.out, args.processes, args.budget)
+    run_jobs(
+        jobs, partial(record, folder=args.files, device=args.device), args.out, args.processes, args.budget
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     answer = called(capsys, "run", "--dataset", *words, *run)
     assert answer.code == 0
     assert answer.err.startswith(
-        "No algorithm is named, so this is fedpac (server step fedexp, adam 0.003, batches of 8)"
+        "No algorithm is named, so this is fedpac (server step fedexp, adam 0.003, batches of 8, 5 epochs)"
     )
     text = (here / "a" / "run.toml").read_text()
     assert "clients = 4\n" in text

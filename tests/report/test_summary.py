@@ -200,7 +200,9 @@ def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result
     said = summary.advice(cast(Result, found))
     assert said.startswith("Training alone is better here. To try: `copfl choose -d digits`")
     assert f"`copfl resume {tmp_path} --rounds 4`" in said
-    assert said.endswith(f"`copfl run -c {tmp_path}/baseline/run.toml` trains alone as here and keeps the models.")
+    assert said.endswith(
+        f"`copfl run -c {tmp_path}/baseline/run.toml` trains alone as here and keeps the models."
+    )
     found.metric_or_nan = lambda name: np.array([rising[-1]] * 3)  # it no longer rises
     assert "resume" not in summary.advice(cast(Result, found))
     for other in (alone, np.array([0.53, 0.62, 0.75])):  # better, and not distinguishable
@@ -208,6 +210,18 @@ def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result
         assert summary.advice(cast(Result, found)) == ""
     found.gains = None
     assert summary.advice(cast(Result, found)) == ""
+
+
+def test_the_conclusion_is_on_honest_clients() -> None:
+    """The third client attacks, with labels that it does not have alone."""
+    alone, personal = np.array([0.52, 0.63, 0.95]), np.array([0.55, 0.66, 0.0])
+    attacked = SimpleNamespace(
+        gains=Gains(alone, alone, personal), latest=lambda name: np.array([0.0, 0.0, 1.0])
+    )
+    honest = summary.honest_gains(cast(Result, attacked))
+    assert honest is not None
+    assert "3.0 points [+3.0, +3.0] better than training alone" in summary.conclusion(honest)
+    assert "2 of 2 clients gain" in summary.conclusion(honest)
 
 
 def test_the_last_line_has_the_time_of_the_whole_command(result: Result) -> None:

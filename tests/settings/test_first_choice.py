@@ -59,7 +59,7 @@ def test_clients_predict_with_averaged_weights_where_that_was_measured() -> None
 
 def test_in_few_rounds_a_client_trains_for_more_epochs() -> None:
     known = Known(CLASSIFICATION, 30, 5, "cnn")
-    for rounds, epochs in ((1, 8), (5, 8), (10, 4), (19, 3), (20, None)):
+    for rounds, epochs in ((1, 5), (5, 4), (10, 2), (19, 2), (20, None)):
         assert first_choice(known._replace(rounds=rounds)).options.get("epochs") == epochs
     for other in ({"samples": 640.0}, {"samples": math.inf}, {"pretrained": True}):  # 5 * 640 = 3,200
         assert "epochs" not in first_choice(known._replace(**other)).options
@@ -84,7 +84,11 @@ def test_it_counts_the_clients_that_share_a_class() -> None:
     assert alignment({"run": {"clients": 2}, "partition": {"name": "dirichlet"}}) == 0.1
     assert alignment({"run": {"clients": 3}, "partition": {"name": "dirichlet"}}) == 1.0
     x, sites = np.zeros((90, 4), np.float32), np.arange(90) % 3
-    for y, expected in ((sites, 0.1), (np.arange(90) // 30, 1.0), (np.minimum(np.arange(90) // 40, sites), 0.1)):
+    for y, expected in (
+        (sites, 0.1),
+        (np.arange(90) // 30, 1.0),
+        (np.minimum(np.arange(90) // 40, sites), 0.1),
+    ):
         assert alignment(data=from_arrays(x, y, group=sites)) == expected
 
 
@@ -94,7 +98,11 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
     values = {"data": {"name": str(tmp_path / "values.csv"), "target": "y", "kind": REGRESSION}}
     for layer, method, reason in (
         ({}, "fedpac (server step fedexp, adam 0.003, batches of 8, averaged weights)", "seldom far"),
-        ({"run": {"rounds": 5}}, "fedpac (server step fedexp, adam 0.003, batches of 8)", "seldom far"),
+        (
+            {"run": {"rounds": 5}},
+            "fedpac (server step fedexp, adam 0.003, batches of 8, 4 epochs)",
+            "seldom far",
+        ),
         (sums, "fedper (server step mean, adam 0.003, batches of 8)", "the server sees sums"),
         (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes, and Ditto"),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),

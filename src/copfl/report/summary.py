@@ -109,7 +109,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(table, width)}", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if gains is not None and (found := conclusion(gains)):
+    if (honest := honest_gains(result)) is not None and (found := conclusion(honest)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     if found := advice(result):
         print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)
@@ -191,7 +191,7 @@ def conclusion(gains: Gains) -> str:
 
 def advice(result: Result) -> str:
     """What to try after a run whose models are distinguishably worse than those trained alone; else ""."""
-    gains, e = result.gains, result.experiment
+    gains, e = honest_gains(result), result.experiment
     if gains is None:
         return ""
     known = gains.gain[~np.isnan(gains.gain)]
@@ -206,7 +206,9 @@ def advice(result: Result) -> str:
     # Not `-a local`: it has one epoch and no add-ons, and the values of this run have those of its algorithm.
     as_here = "train alone with `-a local`, for as many epochs and with the add-ons of this run"
     if result.folder is not None and data:
-        as_here = f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
+        as_here = (
+            f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
+        )
     return f"Training alone is better here. To try: {'; '.join(tries)}. If none is, {as_here}."
 
 
@@ -305,6 +307,14 @@ def _final(result: Result) -> dict[str, Numbers]:
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which clients the simulation attacks with."""
     return np.asarray(np.nan_to_num(result.latest("malicious")) > 0)
+
+
+def honest_gains(result: Result) -> Gains | None:
+    """The gains of all clients but those that the simulation attacks with; alone they trained on right labels."""
+    if result.gains is None:
+        return None
+    personal = np.where(_malicious(result), np.nan, result.gains.personal)
+    return result.gains._replace(personal=personal)
 
 
 def _epsilons(result: Result) -> dict[str, float]:

@@ -30,7 +30,7 @@ from copfl.settings.usual import (
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
-EPOCHS, MOST_EPOCHS = 40, 8  # of FedPAC's body in a run of fewer rounds, and in a round of it
+MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
 FEW_SHARERS = 3  # clients that have a class: with fewer, its centroid follows the client that follows it
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
@@ -118,7 +118,7 @@ def first_choice(known: Known) -> FirstChoice:
         options["alignment"] = WEAK
     if known.rounds < LONG_RUN and _is_short(known):
         # In few rounds of one epoch the common body does not get as far as each client's own.
-        options["epochs"] = min(math.ceil(EPOCHS / known.rounds), MOST_EPOCHS)
+        options["epochs"] = min(math.ceil(LONG_RUN / known.rounds), MOST_EPOCHS)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
     return FirstChoice("fedpac", options, "fedexp", training, ema)
 

@@ -526,7 +526,7 @@ class Run:
 
     @property
     def method_text(self) -> str:
-        """Such as "fedpac (server step fedexp, adam 0.001, batches of 8, averaged weights)"."""
+        """Such as "fedpac (server step fedexp, adam 0.003, batches of 8, 4 epochs)"."""
         optimizer = (
             f"{self.optimizer.title} {self.optimizer.lr:g}" if self.optimizer.lr else self.optimizer.title
         )
@@ -535,7 +535,8 @@ class Run:
         addons = [f"{schedule} schedule"] if schedule != "constant" else []
         if self.addons.options.get("ema"):
             addons.append("averaged weights")
-        parts = [*step, optimizer, f"batches of {self.run.batch}", *addons]
+        epochs = [f"{self.algorithm.epochs} epochs"] if (self.algorithm.epochs or 1) > 1 else []
+        parts = [*step, optimizer, f"batches of {self.run.batch}", *epochs, *addons]
         return f"{self.algorithm.title} ({', '.join(parts)})"
 
     @property

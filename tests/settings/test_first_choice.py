@@ -70,6 +70,9 @@ def test_classes_of_few_clients_are_aligned_less() -> None:
     for sharers, alignment in ((1.0, 0.1), (2.9, 0.1), (3.0, None), (math.inf, None)):
         choice = first_choice(Known(CLASSIFICATION, 40, 40, "cnn", sharers=sharers))
         assert choice.options.get("alignment") == alignment
+    few = Known(CLASSIFICATION, 40, 40, "cnn", sharers=1.0)
+    for other in ({"model": "embedding"}, {"pretrained": True}):  # a falling rate; not measured
+        assert "alignment" not in first_choice(few._replace(**other)).options
 
 
 def alignment(*layers: dict[str, dict[str, object]], data: Dataset | None = None) -> object:

@@ -109,7 +109,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(table, width)}", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if (honest := honest_gains(result)) is not None and (found := conclusion(honest)):
+    if (of_honest := honest_gains(result)) is not None and (found := conclusion(of_honest)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     if found := advice(result):
         print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)

@@ -114,8 +114,8 @@ def first_choice(known: Known) -> FirstChoice:
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
     options = {"head_speed": 3.0}
-    if known.sharers < FEW_SHARERS:
-        options["alignment"] = WEAK
+    if known.sharers < FEW_SHARERS and training.schedule == "constant" and not known.pretrained:
+        options["alignment"] = WEAK  # where the rate falls, the alignment does not diverge
     if known.rounds < LONG_RUN and _is_short(known):
         # In few rounds of one epoch the common body does not get as far as each client's own.
         options["epochs"] = min(math.ceil(LONG_RUN / known.rounds), MOST_EPOCHS)

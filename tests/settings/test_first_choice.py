@@ -107,7 +107,7 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "seldom far",
         ),
         (sums, "fedper (server step mean, adam 0.003, batches of 8)", "the server sees sums"),
-        (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes, and Ditto"),
+        (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes"),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
     ):
         run = complete(layer)

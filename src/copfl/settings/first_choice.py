@@ -136,11 +136,9 @@ def why(run: Run) -> str:
     """
     if run.algorithm.name == "fedpac":
         return "seldom far from the best in 22 federations"
-    if run.algorithm.name == "ditto":
-        return "FedPAC needs classes, and Ditto was below training alone in none of five federations"
     if run.algorithm.name == "fedavg_ft":
         return "the model has no body that could be shared beside a personal head"
-    if run.privacy or run.robust:
+    if run.algorithm.name == "fedper" and (run.privacy or run.robust):
         return "FedPAC needs single uploads, and here the server sees sums"
     return "FedPAC needs classes"
 

@@ -236,6 +236,20 @@ def test_what_differs_is_said_in_the_owners_words(
     assert text in found[0].text
 
 
+def test_a_column_of_another_name_is_known_by_its_values(tmp_path: Path) -> None:
+    """If one alone has values as the contract describes them."""
+    ranged = AGREED.replaced({"sodium": {"minimum": 100, "maximum": 200}})
+    renamed = {"sodium": None, "Natrium": GOOD["sodium"], "identity": lambda n: 10_000 + n}
+    difference = check(ranged, write(tmp_path / "site.csv", **renamed)).differences[0]
+    assert difference.what == "renamed_column"
+    assert difference.text == 'the column "sodium" is missing; is it your "Natrium"? Rename it in the file'
+    both = renamed | {"Kalium": GOOD["sodium"]}
+    assert check(ranged, write(tmp_path / "site.csv", **both)).differences[0].what == "missing_column"
+    assert check(AGREED, write(tmp_path / "site.csv", **renamed)).differences[0].what == "missing_column"
+    renamed = {"ward": None, "Station": GOOD["ward"], "doctor": lambda n: "Abel"}
+    assert check(AGREED, write(tmp_path / "site.csv", **renamed)).differences[0].what == "renamed_column"
+
+
 def test_a_decimal_comma_that_can_be_read_is_a_note(tmp_path: Path) -> None:
     checked = check(AGREED, write(tmp_path / "site.csv", separator=";", age=lambda n: f"{20 + n},5"))
     assert checked.fits

@@ -63,6 +63,19 @@ def test_a_target_of_a_regression(tmp_path: Path) -> None:
     assert ours[1][0] == pytest.approx(theirs[1][0], rel=1e-9)
 
 
+def test_a_mean_out_of_the_range_is_not_agreed(tmp_path: Path) -> None:
+    """One of three sites has ages in thousandths of years: the encoders would be wrong for all."""
+    sites = [site_of(CONTRACT, files) for files in write_sites(tmp_path).values()]
+    wrong = sites[0]._replace(values=sites[0].values | {"age": 1000 * sites[0].values["age"]})
+    with pytest.raises(
+        DataError, match=r'the mean of "age" over all sites is .* not in 0 to 120: a site has it'
+    ):
+        agreed(CONTRACT, [wrong, *sites[1:]])
+    lowest = CONTRACT.replaced({"sodium": {"minimum": 0.1, "maximum": None}})
+    equal = [site._replace(values=site.values | {"sodium": np.full(7, 0.1)}) for site in sites]
+    assert agreed(lowest, equal).columns[1].mean == pytest.approx(0.1)
+
+
 def test_without_a_test_file_they_are_of_the_train_rows_alone(tmp_path: Path) -> None:
     path = write_sites(tmp_path)["north"][0]
     ours = agreed(CONTRACT, [site_of(CONTRACT, [path])]).encoders

@@ -9,6 +9,9 @@ import typer
 from copfl.cli.federate import AppFolder, Settings, app_config, command, require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError, stoppable
+from copfl.tables import listed
+
+SHOWN = 8  # names of columns in a sentence
 
 
 @command
@@ -64,7 +67,7 @@ def contract(
     count = f"{len(made.columns)} columns, {made.task} of {', '.join(t.name for t in made.targets)}"
     print(f"{out} is a draft: {count}. Read it, add units and ranges, and send it to the members")
     if made.open:
-        names = ", ".join(column.name for column in made.open[:8])
+        names = listed([column.name for column in made.open], SHOWN)
         print(f"To be agreed by sums over all members, or given in the file: {names}")
 
 
@@ -86,9 +89,10 @@ def check(
     else:
         for difference in checked.differences:
             print(f"{'note' if difference.is_note else 'differs':<9} {difference.text}")
-        open_names = ", ".join(column.name for column in agreed.open[:8])
-        if open_names:
-            print(f"{'note':<9} not compared, because the contract leaves them open: {open_names}")
+        if open_names := listed([column.name for column in agreed.open], SHOWN):
+            print(
+                f"{'note':<9} means and categories that the contract leaves open are not compared: {open_names}"
+            )
         verdict = "fits" if checked.fits else "does not fit"
         print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
     if not checked.fits:

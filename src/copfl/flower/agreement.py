@@ -48,7 +48,7 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
     """
     path = folder / RUNS / run / AGREED
     if not path.exists():
-        raise RunError(f"the members did not agree on the encoders in run {run} ({why}); see its log above")
+        raise RunError(f"the members did not agree on the encoders in run {run}: {why}")
     contract = Contract.read(path.read_text())
     freeze(folder, contract)
     return contract

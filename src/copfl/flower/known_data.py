@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.columns import Table, row_texts
 from copfl.data.samples import Inputs
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
@@ -32,6 +33,11 @@ def hashes_of(x: Inputs) -> Hashes:
     return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
 
 
+def hashes_of_table(table: Table) -> Hashes:
+    """A hash of each row, by all its cells."""
+    return hashes_of({name: cells.astype(str) for name, cells in row_texts(table).items()})
+
+
 class KnownData:
     """The hashes of the data that a node has used, a file each."""
 
@@ -42,15 +48,20 @@ class KnownData:
         """The name by which the samples are known; their hashes are stored."""
         content = samples.astype("<u8").tobytes()
         name = hashlib.sha256(content).hexdigest()[:32]
-        if not self._path(name).exists():
+        if not self.has(name):
             write_bytes(self._path(name), content, private=True)
         return name
 
     def overlap(self, samples: str, others: str) -> bool:
         """Whether the data of both names have a sample in common."""
-        return samples == others or bool(np.isin(self._hashes(samples), self._hashes(others)).any())
+        return samples == others or bool(np.isin(self.hashes(samples), self.hashes(others)).any())
 
-    def _hashes(self, name: str) -> Hashes:
+    def has(self, name: str) -> bool:
+        """Whether there are hashes of this name."""
+        return self._path(name).exists()
+
+    def hashes(self, name: str) -> Hashes:
+        """Those of the data of this name."""
         damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError):
             return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)

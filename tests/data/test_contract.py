@@ -219,6 +219,13 @@ def test_data_that_fit(tmp_path: Path) -> None:
         ({"sodium": lambda n: (134 + n % 13) * 1000}, "unit", '"sodium" is 1,000 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) / 1000}, "unit", '"sodium" is 1/1,000 of what it is'),
         ({"age": lambda n: 150 if n == 7 else 30 + n}, "range", "1 of 60 values outside 0 to 120"),
+        ({"sodium": lambda n: "1" * 300 if n == 7 else 140}, "range", "1 of 60 values above 1e+30"),
+        (
+            {"age": lambda n: "-" + "9" * 5000 if n < 2 else 40},
+            "range",
+            "2 of 60 values above 1e+30, such as -inf",
+        ),
+        ({"ward": lambda n: "1" * 300 if n < 9 else "lung"}, "categories", '"1111111111'),
         ({"ward": lambda n: "Heart" if n < 9 else "lung"}, "categories", '"Heart" (9 rows, meant heart?)'),
         ({"smoker": lambda n: ("no", "yes")[n % 2]}, "categories", '"no" (30 rows)'),
         ({"outcome": lambda n: ("sick", "well")[n % 2]}, "classes", '"sick" (30 rows)'),

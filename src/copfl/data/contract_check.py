@@ -20,6 +20,7 @@ from copfl.data.encoders import Encoder
 from copfl.data.samples import CLASSIFICATION, shape_of
 from copfl.data.statistics import counts_of
 from copfl.data.table_files import READERS, read_table
+from copfl.data.targets import LARGEST_NUMBER
 from copfl.errors import DataError
 from copfl.tables import listed
 
@@ -183,6 +184,12 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
     values = floats(numbers)
     values = values[~np.isnan(values)]
     if not len(values):
+        return
+    if (is_huge := np.abs(values) > LARGEST_NUMBER).any():
+        shown = f"{int(is_huge.sum()):,} of {len(values):,} values above {LARGEST_NUMBER:g}"
+        yield Difference(
+            name, "range", f'"{name}" has {shown}, such as {values[is_huge][0]:g}; they cannot be used'
+        )
         return
     unit = f" (the contract's unit: {column.unit})" if column.unit else ""
     if factor := _factor(column, values):

@@ -14,7 +14,7 @@ from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, n
 from copfl.data.encoders import Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.table_files import LARGEST_FILE, READERS, read_table
-from copfl.data.targets import named, numbered
+from copfl.data.targets import LARGEST_NUMBER, named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 
@@ -100,7 +100,12 @@ class Preparation:
         ]
         fitting = Table({e.name: _fitting(e, table.columns[e.name]) for e in encoders})
         notes += unknown_categories(encoders, fitting)
-        return Prepared(encoded(encoders, fitting), notes)
+        x = encoded(encoders, fitting)
+        if not (is_finite := np.isfinite(x).all(1)).all():
+            raise DataError(
+                f"row {int(np.argmin(is_finite)) + 1} has a number that is too far from those in training"
+            )
+        return Prepared(x, notes)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -252,7 +257,9 @@ def _fitting(encoder: Encoder, column: Column) -> Column:
     if encoder.categories:
         return column
     numbers = as_numbers(column)
-    wrong = not_numbers(column) if numbers is None else np.flatnonzero(np.isinf(floats(numbers)))
+    wrong = (
+        not_numbers(column) if numbers is None else np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)
+    )
     if len(wrong):
         cell = str(column[int(wrong[0])])[:40]
         raise DataError(

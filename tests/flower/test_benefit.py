@@ -13,13 +13,13 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.halves import DIFFERENCE, HALF
+from copfl.core.halves import DIFFERENCE, HALF, first_half
 from copfl.engine.halves import Halves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError, WireError
 from copfl.experiment import records
-from copfl.experiment.benefit import Benefit, of_records
+from copfl.experiment.benefit import Benefit, Judgement, design, judged, of_records
 from copfl.flower import halves as kinds
 from copfl.flower import node, node_halves, secure_node, secure_server
 from copfl.flower.app import init
@@ -33,12 +33,14 @@ from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
 from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals, require_half
 from copfl.flower.secure_memory import Added, History, Memory, Upload, fingerprint
+from copfl.flower.secure_sum import Rules, Words, dequantised
 from copfl.flower.server import Server, _record
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.transport import TRAIN, Field
 from copfl.flower.watched import read
 from copfl.settings.flat import nested
+from copfl.stats import Numbers
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, DirectTransport, Played, digits, kept, play, write_nodes
 from tests.slow import slow
@@ -55,6 +57,7 @@ HALVES = CONFIG | {
     "network.min_replies": CLIENTS,
     "algorithm.name": "fedavg",
     "model.width": 8,
+    "optimizer.name": "sgd",  # `init` would choose another one
     "optimizer.lr": 0.1,
 }
 SECURE = {"secure.aggregation": True, "secure.bits": 44}
@@ -300,6 +303,88 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
     monkeypatch.undo()
     play(again | {"network.deadline": 60}, secure.nodes, secure.runs)
     assert path.read_bytes() == content  # the same sum of the same clients, asked for again
+
+
+# -- forged parts, and models that hardly differ -------------------------------------------------------------
+
+
+def judges(differences: Numbers, rounds: int = 16, clients: int = 6) -> list[Judgement]:
+    """What each client concludes from its column of differences, [rounds, clients]."""
+    drawn = [np.isin(np.arange(clients), first_half(4, t, np.arange(clients))) for t in range(rounds)]
+    regression = design(np.where(np.stack(drawn), 1.0, -1.0))
+    assert regression is not None
+    return [judged(regression, differences[:, n], n) for n in range(clients)]
+
+
+def summed(parts: list[Judgement], rules: Rules, added: Judgement | None = None) -> Judgement:
+    """The secure sum of the judges' parts, and of numbers that a member adds."""
+    words = [kinds.words_of(part, rules) for part in (*parts, *(() if added is None else (added,)))]
+    total = dequantised(np.sum(words, axis=0, dtype=np.uint64), rules)
+    rounds, clients = parts[0].errors.shape
+    return kinds.judgement_from(total, rounds, clients, rules)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e6])
+def test_what_judges_say_is_no_forgery(scale: float) -> None:
+    """Whatever their losses are, also where some have none, and some are nearly above the range of a sum."""
+    rules = Rules(6)
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        differences = scale * np.exp(3 * draw.normal(size=6)) * draw.standard_t(2, size=(16, 6))
+        differences[:, :2] *= draw.integers(0, 2, size=2)
+        assert (summed(judges(differences), rules).weight >= 0).all()
+
+
+def lone(entry: int, clients: int = 6, rounds: int = 16) -> tuple[Numbers, Numbers]:
+    """An entry of a client, and of a client in a round."""
+    value, errors = np.zeros(clients), np.zeros((rounds, clients))
+    value[entry] = errors[0, entry] = 0.01
+    return value, errors
+
+
+@pytest.mark.parametrize("part", ["value", "weight", "errors"])
+def test_numbers_that_no_losses_give_are_refused(part: str) -> None:
+    """A member that adds to its own benefit alone, gives itself a weight, or makes an error larger."""
+    value, errors = lone(2)
+    nothing = Judgement(np.zeros(6), np.zeros(6), np.zeros((16, 6)))
+    added = nothing._replace(
+        **{part: errors if part == "errors" else 1e4 * value if part == "weight" else value}
+    )
+    honest = judges(np.random.default_rng(0).normal(size=(16, 6)))
+    summed(honest, Rules(6), nothing)
+    with pytest.raises(WireError, match="a member added numbers that no losses give"):
+        summed(honest, Rules(6), added)
+
+
+def test_there_is_no_benefit_from_a_forged_sum(secure: Federated, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = secure.runs / "test" / BENEFIT
+    content, honest = path.read_bytes(), kinds.words_of
+    path.unlink()
+
+    def forged(judgement: Judgement, rules: Rules) -> Words:
+        is_forger = judgement.weight[0] == 0  # a judge has no weight for itself
+        return honest(judgement._replace(value=judgement.value + lone(0)[0] * is_forger), rules)
+
+    monkeypatch.setattr(kinds, "words_of", forged)
+    played = play(HALVES | SECURE | {"session.resume": True}, secure.nodes, secure.runs)
+    assert played.log[-1] == "there is no benefit: a member added numbers that no losses give"
+    assert not path.exists()
+    path.write_bytes(content)
+
+
+def test_models_that_hardly_differ_reveal_no_further_digits() -> None:
+    """A part is relative to the size of a judge's differences, but magnified by the range of a sum at most.
+
+    So halves that differ by 1e-12 give the largest weight, and nothing else.
+    """
+    rules, differences = Rules(6), np.random.default_rng(0).normal(size=(16, 6))
+    usual = summed(judges(1e-3 * differences), rules)
+    assert np.abs(usual.value).min() > 1000 * rules.step
+    for size in (1e-12, 1e-30):
+        found = summed(judges(size * differences), rules)
+        assert (found.weight == 5 * rules.range).all()
+        assert not found.value.any()
+        assert not found.errors.any()
 
 
 @pytest.mark.parametrize(

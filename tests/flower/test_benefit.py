@@ -18,8 +18,8 @@ from copfl.engine.halves import Halves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError, WireError
-from copfl.experiment import records
-from copfl.experiment.benefit import Benefit, Judgement, design, judged, of_records
+from copfl.experiment import evidence, records
+from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_records
 from copfl.flower import halves as kinds
 from copfl.flower import node, node_halves, secure_node, secure_server
 from copfl.flower.app import init
@@ -124,6 +124,64 @@ def test_secure_sums_have_the_same_benefit_to_rounding(
     np.testing.assert_allclose(content["error"], expected.error, rtol=1e-2)
     for record in secure.played.records:
         assert sorted(record["per_client"]) == ["bytes_down", "bytes_up", HALF, COMPARED]
+
+
+# -- weights by evidence -------------------------------------------------------------------------------------
+
+MANY = 8  # halves keep three members without one
+EVIDENCE = HALVES | {
+    "run.clients": MANY,
+    "run.rounds": 11,
+    "run.eval_every": 11,
+    "network.min_replies": MANY,
+    "robust.name": "evidence",
+}
+
+
+def test_a_federation_takes_the_weights_that_the_simulation_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After nine rounds, here from the client with the lowest benefit; also after a server that was stopped."""
+
+    def lowest(membership: Numbers, differences: Numbers) -> Any:
+        values = group_benefit(membership, differences).value
+        return values == values.min()
+
+    monkeypatch.setattr(evidence, "looks", lambda rounds, clients: rounds == 9)
+    monkeypatch.setattr(evidence, "harmful", lowest)
+    settings, lines = settings_of(EVIDENCE), list[records.Record]()
+    what = settings.algorithm, settings.task, digits(MANY), sequential(), settings.run.run.seed
+    made = Simulation(*what, settings.run.run.batch, Halves(np.arange(MANY), MANY))
+    state = begin(settings.algorithm, settings.task, MANY)
+    for round in simulate(made, state, rounds=11, eval_every=11):
+        lines.append(records.as_record(round))
+        if evidence.looks(state.round, MANY):
+            state.server = evidence.reweighted(settings.algorithm, state.server, lines, MANY)
+    nodes = write_nodes(digits(MANY), tmp_path / "nodes")
+    first = play(EVIDENCE, nodes, tmp_path / "runs", stop=9)
+    second = play(EVIDENCE | {"session.resume": True}, nodes, tmp_path / "runs")
+    (gone,) = np.flatnonzero(state.server.weight == 0).tolist()
+    assert f"client {gone} has no weight from now on: it helps neither the others nor itself" in first.log
+    assert tree.leaves(second.server)[-1].tolist() == state.server.weight.tolist()
+    for ours, theirs in zip(tree.leaves(second.server), tree.leaves(state.server), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip([*first.records, *second.records], lines, strict=True):
+        for name in (HALF, DIFFERENCE):
+            assert ours["per_client"][name] == theirs["per_client"][name]
+    assert second.records[-1]["per_client"][HALF][gone] == 0
+    assert second.records[-1]["federation"]["without_weight"] == 1
+
+
+def test_no_half_of_two_with_weight_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "without_weight", lambda algorithm, server: frozenset([0, 1]))
+    nodes = write_nodes(digits(MANY), tmp_path / "nodes")
+    seeds = [
+        seed
+        for seed in range(20)
+        if len({0, 1} & kinds.first_clients(settings_of(EVIDENCE | {"run.seed": seed}).federation, 0)) != 1
+    ]
+    played = play(EVIDENCE | {"run.rounds": 1, "run.seed": seeds[0]}, nodes, tmp_path / "runs")
+    assert HALF not in played.records[0]["per_client"]
 
 
 # -- what leaves ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from copfl.core.halves import DIFFERENCE, HALF, first_half
 from copfl.engine.halves import Halves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.errors import UsageError, WireError
+from copfl.errors import RunError, UsageError, WireError
 from copfl.experiment import evidence, records
 from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_records
 from copfl.flower import halves as kinds
@@ -361,6 +361,39 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
     monkeypatch.undo()
     play(again | {"network.deadline": 60}, secure.nodes, secure.runs)
     assert path.read_bytes() == content  # the same sum of the same clients, asked for again
+
+
+def test_another_run_asks_nothing_further_of_the_same_data(secure: Federated) -> None:
+    """Its server shows other models, of which the sum tells other things about each node: refused before it trains."""
+    refused: list[str] = []
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet:
+        if '"refused"' in packet.head:
+            refused.append(packet.head)
+            raise KeyboardInterrupt  # else the server begins again
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(HALVES | SECURE | {"session.run": "second"}, secure.nodes, secure.runs, fault)
+    assert "from the same data in another run" in refused[0]
+    assert "raise statistics.questions above 1" in refused[0]
+
+
+def test_the_owner_allows_further_questions(tmp_path: Path) -> None:
+    concluded = node_halves.Concluded(tmp_path)
+    rows, others = (concluded.name_of(np.arange(n, n + 5, dtype=np.uint64)) for n in (0, 7))
+    concluded.enter(rows, "first", "a", 1)
+    concluded.enter(rows, "first", "a", 1)  # the same again
+    concluded.enter(others, "second", "b", 1)
+    more = concluded.name_of(np.arange(4, 6, dtype=np.uint64))  # one row of the first
+    with pytest.raises(WireError, match=r"raise statistics\.questions above 1"):
+        concluded.enter(more, "second", "b", 1)
+    concluded.enter(more, "second", "b", 2)
+    with pytest.raises(WireError, match=r"raise statistics\.questions above 2"):
+        concluded.expect(rows, "third", 2)
+    (tmp_path / node_halves.CONCLUDED).write_text("{")
+    with pytest.raises(RunError, match="restore the node's state-dir"):
+        concluded.expect(rows, "third", 2)
 
 
 # -- forged parts, and models that hardly differ -------------------------------------------------------------

@@ -289,4 +289,6 @@ def _date_differences(column: Column, cells: Cells) -> Iterator[Difference]:
     wrong = [text for text in texts if not ISO.fullmatch(text)]
     if wrong:
         text = f'"{column.name}" has {len(wrong):,} of {len(texts):,} dates such as "{wrong[0][:40]}"'
-        yield Difference(column.name, "dates", f"{text}; the contract's are written 2021-03-31")
+        yield Difference(
+            column.name, "dates", f"{text}; the contract's are written 2021-03-31, and not learned from"
+        )

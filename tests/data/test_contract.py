@@ -177,6 +177,15 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
     assert [column.name for column in open_draft.open] == ["age", "sodium", "ward", "outcome"]
 
 
+def test_a_draft_is_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DataError, match="have the contract of `copfl federate init --dataset`"):
+        draft(tmp_path / "images", target="label")
+    (tmp_path / "rows.ods").write_text("a")
+    with pytest.raises(DataError, match=r"rows\.ods is no table; expected \.csv"):
+        draft(tmp_path / "rows.ods", target="label")
+
+
 def test_a_draft_of_a_regression_and_of_texts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", stay=lambda n: n + 0.5, note=lambda n: f"patient {n} came with {n}")
     regression = draft(path, target="stay", drop="admitted,outcome")

@@ -163,8 +163,7 @@ def test_a_federation_takes_the_weights_that_the_simulation_takes(
     (gone,) = np.flatnonzero(state.server.weight == 0).tolist()
     assert f"client {gone} has no weight from now on: it helps neither the others nor itself" in first.log
     assert tree.leaves(second.server)[-1].tolist() == state.server.weight.tolist()
-    for ours, theirs in zip(tree.leaves(second.server), tree.leaves(state.server), strict=True):
-        assert torch.equal(ours, theirs)
+    assert all(map(torch.equal, tree.leaves(second.server), tree.leaves(state.server)))
     for ours, theirs in zip([*first.records, *second.records], lines, strict=True):
         for name in (HALF, DIFFERENCE):
             assert ours["per_client"][name] == theirs["per_client"][name]

@@ -178,7 +178,9 @@ def evaluate(
     data: Annotated[
         Path | None,
         option(
-            "Data", "An .npz file with x and y, or a table with the target's column; required without --all."
+            "Data",
+            "An .npz file with x and y, a table with the target's column, or a folder of images for each class; "
+            "required without --all.",
         ),
     ] = None,
     client: options.Client = None,

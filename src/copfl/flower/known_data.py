@@ -16,10 +16,10 @@ from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 
 FOLDER = ".secure"  # in a node's state-dir: its memory; the name of a run begins with no dot
-Hashes = NDArray[np.uint64]  # one of each sample, in order
+Hashes = NDArray[np.uint64]
 
 
-def hashes_of(x: Inputs) -> Hashes:
+def row_hashes(x: Inputs) -> Hashes:
     """A hash of each sample, as it is on disk: no setting of a run changes it."""
     columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
     rows = (
@@ -30,12 +30,17 @@ def hashes_of(x: Inputs) -> Hashes:
         for row in zip(*columns, strict=True)
     )
     digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-    return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
-def hashes_of_table(table: Table) -> Hashes:
-    """A hash of each row, by all its cells."""
-    return hashes_of({name: cells.astype(str) for name, cells in row_texts(table).items()})
+def hashes_of(x: Inputs) -> Hashes:
+    """The hashes of the samples, each once and in order."""
+    return np.unique(row_hashes(x))
+
+
+def cells_of(table: Table) -> Inputs:
+    """The rows of a table, which are known by all their cells."""
+    return {name: cells.astype(str) for name, cells in row_texts(table).items()}
 
 
 class KnownData:

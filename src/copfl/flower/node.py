@@ -39,7 +39,7 @@ from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.flower import node_halves, node_rounds, node_run
 from copfl.flower.halves import HALVES, LOSSES
-from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of, hashes_of_table
+from copfl.flower.known_data import FOLDER, Hashes, KnownData, cells_of, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, kept_score, write_bundle
 from copfl.flower.node_evaluation import Measured, is_best, measure, scores_of
@@ -134,7 +134,7 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
     log_problems(contract, tables[0])
     dataset = contract.encoders.dataset_of(tables, path.stem, samples.kind)
     used = len(dataset.train.y) + (len(dataset.test.y) if test is None else 0)
-    return dataset, hashes_of_table(tables[0]), len(tables[0]) - used
+    return dataset, hashes_of(cells_of(tables[0])), len(tables[0]) - used
 
 
 def log_problems(contract: Contract, table: Table) -> None:

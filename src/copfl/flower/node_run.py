@@ -11,7 +11,7 @@ from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.table_files import read_table
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
-from copfl.flower.known_data import FOLDER, KnownData, hashes_of_table
+from copfl.flower.known_data import FOLDER, KnownData, cells_of, row_hashes
 from copfl.flower.settings import Settings
 from copfl.settings.flat import flattened
 
@@ -61,7 +61,7 @@ def _run_config(settings: Settings) -> dict[str, Any]:
 
 
 def known_rows(folder: Path, data: Path) -> int:
-    """How many rows of a table are among those that the node trained and tested with, counting equal ones once.
+    """How many rows of a table are among those that the node trained and tested with.
 
     0 where the folder was moved without the rest of the state-dir, which knows them.
 
@@ -72,7 +72,7 @@ def known_rows(folder: Path, data: Path) -> int:
     known = KnownData(folder.parent / FOLDER)
     if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
         return 0
-    return int(np.isin(hashes_of_table(read_table(data)), known.hashes(name)).sum())
+    return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
 
 
 def recall(folder: Path) -> NodeRun:

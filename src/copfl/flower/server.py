@@ -161,7 +161,7 @@ class Server(Exchange):
         for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
-        sides = {client: 1.0 if client in first else -1.0 for client in now.reports}
+        sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
         now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
         now.per_client[self.compared] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}

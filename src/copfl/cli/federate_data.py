@@ -9,7 +9,6 @@ import typer
 from copfl.cli.federate import AppFolder, Settings, app_config, command, require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError, stoppable
-from copfl.tables import listed
 
 SHOWN = 8  # names of columns in a sentence
 
@@ -46,6 +45,7 @@ def contract(
     """Write a first data contract from one site's table, without values that should not leave it."""
     from copfl.data.contract_draft import draft
     from copfl.data.contract_file import write_contract
+    from copfl.tables import listed
 
     if out.exists():
         raise UsageError(f"{out} exists already; choose another file with --out")
@@ -81,6 +81,7 @@ def check(
     """Compare this site's data with the data contract. Nothing leaves this machine; exit code 1 if they differ."""
     from copfl.data.contract_check import check as compare
     from copfl.flower.agreement import contract_at
+    from copfl.tables import listed
 
     agreed = contract_at(contract)
     checked = compare(agreed, data)

@@ -266,6 +266,19 @@ def test_a_column_of_another_name_is_known_by_its_values(tmp_path: Path) -> None
     assert check(AGREED, write(tmp_path / "site.csv", **renamed)).differences[0].what == "renamed_column"
 
 
+@pytest.mark.parametrize("name", ["age", "ward", "smoker", "admitted", "outcome", "more"])
+def test_nested_cells_are_a_difference(name: str, tmp_path: Path) -> None:
+    """Also in the column that may be the one that is missing."""
+    rows: list[dict[str, Any]] = [
+        {key: make(n) for key, make in GOOD.items() if key != "sodium"} | {name: [n, n]} for n in range(20)
+    ]
+    path = tmp_path / "site.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {d.column: d.text for d in check(AGREED, path).differences if not d.is_note}
+    assert found.keys() == {"sodium", name} - {"more"}
+    assert name == "more" or "a cell is one number or text" in found[name]
+
+
 def test_a_decimal_comma_that_can_be_read_is_a_note(tmp_path: Path) -> None:
     checked = check(AGREED, write(tmp_path / "site.csv", separator=";", age=lambda n: f"{20 + n},5"))
     assert checked.fits

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from copfl.data.columns import NUMBER as NUMERAL
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, as_numbers, floats, is_number, words
+from copfl.data.columns import Table, as_numbers, check_plain, floats, is_number, words
 from copfl.data.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER, Column, Contract
 from copfl.data.contract_draft import DATES
 from copfl.data.datasets import load
@@ -119,6 +119,11 @@ def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]
 
 def _column_differences(contract: Contract, column: Column, cells: Cells) -> Iterator[Difference]:
     is_target = column in contract.targets
+    try:
+        check_plain(column.name, cells)
+    except DataError as error:
+        yield Difference(column.name, "type", str(error))
+        return
     yield from _missing_values(column, cells, is_target)
     if column.type == NUMBER:
         yield from _number_differences(column, cells)

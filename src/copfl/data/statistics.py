@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from copfl.data.agreed_encoders import require_columns
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, coded, floats, row_texts, text_of
+from copfl.data.columns import Table, check_plain, coded, floats, row_texts, text_of
 from copfl.data.contract import ARRAYS, NUMBER, TABLE, Column, Contract
 from copfl.data.encoders import MOST_CATEGORIES
 from copfl.data.samples import CLASSIFICATION
@@ -93,6 +93,9 @@ def site_of(contract: Contract, files: Sequence[Path]) -> Site:
     columns = contract.features if contract.data == TABLE else contract.columns
     features = [column.name for column in columns]
     require_columns(tables, [*contract.target_names, *features])
+    for table in tables:
+        for name in (*contract.target_names, *features):
+            check_plain(name, table.columns[name])
     table = train_rows(tables, contract.target_names, features, contract.missing, contract.task)
     targets = set(contract.target_names)
     values = {c.name: _values(c.name, table, c.name in targets) for c in question.numbers}

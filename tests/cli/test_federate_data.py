@@ -42,7 +42,7 @@ def test_from_a_table_to_an_app(sites: dict[str, str]) -> None:
         code, output = call(["federate", "check", where, "--data", sites["south"]])
         assert code == 0, output
         assert "fits the contract" in output
-        assert "the contract leaves them open: age, sodium, income, ward, outcome" in output
+        assert "the contract leaves open are not compared: age, sodium, income, ward, outcome" in output
     code, output = call(
         ["federate", "propose", "clinic", "first.json", "--run", "first", "--set", "session.agree=true"]
     )
@@ -55,6 +55,25 @@ def test_from_a_table_to_an_app(sites: dict[str, str]) -> None:
         next(local.up("clinic"))
     with pytest.raises(UsageError, match="there are 1 files for 3 nodes"):
         next(local.up("clinic", sites=[Path(sites["north"])], nodes=3))
+
+
+def test_up_says_first_which_sites_data_differ(sites: dict[str, str], tmp_path: Path) -> None:
+    """What a node could not train on is an error before a process is started."""
+    call(["federate", "init", "clinic", "--contract", "contract.toml", "--clients", "3", "--rounds", "2"])
+    renamed, scaled = tmp_path / "renamed.csv", tmp_path / "scaled.csv"
+    header, *rows = Path(sites["north"]).read_text().splitlines()
+    place = header.split(",").index("age")
+    renamed.write_text("\n".join([header.replace("age", "Alter"), *rows]))
+    cells = [row.split(",") for row in rows]
+    thousandfold = [[*row[:place], f"{row[place]}000", *row[place + 1 :]] for row in cells]
+    scaled.write_text("\n".join([header, *map(",".join, thousandfold)]))
+    north, south = Path(sites["north"]), Path(sites["south"])
+    assert local.site_problems(Path("clinic"), [north, south]) == []
+    (problem,) = local.site_problems(Path("clinic"), [north, scaled])[:1]
+    assert problem.startswith(f'{scaled}: "age" is 1,000 times what it is in the contract')
+    code, output = call(["federate", "up", "clinic", *("--site", str(north), "--site", str(renamed)) * 2])
+    assert code == 2
+    assert f'{renamed} cannot be trained on: the column "age" is missing; is it your "Alter"?' in output
 
 
 def test_a_check_for_programs(sites: dict[str, str], tmp_path: Path) -> None:

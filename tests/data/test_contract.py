@@ -177,6 +177,15 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
     assert [column.name for column in open_draft.open] == ["age", "sodium", "ward", "outcome"]
 
 
+def test_a_draft_is_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DataError, match="have the contract of `copfl federate init --dataset`"):
+        draft(tmp_path / "images", target="label")
+    (tmp_path / "rows.ods").write_text("a")
+    with pytest.raises(DataError, match=r"rows\.ods is no table; expected \.csv"):
+        draft(tmp_path / "rows.ods", target="label")
+
+
 def test_a_draft_of_a_regression_and_of_texts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", stay=lambda n: n + 0.5, note=lambda n: f"patient {n} came with {n}")
     regression = draft(path, target="stay", drop="admitted,outcome")
@@ -219,6 +228,13 @@ def test_data_that_fit(tmp_path: Path) -> None:
         ({"sodium": lambda n: (134 + n % 13) * 1000}, "unit", '"sodium" is 1,000 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) / 1000}, "unit", '"sodium" is 1/1,000 of what it is'),
         ({"age": lambda n: 150 if n == 7 else 30 + n}, "range", "1 of 60 values outside 0 to 120"),
+        ({"sodium": lambda n: "1" * 300 if n == 7 else 140}, "range", "1 of 60 values above 1e+30"),
+        (
+            {"age": lambda n: "-" + "9" * 5000 if n < 2 else 40},
+            "range",
+            "2 of 60 values above 1e+30, such as -inf",
+        ),
+        ({"ward": lambda n: "1" * 300 if n < 9 else "lung"}, "categories", '"1111111111'),
         ({"ward": lambda n: "Heart" if n < 9 else "lung"}, "categories", '"Heart" (9 rows, meant heart?)'),
         ({"smoker": lambda n: ("no", "yes")[n % 2]}, "categories", '"no" (30 rows)'),
         ({"outcome": lambda n: ("sick", "well")[n % 2]}, "classes", '"sick" (30 rows)'),
@@ -234,6 +250,33 @@ def test_what_differs_is_said_in_the_owners_words(
     found = [d for d in checked.differences if not d.is_note]
     assert found[0].what == what, found
     assert text in found[0].text
+
+
+def test_a_column_of_another_name_is_known_by_its_values(tmp_path: Path) -> None:
+    """If one alone has values as the contract describes them."""
+    ranged = AGREED.replaced({"sodium": {"minimum": 100, "maximum": 200}})
+    renamed = {"sodium": None, "Natrium": GOOD["sodium"], "identity": lambda n: 10_000 + n}
+    difference = check(ranged, write(tmp_path / "site.csv", **renamed)).differences[0]
+    assert difference.what == "renamed_column"
+    assert difference.text == 'the column "sodium" is missing; is it your "Natrium"? Rename it in the file'
+    both = renamed | {"Kalium": GOOD["sodium"]}
+    assert check(ranged, write(tmp_path / "site.csv", **both)).differences[0].what == "missing_column"
+    assert check(AGREED, write(tmp_path / "site.csv", **renamed)).differences[0].what == "missing_column"
+    renamed = {"ward": None, "Station": GOOD["ward"], "doctor": lambda n: "Abel"}
+    assert check(AGREED, write(tmp_path / "site.csv", **renamed)).differences[0].what == "renamed_column"
+
+
+@pytest.mark.parametrize("name", ["age", "ward", "smoker", "admitted", "outcome", "more"])
+def test_nested_cells_are_a_difference(name: str, tmp_path: Path) -> None:
+    """Also in the column that may be the one that is missing."""
+    rows: list[dict[str, Any]] = [
+        {key: make(n) for key, make in GOOD.items() if key != "sodium"} | {name: [n, n]} for n in range(20)
+    ]
+    path = tmp_path / "site.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {d.column: d.text for d in check(AGREED, path).differences if not d.is_note}
+    assert found.keys() == {"sodium", name} - {"more"}
+    assert name == "more" or "a cell is one number or text" in found[name]
 
 
 def test_a_decimal_comma_that_can_be_read_is_a_note(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,28 @@ def test_a_target_of_a_regression(tmp_path: Path) -> None:
     ours, theirs = agreed(terms, sites).scale, whole.target_scale
     assert ours[0][0] == pytest.approx(theirs[0][0], rel=1e-9)
     assert ours[1][0] == pytest.approx(theirs[1][0], rel=1e-9)
+
+
+def test_a_mean_out_of_the_range_is_not_agreed(tmp_path: Path) -> None:
+    """One of three sites has ages in thousandths of years: the encoders would be wrong for all."""
+    sites = [site_of(CONTRACT, files) for files in write_sites(tmp_path).values()]
+    wrong = sites[0]._replace(values=sites[0].values | {"age": 1000 * sites[0].values["age"]})
+    with pytest.raises(
+        DataError, match=r'the mean of "age" over all sites is .* not in 0 to 120: a site has it'
+    ):
+        agreed(CONTRACT, [wrong, *sites[1:]])
+    lowest = CONTRACT.replaced({"sodium": {"minimum": 0.1, "maximum": None}})
+    equal = [site._replace(values=site.values | {"sodium": np.full(7, 0.1)}) for site in sites]
+    assert agreed(lowest, equal).columns[1].mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", ["age", "ward", "outcome"])
+def test_nested_cells_are_one_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.jsonl"
+    rows = [row | {name: [1, 2]} for row in rows_of("north")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=f'the column "{name}" has .* a cell is one number or text'):
+        site_of(CONTRACT, [path])
 
 
 def test_without_a_test_file_they_are_of_the_train_rows_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.data.contract import Contract
-from copfl.flower.agreement import AGREE, RUNS, freeze
+from copfl.flower.agreement import AGREE, freeze
 from copfl.flower.app import RUN_FILE
 from copfl.flower.local import partition_nodes, site_nodes
 from copfl.flower.proposal import KEY
@@ -16,7 +16,7 @@ from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.statistics_server import statistics_server_class
 from copfl.flower.statistics_terms import terms_of
-from copfl.flower.status import read_app
+from copfl.flower.status import AGREEMENTS, read_app
 from copfl.settings import toml
 from copfl.settings.complete import complete
 from copfl.settings.flat import flattened, nested
@@ -52,7 +52,7 @@ def _agreed(folder: Path, settings: dict[str, Any], nodes: list[dict[str, Any]])
     """The contract with the encoders that the nodes agree on."""
     settings = {**settings, AGREE: True, "session.run": f"{RUN}-agree"}
     signed, terms = proposed(settings, nodes), terms_of(settings)
-    runs = ServerFolder(str(folder / RUNS), settings["session.run"], resume=False)
+    runs = ServerFolder(str(folder / AGREEMENTS), settings["session.run"], resume=False)
     runs.path.mkdir(parents=True)
     return statistics_server_class(terms.federation.secure.aggregation)(
         terms,

@@ -13,13 +13,13 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.halves import DIFFERENCE, HALF
+from copfl.core.halves import DIFFERENCE, HALF, first_half
 from copfl.engine.halves import Halves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.errors import UsageError, WireError
-from copfl.experiment import records
-from copfl.experiment.benefit import Benefit, of_records
+from copfl.errors import RunError, UsageError, WireError
+from copfl.experiment import evidence, records
+from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_records
 from copfl.flower import halves as kinds
 from copfl.flower import node, node_halves, secure_node, secure_server
 from copfl.flower.app import init
@@ -33,12 +33,14 @@ from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
 from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals, require_half
 from copfl.flower.secure_memory import Added, History, Memory, Upload, fingerprint
+from copfl.flower.secure_sum import Rules, Words, dequantised
 from copfl.flower.server import Server, _record
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.transport import TRAIN, Field
 from copfl.flower.watched import read
 from copfl.settings.flat import nested
+from copfl.stats import Numbers
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, DirectTransport, Played, digits, kept, play, write_nodes
 from tests.slow import slow
@@ -55,6 +57,7 @@ HALVES = CONFIG | {
     "network.min_replies": CLIENTS,
     "algorithm.name": "fedavg",
     "model.width": 8,
+    "optimizer.name": "sgd",  # `init` would choose another one
     "optimizer.lr": 0.1,
 }
 SECURE = {"secure.aggregation": True, "secure.bits": 44}
@@ -121,6 +124,63 @@ def test_secure_sums_have_the_same_benefit_to_rounding(
     np.testing.assert_allclose(content["error"], expected.error, rtol=1e-2)
     for record in secure.played.records:
         assert sorted(record["per_client"]) == ["bytes_down", "bytes_up", HALF, COMPARED]
+
+
+# -- weights by evidence -------------------------------------------------------------------------------------
+
+MANY = 8  # halves keep three members without one
+EVIDENCE = HALVES | {
+    "run.clients": MANY,
+    "run.rounds": 11,
+    "run.eval_every": 11,
+    "network.min_replies": MANY,
+    "robust.name": "evidence",
+}
+
+
+def test_a_federation_takes_the_weights_that_the_simulation_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After nine rounds, here from the client with the lowest benefit; also after a server that was stopped."""
+
+    def lowest(membership: Numbers, differences: Numbers) -> Any:
+        values = group_benefit(membership, differences).value
+        return values == values.min()
+
+    monkeypatch.setattr(evidence, "looks", lambda rounds, clients: rounds == 9)
+    monkeypatch.setattr(evidence, "harmful", lowest)
+    settings, lines = settings_of(EVIDENCE), list[records.Record]()
+    what = settings.algorithm, settings.task, digits(MANY), sequential(), settings.run.run.seed
+    made = Simulation(*what, settings.run.run.batch, Halves(np.arange(MANY), MANY))
+    state = begin(settings.algorithm, settings.task, MANY)
+    for round in simulate(made, state, rounds=11, eval_every=11):
+        lines.append(records.as_record(round))
+        if evidence.looks(state.round, MANY):
+            state.server = evidence.reweighted(settings.algorithm, state.server, lines, MANY)
+    nodes = write_nodes(digits(MANY), tmp_path / "nodes")
+    first = play(EVIDENCE, nodes, tmp_path / "runs", stop=9)
+    second = play(EVIDENCE | {"session.resume": True}, nodes, tmp_path / "runs")
+    (gone,) = np.flatnonzero(state.server.weight == 0).tolist()
+    assert f"client {gone} has no weight from now on: it helps neither the others nor itself" in first.log
+    assert tree.leaves(second.server)[-1].tolist() == state.server.weight.tolist()
+    assert all(map(torch.equal, tree.leaves(second.server), tree.leaves(state.server)))
+    for ours, theirs in zip([*first.records, *second.records], lines, strict=True):
+        for name in (HALF, DIFFERENCE):
+            assert ours["per_client"][name] == theirs["per_client"][name]
+    assert second.records[-1]["per_client"][HALF][gone] == 0
+    assert second.records[-1]["federation"]["without_weight"] == 1
+
+
+def test_no_half_of_two_with_weight_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "without_weight", lambda algorithm, server: frozenset([0, 1]))
+    nodes = write_nodes(digits(MANY), tmp_path / "nodes")
+    seeds = [
+        seed
+        for seed in range(20)
+        if len({0, 1} & kinds.first_clients(settings_of(EVIDENCE | {"run.seed": seed}).federation, 0)) != 1
+    ]
+    played = play(EVIDENCE | {"run.rounds": 1, "run.seed": seeds[0]}, nodes, tmp_path / "runs")
+    assert HALF not in played.records[0]["per_client"]
 
 
 # -- what leaves ---------------------------------------------------------------------------------------------
@@ -300,6 +360,121 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
     monkeypatch.undo()
     play(again | {"network.deadline": 60}, secure.nodes, secure.runs)
     assert path.read_bytes() == content  # the same sum of the same clients, asked for again
+
+
+def test_another_run_asks_nothing_further_of_the_same_data(secure: Federated) -> None:
+    """Its server shows other models, of which the sum tells other things about each node: refused before it trains."""
+    refused: list[str] = []
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet:
+        if '"refused"' in packet.head:
+            refused.append(packet.head)
+            raise KeyboardInterrupt  # else the server begins again
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(HALVES | SECURE | {"session.run": "second"}, secure.nodes, secure.runs, fault)
+    assert "from the same data in another run" in refused[0]
+    assert "raise statistics.questions above 1" in refused[0]
+
+
+def test_the_owner_allows_further_questions(tmp_path: Path) -> None:
+    concluded = node_halves.Concluded(tmp_path)
+    rows, others = (concluded.name_of(np.arange(n, n + 5, dtype=np.uint64)) for n in (0, 7))
+    concluded.enter(rows, "first", "a", 1)
+    concluded.enter(rows, "first", "a", 1)  # the same again
+    concluded.enter(others, "second", "b", 1)
+    more = concluded.name_of(np.arange(4, 6, dtype=np.uint64))  # one row of the first
+    with pytest.raises(WireError, match=r"raise statistics\.questions above 1"):
+        concluded.enter(more, "second", "b", 1)
+    concluded.enter(more, "second", "b", 2)
+    with pytest.raises(WireError, match=r"raise statistics\.questions above 2"):
+        concluded.expect(rows, "third", 2)
+    (tmp_path / node_halves.CONCLUDED).write_text("{")
+    with pytest.raises(RunError, match="restore the node's state-dir"):
+        concluded.expect(rows, "third", 2)
+
+
+# -- forged parts, and models that hardly differ -------------------------------------------------------------
+
+
+def judges(differences: Numbers, rounds: int = 16, clients: int = 6) -> list[Judgement]:
+    """What each client concludes from its column of differences, [rounds, clients]."""
+    drawn = [np.isin(np.arange(clients), first_half(4, t, np.arange(clients))) for t in range(rounds)]
+    regression = design(np.where(np.stack(drawn), 1.0, -1.0))
+    assert regression is not None
+    return [judged(regression, differences[:, n], n) for n in range(clients)]
+
+
+def summed(parts: list[Judgement], rules: Rules, added: Judgement | None = None) -> Judgement:
+    """The secure sum of the judges' parts, and of numbers that a member adds."""
+    words = [kinds.words_of(part, rules) for part in (*parts, *(() if added is None else (added,)))]
+    total = dequantised(np.sum(words, axis=0, dtype=np.uint64), rules)
+    rounds, clients = parts[0].errors.shape
+    return kinds.judgement_from(total, rounds, clients, rules)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e6])
+def test_what_judges_say_is_no_forgery(scale: float) -> None:
+    """Whatever their losses are, also where some have none, and some are nearly above the range of a sum."""
+    rules = Rules(6)
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        differences = scale * np.exp(3 * draw.normal(size=6)) * draw.standard_t(2, size=(16, 6))
+        differences[:, :2] *= draw.integers(0, 2, size=2)
+        assert (summed(judges(differences), rules).weight >= 0).all()
+
+
+def lone(entry: int, clients: int = 6, rounds: int = 16) -> tuple[Numbers, Numbers]:
+    """An entry of a client, and of a client in a round."""
+    value, errors = np.zeros(clients), np.zeros((rounds, clients))
+    value[entry] = errors[0, entry] = 0.01
+    return value, errors
+
+
+@pytest.mark.parametrize("part", ["value", "weight", "errors"])
+def test_numbers_that_no_losses_give_are_refused(part: str) -> None:
+    """A member that adds to its own benefit alone, gives itself a weight, or makes an error larger."""
+    value, errors = lone(2)
+    nothing = Judgement(np.zeros(6), np.zeros(6), np.zeros((16, 6)))
+    added = nothing._replace(
+        **{part: errors if part == "errors" else 1e4 * value if part == "weight" else value}
+    )
+    honest = judges(np.random.default_rng(0).normal(size=(16, 6)))
+    summed(honest, Rules(6), nothing)
+    with pytest.raises(WireError, match="a member added numbers that no losses give"):
+        summed(honest, Rules(6), added)
+
+
+def test_there_is_no_benefit_from_a_forged_sum(secure: Federated, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = secure.runs / "test" / BENEFIT
+    content, honest = path.read_bytes(), kinds.words_of
+    path.unlink()
+
+    def forged(judgement: Judgement, rules: Rules) -> Words:
+        is_forger = judgement.weight[0] == 0  # a judge has no weight for itself
+        return honest(judgement._replace(value=judgement.value + lone(0)[0] * is_forger), rules)
+
+    monkeypatch.setattr(kinds, "words_of", forged)
+    played = play(HALVES | SECURE | {"session.resume": True}, secure.nodes, secure.runs)
+    assert played.log[-1] == "there is no benefit: a member added numbers that no losses give"
+    assert not path.exists()
+    path.write_bytes(content)
+
+
+def test_models_that_hardly_differ_reveal_no_further_digits() -> None:
+    """A part is relative to the size of a judge's differences, but magnified by the range of a sum at most.
+
+    So halves that differ by 1e-12 give the largest weight, and nothing else.
+    """
+    rules, differences = Rules(6), np.random.default_rng(0).normal(size=(16, 6))
+    usual = summed(judges(1e-3 * differences), rules)
+    assert np.abs(usual.value).min() > 1000 * rules.step
+    for size in (1e-12, 1e-30):
+        found = summed(judges(size * differences), rules)
+        assert (found.weight == 5 * rules.range).all()
+        assert not found.value.any()
+        assert not found.errors.any()
 
 
 @pytest.mark.parametrize(

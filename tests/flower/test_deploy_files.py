@@ -190,4 +190,9 @@ def test_the_dockerfiles_commands_work_for_an_ordinary_user(place: Path) -> None
     assert "backup" in run(f"{copfl} --help")
     run(f"{copfl} init {home}/federation --host server --secure --model mlp --rounds 5")
     assert "runs        none yet" in run(f"{copfl} status {home}/federation")
-    assert (home / "federation" / "keys" / "node-0").stat().st_mode & 0o777 == 0o600
+    for key in (
+        "federation/keys/server.key",
+        "federation-authority/ca.key",
+        "federation-authority/coordinator",
+    ):
+        assert (home / key).stat().st_mode & 0o777 == 0o600

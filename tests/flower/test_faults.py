@@ -54,8 +54,8 @@ class Federation:
         for client, config in enumerate(self.nodes):
             self.local.add_node(f"node-{client}", config)
 
-    def run(self, **config: Any) -> Iterator[dict[str, Any]]:
-        process = self.local.start_run(config)
+    def run(self, **session: Any) -> Iterator[dict[str, Any]]:
+        process = self.local.start_run({f"session.{key}": value for key, value in session.items()})
         return follow(self.local, process, self.folder, self.settings.federation.rounds, pause=0.05)
 
     def in_second_round(self) -> Iterator[dict[str, Any]]:

@@ -34,6 +34,7 @@ from copfl.wire import Packet
 from tests.commands import called
 from tests.flower.folders import ServerState
 from tests.flower.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
+from tests.report.hostile import NAME, assert_harmless
 from tests.report.test_page import data_of
 
 ROUNDS = 2
@@ -289,6 +290,19 @@ def test_all_that_members_send_is_escaped(tmp_path: Path) -> None:
     assert "<script>alert" not in html
     assert html.count("</script>") == 3  # the data and the two scripts of the page
     assert script in json.dumps(data_of(html))  # the name is in a chart
+
+
+def test_names_and_reasons_do_not_become_markup(tmp_path: Path) -> None:
+    """Of members, nodes, metrics, categories and refusals, and in the name of the folder."""
+    state = ServerState(tmp_path / NAME.replace("/", ""), [NAME, "south", "west"])
+    state.start()
+    state.begin_round(1)
+    state.log("rejected", round=1, client=0, reason=NAME)
+    state.end_round(1, {0: NAME}, metric=NAME)
+    state.log("refused", node=NAME, reason=NAME)
+    state.log("failed", reason=NAME)
+    page = assert_harmless(FederationPage(state.app).html())
+    assert NAME[:5] in page.text
 
 
 @pytest.mark.parametrize("weights", [[5e-324, 0.0, 0.0], [1e12, -1e12, 5e-324]])

@@ -59,7 +59,7 @@ class Fake(LocalFederation):
         self.records += [{"round": n} for n in range(self.new_rounds)]
         return Ended(self.code)
 
-    def tail(self, name: str, lines: int = 0) -> str:
+    def reason(self) -> str:
         return "its log"
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -73,6 +73,21 @@ def followed(
     ended: Any = Ended(code)
     folder: Any = fake
     return list(follow(fake, ended, folder, 2, pause=0)), fake
+
+
+def test_the_reason_is_the_last_error_of_this_start(tmp_path: Path) -> None:
+    """One sentence, without Flower's traceback and without what an earlier run had."""
+    trial = LocalFederation(tmp_path)
+    for text, expected in (
+        (
+            "WARNING: copfl: round 1\nERROR : copfl: client 2: it declined\nTraceback (most ...\n",
+            "client 2: it declined",
+        ),
+        ("ERROR : Exit Code: 201\n", "ERROR : Exit Code: 201"),
+    ):
+        trial.start("run", ["printf", "%s", text]).wait(10)
+        assert trial.reason().partition("; the logs are in")[0].endswith(expected)
+    assert "Traceback" in trial.reason()  # the end of the log, where copfl says nothing
 
 
 LATE = subprocess.TimeoutExpired("flwr", 120)

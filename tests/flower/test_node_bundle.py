@@ -66,6 +66,31 @@ def test_the_commands_take_the_folder_of_a_node(
     ]
 
 
+def test_a_model_is_not_praised_for_its_own_rows(
+    tables: tuple[Played, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a table that the node trained with, the measured metric is far too good."""
+    _, (node, *_) = tables
+    rows = len(Path(node["data"]).read_text().splitlines()) - 1
+    for command in ("evaluate", "predict"):
+        own = called(capsys, command, node["state-dir"], "--data", node["data"])
+        assert f"{rows} rows are among those that this model was trained and tested with; on its " in own.err
+        other = called(capsys, command, node["state-dir"], "--data", node["test"])
+        assert other.code == 0
+        assert "are among those" not in other.err
+    model = shutil.copytree(Path(node["state-dir"]) / "test", tmp_path / "run")
+    assert called(capsys, "evaluate", model, "--data", node["data"]).code == 0
+
+
+def test_a_node_has_one_model_to_evaluate(
+    tables: tuple[Played, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, (node, *_) = tables
+    done = called(capsys, "evaluate", node["state-dir"], "--all")
+    assert done.code == 2
+    assert "is of a node, which has one: --data FILE" in done.err
+
+
 def test_a_bundle_is_private_and_of_one_client(tables: tuple[Played, list[dict[str, Any]]]) -> None:
     _, nodes = tables
     folder = Path(nodes[0]["state-dir"]) / "test" / "model"

@@ -307,11 +307,13 @@ def test_runs_that_others_submitted_are_shown(tmp_path: Path) -> None:
     app = init(tmp_path / "app", nested(CONFIG))
     (app / "runs" / "ours").mkdir(parents=True)
     (app / "runs" / "ours" / "config.json").write_text("{}")
+    (app / "agreements" / "agreed").mkdir(parents=True)
     with sqlite3.connect(app / "superlink.db") as database:
         database.execute("CREATE TABLE run (run_id, fab_id, override_config, primary_task_id)")
         database.execute("CREATE TABLE task (task_id, pending_at, finished_at, details)")
         for number, config, finished in (
             (1, '{"run": "ours"}', ""),
+            (4, '{"session.run": "agreed"}', ""),
             (-2, '{"run": "th\\neirs"}', ""),
             (3, "{}", "x"),
         ):

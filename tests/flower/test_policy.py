@@ -381,7 +381,7 @@ def test_the_names_are_those_of_the_registries() -> None:
     assert sorted(ALGORITHMS) == sorted(names.ALGORITHMS)
     assert sorted(MODELS) == sorted(names.MODELS)
     assert sorted(components.OPTIMIZERS) == sorted(names.OPTIMIZERS)
-    assert sorted({*ROBUST_RULES} - {"evidence"}) == sorted(names.ROBUST)  # that one is for simulations alone
+    assert sorted(ROBUST_RULES) == sorted(names.ROBUST)
     assert {*parameters_of(with_addons, ["algorithm"])} == {*names.ADDONS}
     assert sorted(SERVER_STEPS) == sorted(names.SERVERS)
     assert sorted(adapters.ADAPTERS) == sorted(names.ADAPTERS)

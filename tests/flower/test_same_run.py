@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import copfl
 from copfl.core import tree
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
@@ -147,6 +149,12 @@ def test_real_processes_on_the_tables_of_three_sites(tmp_path: Path) -> None:
     for ours, theirs in zip(tree.leaves(server), tree.leaves(expected.state.server), strict=True):
         assert torch.equal(ours, theirs)
     assert records[-1]["per_client"]["auc"] == np.asarray(expected.rounds[-1].clients["auc"]).tolist()
+    shutil.rmtree(app)  # and the server has ended
+    for node, recorded in zip(nodes, records[-1]["per_client"]["auc"], strict=True):
+        bundle = copfl.load(shutil.move(node["state-dir"], tmp_path / f"moved-{node['client']}"))
+        x, y, *_ = bundle.read(Path(node["test"]))
+        assert y is not None
+        assert bundle.measured(bundle.outputs(x), y).metrics["auc"] == recorded
 
 
 @pytest.mark.parametrize(

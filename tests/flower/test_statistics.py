@@ -359,6 +359,16 @@ def test_other_encoders_do_not_make_other_data(nodes: list[dict[str, Any]], tmp_
     assert samples[0] == samples[1] == samples[2]
 
 
+def test_a_node_tells_its_owner_alone_what_differs(
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers nevertheless: a refusal would tell a coordinator who proposes ranges which values it has."""
+    narrow = CONTRACT.replaced({"age": {"minimum": 0, "maximum": 60}})
+    agree(config_of(narrow), nodes, tmp_path / "runs")
+    lines = [line for line in caplog.messages if "this node's data differ from the contract" in line]
+    assert any('"age" has ' in line and "outside 0 to 60" in line for line in lines), caplog.messages
+
+
 @slow
 @pytest.mark.parametrize("secure", [False, True])
 def test_real_processes_agree_train_and_predict(secure: bool, tmp_path: Path) -> None:

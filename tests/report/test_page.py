@@ -21,6 +21,7 @@ from copfl.core.metrics import ACCURACY
 from copfl.experiment.gains import Analysis, Cross
 from copfl.report import comparison_page, document, page, run_charts, run_data
 from tests.commands import called
+from tests.report.hostile import NAME, assert_harmless
 from tests.slow import SLOW
 
 
@@ -150,6 +151,15 @@ def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> No
     html = document.render(page.document_of([run]))
     assert "<script>alert" not in html
     assert data_of(html)["figures"]["data"]["columns"][0] == bad
+
+
+def test_names_do_not_become_markup(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["copfl"]])
+    known = {**run.environment, "classes": [NAME] * 10, "command": NAME, "dataset": NAME, "warnings": [NAME]}
+    page_of_run = assert_harmless(
+        document.render(page.document_of([dataclasses.replace(run, label=NAME, environment=known)]))
+    )
+    assert NAME[:5] in page_of_run.text
 
 
 def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:

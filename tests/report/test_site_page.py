@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
 from copfl.experiment.site import Measurement
 from copfl.report import document, site_page
-from tests.report.sites import LOG, SITE, changed, gain
+from tests.report.hostile import NAME, assert_harmless
+from tests.report.sites import DESCRIPTION, LOG, SITE, changed, gain
 
 
 def words(text: str) -> str:
@@ -66,3 +69,20 @@ def test_the_chart_has_the_rounds_that_were_evaluated() -> None:
     assert [row[0] for row in table.rows] == ["2", "3"]
     assert list(table.head) == ["round", "this site's model, after training"]
     assert "<svg" in document.render(page) or "report-data" in document.render(page)
+
+
+def test_names_do_not_become_markup() -> None:
+    """Of the federation, its classes, the data with their columns, what left, and why nothing is known."""
+    origin = dataclasses.replace(DESCRIPTION.origin, title=NAME, data=NAME, note=NAME)
+    described = dataclasses.replace(
+        DESCRIPTION,
+        model={"name": NAME},
+        output=dataclasses.replace(DESCRIPTION.output, names=(NAME, "yes")),
+        origin=origin,
+    )
+    log = LOG._replace(left=[LOG.left[0]._replace(kind=NAME)], problem=NAME, last_hash=NAME)
+    site = changed(
+        description=described, run=NAME, model=Path(NAME), log=log, spent=NAME, gain=None, no_gain=NAME
+    )
+    page = assert_harmless(document.render(site_page.document_of(site)))
+    assert NAME[:5] in page.text

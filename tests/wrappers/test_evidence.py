@@ -10,7 +10,7 @@ from copfl.audit import replay
 from copfl.core.algorithm import leave_out
 from copfl.errors import UsageError
 from copfl.experiment.run import run, train_rounds
-from copfl.settings.federation import Federation
+from copfl.settings.federation import Federation, Secure
 from copfl.settings.schema import Robust, Run
 from copfl.testing import check_algorithm
 from copfl.wrappers.attacks import Attacked
@@ -57,8 +57,10 @@ def test_it_is_an_algorithm_like_any_other() -> None:
     check_algorithm(ByEvidence(ALGORITHMS["copfl"]()), rounds=2, norm="none")
 
 
-def test_it_needs_the_benefit_and_a_simulation() -> None:
+def test_it_needs_the_benefit_and_the_losses_of_each_client() -> None:
     with pytest.raises(UsageError, match=r"robust\.name=evidence .* add run\.benefit=true"):
         run("fedavg", "digits", model="mlp", rounds=1, robust={"name": "evidence"})
-    with pytest.raises(UsageError, match=r"robust\.name='evidence' is for simulations"):
-        Federation(run=Run(robust=Robust(name="evidence")))
+    with pytest.raises(
+        UsageError, match=r"robust\.name='evidence' decides during the run by each member's losses"
+    ):
+        Federation(run=Run(robust=Robust(name="evidence")), secure=Secure(aggregation=True))

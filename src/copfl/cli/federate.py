@@ -151,10 +151,12 @@ def up(
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     _set_environment(metrics, log_format, log_level)
-    config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
+    config, local = app_config(settings, **{"network.wire": wire, "run.rounds": rounds}), _local()
+    for problem in local.site_problems(folder, sites or []):
+        print(f"copfl: warning: {problem}", file=sys.stderr)
     _show(
         folder,
-        _local().up(
+        local.up(
             folder,
             config=config,
             **_given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure),

@@ -10,6 +10,8 @@ from copfl.cli.federate import AppFolder, Settings, app_config, command, require
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError, stoppable
 
+SHOWN = 8  # names of columns in a sentence
+
 
 @command
 def contract(
@@ -43,6 +45,7 @@ def contract(
     """Write a first data contract from one site's table, without values that should not leave it."""
     from copfl.data.contract_draft import draft
     from copfl.data.contract_file import write_contract
+    from copfl.tables import listed
 
     if out.exists():
         raise UsageError(f"{out} exists already; choose another file with --out")
@@ -64,7 +67,7 @@ def contract(
     count = f"{len(made.columns)} columns, {made.task} of {', '.join(t.name for t in made.targets)}"
     print(f"{out} is a draft: {count}. Read it, add units and ranges, and send it to the members")
     if made.open:
-        names = ", ".join(column.name for column in made.open[:8])
+        names = listed([column.name for column in made.open], SHOWN)
         print(f"To be agreed by sums over all members, or given in the file: {names}")
 
 
@@ -78,6 +81,7 @@ def check(
     """Compare this site's data with the data contract. Nothing leaves this machine; exit code 1 if they differ."""
     from copfl.data.contract_check import check as compare
     from copfl.flower.agreement import contract_at
+    from copfl.tables import listed
 
     agreed = contract_at(contract)
     checked = compare(agreed, data)
@@ -86,9 +90,10 @@ def check(
     else:
         for difference in checked.differences:
             print(f"{'note' if difference.is_note else 'differs':<9} {difference.text}")
-        open_names = ", ".join(column.name for column in agreed.open[:8])
-        if open_names:
-            print(f"{'note':<9} not compared, because the contract leaves them open: {open_names}")
+        if open_names := listed([column.name for column in agreed.open], SHOWN):
+            print(
+                f"{'note':<9} means and categories that the contract leaves open are not compared: {open_names}"
+            )
         verdict = "fits" if checked.fits else "does not fit"
         print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
     if not checked.fits:

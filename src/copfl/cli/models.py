@@ -53,6 +53,27 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
     return bundle
 
 
+def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
+    """A warning if a node's model is measured on the table that it was trained with."""
+    from copfl.data.table_files import READERS
+    from copfl.experiment.bundle.bundle import of_node
+    from copfl.experiment.bundle.description import TEST
+
+    folder, metric = of_node(path), bundle.task.metrics[0]
+    if folder is None or data.suffix.lower() not in READERS or data.suffix.lower() == ".txt":
+        return []
+    from copfl.flower.node_run import known_rows
+
+    if not (count := known_rows(folder.parent, data)):
+        return []
+    scores = [s for s in bundle.description.scores if (s.split, s.metric) == (TEST, metric.name)]
+    measured = [
+        f"; on its {s.samples} own test rows the node measured {metric.title} {metric.text(s.value)}{metric.unit}"
+        for s in scores
+    ]
+    return [f"{count:,} rows are among those that this model was trained and tested with{''.join(measured)}"]
+
+
 def _report(notes: list[str]) -> None:
     for note in notes:
         print(f"copfl: warning: {note}", file=sys.stderr)
@@ -106,6 +127,7 @@ def predict(
         notes = list[str]()
     else:
         x, y, has_target, notes, *_ = loaded.read(data, missing=missing)
+        notes += [] if y is None else _known_rows(bundle, loaded, data)
         outputs = loaded.outputs(x)
         score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
     columns, metric = loaded.columns(outputs), loaded.task.metrics[0]
@@ -156,7 +178,9 @@ def evaluate(
     data: Annotated[
         Path | None,
         option(
-            "Data", "An .npz file with x and y, or a table with the target's column; required without --all."
+            "Data",
+            "An .npz file with x and y, a table with the target's column, or a folder of images for each class; "
+            "required without --all.",
         ),
     ] = None,
     client: options.Client = None,
@@ -188,7 +212,9 @@ def evaluate(
             )
         return _evaluate_all(bundle, samples, out, as_json)
     if data is None:
-        raise UsageError("name the samples with --data FILE, or take every client's test samples with --all")
+        raise UsageError(
+            "name the samples with --data FILE; of a run, --all takes the test samples of every client"
+        )
     if out is not None:
         raise UsageError("--out is for the matrix of --all; print one evaluation as JSON with --json")
     loaded = _chosen(bundle, client, of_server, before_training)
@@ -197,6 +223,7 @@ def evaluate(
         raise DataError(f"{data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
     if rest := int((~has_target).sum()):
         notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
+    notes += _known_rows(bundle, loaded, data)
     _report(notes)
     found = loaded.measured(loaded.outputs(x)[has_target], y)
     if as_json:
@@ -222,9 +249,14 @@ def evaluate(
 
 def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> None:
     """The matrix on stdout, and in a file."""
+    from copfl.experiment.bundle.bundle import of_node
     from copfl.experiment.finished import cross_site
     from copfl.tables import RULE, Table, as_csv, as_text, plain
 
+    if of_node(run) is not None:
+        raise UsageError(
+            f"--all compares the models of a run, and {run} is of a node, which has one: --data FILE"
+        )
     if out is not None and out.suffix not in (".csv", ".json"):
         raise UsageError(f'the matrix is written as .csv or .json, not as "{out.suffix}"; name another --out')
     found = cross_site(run, samples)

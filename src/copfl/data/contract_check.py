@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from copfl.data.columns import NUMBER as NUMERAL
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, as_numbers, floats, is_number, words
+from copfl.data.columns import Table, as_numbers, check_plain, floats, is_number, words
 from copfl.data.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER, Column, Contract
 from copfl.data.contract_draft import DATES
 from copfl.data.datasets import load
@@ -20,6 +20,7 @@ from copfl.data.encoders import Encoder
 from copfl.data.samples import CLASSIFICATION, shape_of
 from copfl.data.statistics import counts_of
 from copfl.data.table_files import READERS, read_table
+from copfl.data.targets import LARGEST_NUMBER
 from copfl.errors import DataError
 from copfl.tables import listed
 
@@ -48,7 +49,12 @@ class Checked(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        return all(difference.is_note for difference in self.differences)
+        return not self.problems
+
+    @property
+    def problems(self) -> list[str]:
+        """In which the data do not fit, for their owner."""
+        return [difference.text for difference in self.differences if not difference.is_note]
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, for programs."""
@@ -71,7 +77,11 @@ def check(contract: Contract, path: Path) -> Checked:
         return _check_arrays(contract, path)
     if path.suffix.lower() not in READERS:
         raise DataError(f"{path} is no table ({', '.join(READERS)}), and the contract is of one")
-    table = read_table(path)
+    return check_table(contract, read_table(path))
+
+
+def check_table(contract: Contract, table: Table) -> Checked:
+    """How a table differs from the contract of a table or of texts."""
     return Checked(len(table), tuple(_table_differences(contract, table)))
 
 
@@ -98,34 +108,56 @@ def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]
     for note in table.notes:
         yield Difference("", "decimal_commas", note, is_note=True)
     for column in every:
-        if column.name not in table.columns:
-            yield _missing_column(column, table, spare)
-            continue
-        cells, is_target = table.columns[column.name], column in contract.targets
-        yield from _missing_values(column, cells, is_target)
-        if column.type == NUMBER:
-            yield from _number_differences(column, cells)
-        elif column.type in (CATEGORY, BOOLEAN):
-            yield from _category_differences(column, cells, is_target and contract.task == CLASSIFICATION)
-        elif column.type == DATE:
-            yield from _date_differences(column, cells)
+        if column.name in table.columns:
+            yield from _column_differences(contract, column, table.columns[column.name])
+        else:
+            yield _missing_column(contract, column, table, spare)
     if spare:
         text = f"columns that the contract does not have are not read: {listed(spare, SHOWN)}"
         yield Difference("", "spare_columns", text, is_note=True)
 
 
-def _missing_column(column: Column, table: Table, spare: Sequence[str]) -> Difference:
-    """A column that is not there, with the one that may be meant."""
+def _column_differences(contract: Contract, column: Column, cells: Cells) -> Iterator[Difference]:
+    is_target = column in contract.targets
+    try:
+        check_plain(column.name, cells)
+    except DataError as error:
+        yield Difference(column.name, "type", str(error))
+        return
+    yield from _missing_values(column, cells, is_target)
+    if column.type == NUMBER:
+        yield from _number_differences(column, cells)
+    elif column.type in (CATEGORY, BOOLEAN):
+        yield from _category_differences(column, cells, is_target and contract.task == CLASSIFICATION)
+    elif column.type == DATE:
+        yield from _date_differences(column, cells)
+
+
+def _missing_column(contract: Contract, column: Column, table: Table, spare: Sequence[str]) -> Difference:
+    """A column that is not there, with the one that may be meant: by its name, or the only one with such values."""
     plain = {_plain(name): name for name in reversed(spare)}
     near = plain.get(_plain(column.name)) or next(
         (plain[name] for name in difflib.get_close_matches(_plain(column.name), plain, n=1)), ""
     )
     text = f'the column "{column.name}" is missing'
+    if not near:
+        fitting = [name for name in spare if _has_values_of(contract, column, table.columns[name])]
+        near = fitting[0] if len(fitting) == 1 else ""
     if near:
         return Difference(
             column.name, "renamed_column", f'{text}; is it your "{near}"? Rename it in the file'
         )
     return Difference(column.name, "missing_column", f"{text}; the file has {listed(list(table.columns), 8)}")
+
+
+def _has_values_of(contract: Contract, column: Column, cells: Cells) -> bool:
+    """Whether a column of another name has the values that the contract describes."""
+    is_described = column.type in (BOOLEAN, DATE) or any(
+        (column.categories, column.candidates, column.minimum is not None and column.maximum is not None)
+    )
+    return is_described and all(
+        difference.is_note for difference in _column_differences(contract, column, cells)
+    )
 
 
 def _plain(name: str) -> str:
@@ -157,6 +189,12 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
     values = floats(numbers)
     values = values[~np.isnan(values)]
     if not len(values):
+        return
+    if (is_huge := np.abs(values) > LARGEST_NUMBER).any():
+        shown = f"{int(is_huge.sum()):,} of {len(values):,} values above {LARGEST_NUMBER:g}"
+        yield Difference(
+            name, "range", f'"{name}" has {shown}, such as {values[is_huge][0]:g}; they cannot be used'
+        )
         return
     unit = f" (the contract's unit: {column.unit})" if column.unit else ""
     if factor := _factor(column, values):
@@ -256,4 +294,6 @@ def _date_differences(column: Column, cells: Cells) -> Iterator[Difference]:
     wrong = [text for text in texts if not ISO.fullmatch(text)]
     if wrong:
         text = f'"{column.name}" has {len(wrong):,} of {len(texts):,} dates such as "{wrong[0][:40]}"'
-        yield Difference(column.name, "dates", f"{text}; the contract's are written 2021-03-31")
+        yield Difference(
+            column.name, "dates", f"{text}; the contract's are written 2021-03-31, and not learned from"
+        )

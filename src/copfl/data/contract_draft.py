@@ -63,6 +63,10 @@ def draft(
         statistics: Whether means and deviations are written.
         leave_open: Whether categories and classes are left to be agreed.
     """
+    if path.is_dir() or path.suffix.lower() == ".npz":
+        raise DataError(
+            f"{path} is no table; images and arrays have the contract of `copfl federate init --dataset`"
+        )
     table = read_table(path)
     targets, dropped, named = (_known(given, table) for given in (target, drop, categories))
     if not targets:

@@ -6,6 +6,7 @@ Nothing of fewer rows than a smallest count is given: the sums of such a column 
 The two passes make the deviation as exact as that of the pooled table.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from copfl.data.agreed_encoders import require_columns
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, coded, floats, row_texts, text_of
+from copfl.data.columns import Table, check_plain, coded, floats, row_texts, text_of
 from copfl.data.contract import ARRAYS, NUMBER, TABLE, Column, Contract
 from copfl.data.encoders import MOST_CATEGORIES
 from copfl.data.samples import CLASSIFICATION
@@ -29,6 +30,8 @@ Vector = NDArray[np.float64]
 SMALLEST_COUNT = 5  # rows of which a site gives something
 PASSES = 2
 SMALLEST_DEVIATION = 1e-12  # below, a column is constant and keeps its unit, as in `tables.encoder`
+
+ROUNDING = 1e-6  # of a range: by which the mean of equal values may be out of it
 
 
 class Scale(NamedTuple):
@@ -90,6 +93,9 @@ def site_of(contract: Contract, files: Sequence[Path]) -> Site:
     columns = contract.features if contract.data == TABLE else contract.columns
     features = [column.name for column in columns]
     require_columns(tables, [*contract.target_names, *features])
+    for table in tables:
+        for name in (*contract.target_names, *features):
+            check_plain(name, table.columns[name])
     table = train_rows(tables, contract.target_names, features, contract.missing, contract.task)
     targets = set(contract.target_names)
     values = {c.name: _values(c.name, table, c.name in targets) for c in question.numbers}
@@ -239,6 +245,7 @@ def frozen(
         half, rest = Scale.of(column).half, difference / count  # what the rounded mean left
         deviation = half * float(np.sqrt(max(square / count - rest**2, 0.0)))
         mean = float(centre + half * rest)
+        _require_in_range(column, mean)
         usual = deviation if deviation > SMALLEST_DEVIATION else 1.0
         agreed[column.name] = {"mean": mean, "deviation": usual}
     start = 2 * len(question.numbers)
@@ -252,6 +259,19 @@ def frozen(
         found = {name for site in of_sites for name in site.get(column.name, ())}
         agreed[column.name] = {"categories": _ordered(column, found)}
     return contract.replaced(agreed)
+
+
+def _require_in_range(column: Column, mean: float) -> None:
+    """DataError if the mean of all sites is out of the range of the column: then that of a site is."""
+    low = -math.inf if column.minimum is None else column.minimum
+    high = math.inf if column.maximum is None else column.maximum
+    rounding = ROUNDING * (high - low if math.isfinite(high - low) else abs(mean))
+    if not low - rounding <= mean <= high + rounding:
+        raise DataError(
+            f'the mean of "{column.name}" over all sites is {mean:.4g}, which is not in {low:g} to {high:g}: a site '
+            "has it in another unit, or the range is wrong. `copfl federate check` at each site says which; "
+            "one that corrects its table gives its sums again if its policy has statistics.questions = 2"
+        )
 
 
 def _ordered(column: Column, names: Collection[str]) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def read_table(path: Path) -> Table:
     -------
     A table with at least one row. `DataError` names the line of a damaged file.
     """
+    if path.suffix.lower() not in READERS:
+        raise DataError(f"{path} is no table; expected {', '.join(READERS)}")
     with reading.data_errors(str(path), f"{path.suffix} file"):
         if (size := path.stat().st_size) > LARGEST_FILE:
             raise DataError(

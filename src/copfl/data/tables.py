@@ -261,7 +261,9 @@ def numbers_of(name: str, column: Column) -> Column | None:
         )
     if len(wrong := np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)):
         cell = str(column[int(wrong[0])])[:40]
-        raise DataError(f'the column "{name}" has {cell} in row {wrong[0] + 1}; all numbers must be finite')
+        raise DataError(
+            f'the column "{name}" has {cell} in row {wrong[0] + 1}; numbers must be finite, up to {LARGEST_NUMBER:g}'
+        )
     return numbers
 
 

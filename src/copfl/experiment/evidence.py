@@ -21,6 +21,7 @@ from copfl.core.algorithm import AnyAlgorithm, leave_out
 from copfl.experiment import records
 from copfl.experiment.benefit import group_benefit, halves_of, worth_to_itself
 from copfl.stats import Numbers
+from copfl.wrappers.base import Wrapper
 from copfl.wrappers.evidence import ByEvidence
 
 
@@ -29,6 +30,14 @@ def weighs(algorithm: Any) -> bool:
     return isinstance(algorithm, ByEvidence) or (
         hasattr(algorithm, "algorithm") and weighs(algorithm.algorithm)
     )
+
+
+def without_weight(algorithm: Any, server: Any) -> frozenset[int]:
+    """The clients that have lost their weight, by the server of the algorithm."""
+    while isinstance(algorithm, Wrapper) and not isinstance(algorithm, ByEvidence):
+        algorithm, server = algorithm.algorithm, algorithm.inner("server", server)
+    weights = server.weight.tolist() if isinstance(algorithm, ByEvidence) else []
+    return frozenset(client for client, weight in enumerate(weights) if not weight)
 
 
 def looks(rounds: int, clients: int) -> bool:

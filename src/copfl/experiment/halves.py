@@ -31,3 +31,11 @@ def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, example: Client
         raise UsageError(
             f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out"
         )
+
+
+def check_evidence(run: Run) -> None:
+    """A UsageError where weights by evidence have none to decide by."""
+    if run.robust.name == "evidence" and not run.run.benefit:
+        raise UsageError(
+            "robust.name=evidence decides by the benefit of each client to the others; add run.benefit=true (--benefit)"
+        )

@@ -19,7 +19,7 @@ from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError, how_to_set
 from copfl.experiment import hints
-from copfl.experiment.halves import check_benefit
+from copfl.experiment.halves import check_benefit, check_evidence
 from copfl.experiment.models import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
@@ -57,10 +57,7 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     made = build("algorithm", run.algorithm, optimizer=run.optimizer)
     learned = task(run, module, clients, made, tell)
     wrapped = algorithm(run, made, learned, clients)
-    if run.robust.name == "evidence" and not run.run.benefit:
-        raise UsageError(
-            "robust.name=evidence decides by the benefit of each client to the others; add run.benefit=true (--benefit)"
-        )
+    check_evidence(run)
     if run.run.benefit:
         if ranks.joined():
             raise UsageError(

@@ -9,15 +9,12 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.files import write_bytes
 from copfl.flower.proposal import read as read_proposal
-from copfl.flower.status import read_app
+from copfl.flower.status import AGREEMENTS, read_app
 from copfl.settings.flat import flat
 from copfl.settings.toml import written
 
 AGREE = "session.agree"
-RUNS, AGREED = (
-    "agreements",
-    "contract.json",
-)  # in the app's folder, a folder for each run, with the frozen contract
+AGREED = "contract.json"  # in the folder of a run: the frozen contract
 FILE = "contract.toml"  # in the app's folder
 SECTION = "[tool.flwr.app.config.samples]"
 
@@ -46,9 +43,9 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
         run: the name of the run.
         why: for the error if it froze none.
     """
-    path = folder / RUNS / run / AGREED
+    path = folder / AGREEMENTS / run / AGREED
     if not path.exists():
-        raise RunError(f"the members did not agree on the encoders in run {run} ({why}); see its log above")
+        raise RunError(f"the members did not agree on the encoders in run {run}: {why}")
     contract = Contract.read(path.read_text())
     freeze(folder, contract)
     return contract

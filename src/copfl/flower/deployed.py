@@ -218,7 +218,7 @@ def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = 
     if not config.get(AGREE):
         raise UsageError(f"this is the proposal of a training; sign one with `propose --set {AGREE}=true`")
     name, exit_code = follow_run(folder, config, proposal=proposal)
-    return frozen_by(folder, name, f"flwr: exit code {exit_code}")
+    return frozen_by(folder, name, f"flwr ended with exit code {exit_code}; its log is above")
 
 
 def follow_run(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from copfl.core.batches import choose
 from copfl.core.halves import first_half
-from copfl.errors import UsageError
+from copfl.errors import UsageError, WireError
 from copfl.experiment.benefit import Judgement
 from copfl.flower.secure_sum import SMALLEST_COHORT, Floats, Rules, Words, quantised
 from copfl.flower.transport import Field
@@ -98,8 +98,24 @@ def words_of(judgement: Judgement, rules: Rules) -> Words:
     return quantised(np.concatenate([part.reshape(-1).astype(np.float64) for part in parts]), rules)
 
 
-def judgement_from(values: Floats, rounds: int, clients: int) -> Judgement:
-    """The sum over the judges."""
+def judgement_from(values: Floats, rounds: int, clients: int, rules: Rules) -> Judgement:
+    """The sum over the judges; WireError if none of theirs have it, so that a member added other numbers.
+
+    What a judge says of the others adds up to nothing, and it has one weight for all of them and none for itself. A
+    member that makes up its losses, and adds what follows from them, is not found.
+    """
     value, weight, *errors, unknown = values.reshape(rounds + 3, clients)
-    table = np.array(errors).reshape(rounds, clients)
-    return Judgement(value, weight, np.where(np.rint(unknown) > 0, np.inf, table))
+    table, unknown = np.array(errors).reshape(rounds, clients), np.rint(unknown)
+    rounding = (
+        clients**2 * rules.step
+    )  # each entry is rounded by each judge, and up to twice as many are added up
+    own_weights = weight.sum() / (clients - 1) - weight
+    balances = [value.sum(), *(() if unknown.any() else table.sum(1))]
+    is_sum = (
+        (own_weights >= -rounding).all()
+        and (np.abs(balances) <= rounding).all()
+        and ((unknown >= 0) & (unknown < clients)).all()
+    )
+    if not is_sum:
+        raise WireError("a member added numbers that no losses give")
+    return Judgement(value, weight, np.where(unknown > 0, np.inf, table))

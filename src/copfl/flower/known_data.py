@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.columns import Table, row_texts
 from copfl.data.samples import Inputs
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 
 FOLDER = ".secure"  # in a node's state-dir: its memory; the name of a run begins with no dot
-Hashes = NDArray[np.uint64]  # one of each sample, in order
+Hashes = NDArray[np.uint64]
 
 
-def hashes_of(x: Inputs) -> Hashes:
+def row_hashes(x: Inputs) -> Hashes:
     """A hash of each sample, as it is on disk: no setting of a run changes it."""
     columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
     rows = (
@@ -29,7 +30,17 @@ def hashes_of(x: Inputs) -> Hashes:
         for row in zip(*columns, strict=True)
     )
     digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-    return np.unique(np.frombuffer(digests, "<u8").astype(np.uint64))
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def hashes_of(x: Inputs) -> Hashes:
+    """The hashes of the samples, each once and in order."""
+    return np.unique(row_hashes(x))
+
+
+def cells_of(table: Table) -> Inputs:
+    """The rows of a table, which are known by all their cells."""
+    return {name: cells.astype(str) for name, cells in row_texts(table).items()}
 
 
 class KnownData:
@@ -42,15 +53,20 @@ class KnownData:
         """The name by which the samples are known; their hashes are stored."""
         content = samples.astype("<u8").tobytes()
         name = hashlib.sha256(content).hexdigest()[:32]
-        if not self._path(name).exists():
+        if not self.has(name):
             write_bytes(self._path(name), content, private=True)
         return name
 
     def overlap(self, samples: str, others: str) -> bool:
         """Whether the data of both names have a sample in common."""
-        return samples == others or bool(np.isin(self._hashes(samples), self._hashes(others)).any())
+        return samples == others or bool(np.isin(self.hashes(samples), self.hashes(others)).any())
 
-    def _hashes(self, name: str) -> Hashes:
+    def has(self, name: str) -> bool:
+        """Whether there are hashes of this name."""
+        return self._path(name).exists()
+
+    def hashes(self, name: str) -> Hashes:
+        """Those of the data of this name."""
         damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError):
             return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)

@@ -17,9 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from copfl.data.contract import Contract
+from copfl.data.contract import ARRAYS, Contract
+from copfl.data.contract_check import check
 from copfl.data.samples import CLASSIFICATION
-from copfl.errors import RunError, UsageError, raised_as
+from copfl.data.statistics import site_of
+from copfl.data.table_files import read_table
+from copfl.errors import DataError, RunError, UsageError, raised_as
 from copfl.experiment.bundle.description import read
 from copfl.experiment.bundle.writing import OF_NODE
 from copfl.experiment.preparation import partition
@@ -77,6 +80,7 @@ class LocalFederation:
         self.supernode = supernode  # Flower's own nodes instead of those of copfl
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.log_begins: dict[str, int] = {}  # where in its log the last start of a program is
         self.port = _free_port()
         self._stack = contextlib.ExitStack()
         environment = {
@@ -120,6 +124,7 @@ class LocalFederation:
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a program in its own group, with its output in logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
+            self.log_begins[name] = log.tell()
             process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -152,6 +157,14 @@ class LocalFederation:
         """The end of a program's log."""
         path = self.logs / f"{name}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def reason(self) -> str:
+        """Why the run ended: copfl's last error in its log, or the end of the log; and where the logs are."""
+        with open(self.logs / "run.log", "rb") as log:
+            log.seek(self.log_begins["run"])
+            lines = log.read().decode(errors="replace").splitlines()
+        errors = [line.partition("copfl: ")[2] for line in lines if "ERROR" in line and "copfl: " in line]
+        return f"{errors[-1] if errors else self.tail('run')}; the logs are in {self.logs}"
 
     def start_superlink(self) -> None:
         """Starts the SuperLink; started again, it continues with the same database."""
@@ -260,6 +273,29 @@ def site_nodes(folder: Path, sites: Sequence[Path | str]) -> list[dict[str, Any]
     return configs
 
 
+def site_problems(folder: Path, sites: Sequence[Path]) -> list[str]:
+    """In which the sites' data differ from the app's contract; UsageError if a node could not train on some.
+
+    Args:
+        folder: That of the app.
+        sites: The data of each node.
+    """
+    text = read_app(folder)["config"].get("samples", {}).get("contract")
+    found: list[str] = []
+    for site in sites if text else ():
+        contract, file = Contract.read(text), site.expanduser()
+        problems = check(contract, file).problems
+        try:
+            if contract.data != ARRAYS and not contract.is_frozen:
+                site_of(contract, [file])
+            elif contract.data != ARRAYS:
+                contract.encoders.dataset_of([read_table(file)], file.stem)
+        except DataError as error:
+            raise UsageError(f"{site} cannot be trained on: {'; '.join(problems or [str(error)])}") from error
+        found += [f"{site}: {problem}" for problem in problems]
+    return found
+
+
 def up(
     folder: Path | str,
     *,
@@ -324,7 +360,7 @@ def up(
         if is_open:
             agreement = {**overrides, "session.run": f"{name}-agree", AGREE: True, "session.resume": False}
             federation.start_run(agreement).wait()
-            frozen_by(folder, agreement["session.run"], federation.tail("run"))
+            frozen_by(folder, agreement["session.run"], federation.reason())
         process = federation.start_run(overrides)
         # After the last round the benefit may still be added up.
         is_added = planned.run.run.benefit and planned.secure.aggregation
@@ -361,7 +397,7 @@ def follow(
             is_lost = process.returncode != 0 and reconnects <= MAX_RECONNECTS  # the log, maybe not the run
             log = federation.reopen_log(pause) if is_lost else None
             if log is None:
-                raise RunError(f"the run ended after round {done} of {rounds}: {federation.tail('run')}")
+                raise RunError(f"the run ended after round {done} of {rounds}: {federation.reason()}")
             process = log
         else:
             time.sleep(pause)
@@ -429,7 +465,7 @@ def join(
         federation.start_run(overrides).wait(600)
         results = json.loads(results_file.read_text()) if results_file.exists() else []
         if len(results) != 1 or "why" in results[0]:
-            reason = results[0]["why"] if results else federation.tail("run")
+            reason = results[0]["why"] if results else federation.reason()
             raise RunError(f"the new client was not personalised: {reason}")
         model = Path(node_config["state-dir"]) / run / OF_NODE
         return {**results[0], "model": str(model), "note": read(model).origin.note}

@@ -96,7 +96,10 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     if not NAME.fullmatch(name):
         raise UsageError(f'name="{name[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
     if number is None and not free:
-        raise UsageError(f"all {clients} clients have a member; raise run.clients in pyproject.toml first")
+        raise UsageError(
+            f"all {clients} clients have a member; raise run.clients in pyproject.toml first, or if `init` made their "
+            "keys for a trial, make the app again with --no-trial"
+        )
     member = Member(free[0] if number is None else number, name, public)
     if member.number not in free:
         raise UsageError(f"client {member.number} is a member's already, or not one of {clients} clients")

@@ -25,12 +25,13 @@ from copfl.core.evaluation import is_evaluated, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.halves import loss_with
 from copfl.core.task import Data, Plan, Task
-from copfl.data.columns import row_texts
+from copfl.data.columns import Table
 from copfl.data.contract import Contract
+from copfl.data.contract_check import check_table
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.partition import validation_part
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samples, shape_of
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.data.table_files import READERS, read_table
 from copfl.errors import DataError, RunError, UsageError, WireError, raised_as
 from copfl.experiment.bundle.description import Description
@@ -38,7 +39,7 @@ from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.flower import node_halves, node_rounds, node_run
 from copfl.flower.halves import HALVES, LOSSES
-from copfl.flower.known_data import FOLDER, Hashes, KnownData, hashes_of
+from copfl.flower.known_data import FOLDER, Hashes, KnownData, cells_of, hashes_of
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import description_of, kept_score, write_bundle
 from copfl.flower.node_evaluation import Measured, is_best, measure, scores_of
@@ -76,14 +77,14 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset, rows, left_out = _of_file(settings, Path(source), node_config)
+        dataset, samples, left_out = _of_file(settings, Path(source), node_config)
     else:
         try:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
-        rows, left_out = dataset.train.x, 0
-    samples, device = hashes_of(rows), node_device(node_config)
+        samples, left_out = hashes_of(dataset.train.x), 0
+    device = node_device(node_config)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
@@ -110,8 +111,8 @@ def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Dat
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 
-def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Inputs, int]:
-    """The data of a file or folder, its samples as they are on disk, and how many rows the contract leaves out.
+def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Hashes, int]:
+    """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a server that
     proposes other encoders, or other columns, asks for the same data.
@@ -119,7 +120,7 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
         dataset = load(path)
-        return dataset, dataset.train.x, 0
+        return dataset, hashes_of(dataset.train.x), 0
     if not samples.contract:
         raise DataError(
             f"{path.name} is a table, and the federation has no data contract; its app must be made with "
@@ -129,11 +130,20 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
     if test is not None and not isinstance(test, str):
         raise UsageError("test must be the path of a file with test rows")
     files = [path, *([] if test is None else [Path(test).expanduser()])]
-    tables = [read_table(file) for file in files]
-    dataset = Contract.read(samples.contract).encoders.dataset_of(tables, path.stem, samples.kind)
+    tables, contract = [read_table(file) for file in files], Contract.read(samples.contract)
+    log_problems(contract, tables[0])
+    dataset = contract.encoders.dataset_of(tables, path.stem, samples.kind)
     used = len(dataset.train.y) + (len(dataset.test.y) if test is None else 0)
-    rows = {name: cells.astype(str) for name, cells in row_texts(tables[0]).items()}
-    return dataset, rows, len(tables[0]) - used
+    return dataset, hashes_of(cells_of(tables[0])), len(tables[0]) - used
+
+
+def log_problems(contract: Contract, table: Table) -> None:
+    """Tells the node's owner, and nobody else, in which the table differs from the contract.
+
+    The node does not refuse: a coordinator that proposes one range after another would learn the largest value.
+    """
+    for problem in check_table(contract, table).problems:
+        logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
 
 
 def node_device(node_config: NodeConfig) -> torch.device:

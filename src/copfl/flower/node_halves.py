@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl import wire
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, WireError, raised_as
+from copfl.files import locked
+from copfl.flower.known_data import KnownData
 from copfl.flower.state import write_json
 
 FILE, QUESTION = "halves.json", "question.json"  # in the run's folder in the state-dir
+CONCLUDED, CONCLUDED_LOCK = "concluded.json", "concluded.lock"  # in the folder of known data
+WAIT = 60.0  # seconds for another process of this node
 
 
 class Losses(NamedTuple):
@@ -48,6 +52,37 @@ def answered(folder: Path) -> str:
 def answer(folder: Path, digest: str) -> None:
     """Notes the question, before its answer leaves."""
     write_json(folder / QUESTION, {"sha256": digest})
+
+
+class Concluded(KnownData):
+    """A node's memory of the sums of the benefit with its conclusions, whatever the server calls the runs.
+
+    The server chooses the models that are compared, so each sum answers another question about the same data.
+    """
+
+    def expect(self, samples: str, run: str, allowed: int) -> None:
+        """WireError if so many other runs have had a sum about these data that a further one is refused."""
+        others = {known for name, known, _ in self._read() if known != run and self.overlap(samples, name)}
+        if len(others) >= allowed:
+            raise WireError(
+                "this node has concluded what the others are worth from the same data in another run, and another run "
+                "is another question about them; leave out run.benefit, or ask the node's owner to raise "
+                f"statistics.questions above {allowed}"
+            )
+
+    def enter(self, samples: str, run: str, digest: str, allowed: int) -> None:
+        """Writes down a question before it is answered; WireError as of `expect`."""
+        with locked(self.folder / CONCLUDED_LOCK, WAIT):
+            self.expect(samples, run, allowed)
+            if (asked := (samples, run, digest)) not in (known := self._read()):
+                write_json(self.folder / CONCLUDED, [*known, asked])
+
+    def _read(self) -> list[tuple[str, str, str]]:
+        path = self.folder / CONCLUDED
+        damaged = f"{CONCLUDED} cannot be used: {{}}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
+            stored = json.loads(path.read_text()) if path.exists() else []
+            return [(str(samples), str(run), str(digest)) for samples, run, digest in stored]
 
 
 def _number(value: float | None) -> float:

@@ -5,9 +5,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from copfl.core.metrics import MetricInfo, metrics_of
+from copfl.data.table_files import read_table
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
+from copfl.flower.known_data import FOLDER, KnownData, cells_of, row_hashes
 from copfl.flower.settings import Settings
 from copfl.settings.flat import flattened
 
@@ -54,6 +58,21 @@ def remember(
 @functools.lru_cache(maxsize=1)  # a worker has the same settings in every round
 def _run_config(settings: Settings) -> dict[str, Any]:
     return flattened(settings.federation.tables())
+
+
+def known_rows(folder: Path, data: Path) -> int:
+    """How many rows of a table are among those that the node trained and tested with.
+
+    0 where the folder was moved without the rest of the state-dir, which knows them.
+
+    Args:
+        folder: That of the run, in the node's state-dir.
+        data: The table.
+    """
+    known = KnownData(folder.parent / FOLDER)
+    if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
+        return 0
+    return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
 
 
 def recall(folder: Path) -> NodeRun:

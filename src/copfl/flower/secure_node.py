@@ -49,6 +49,9 @@ class Training:
         divided = division_of(settings, asked.head.client)
         asked_for = Added(samples, invited, rows_of(settings), divided, frozenset())
         memory.history(samples).expect(asked_for, allowed)  # before it trains
+        if divided:
+            questions = node_policy(asked.node_config).statistics.questions
+            node_halves.Concluded(asked.folder).expect(samples, asked.head.run, questions)
         if (noised := settings.noised) is not None:
             model = innermost(node.decode(settings, asked.node_config, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
@@ -98,9 +101,9 @@ class Training:
 class Judging(Training):
     """The secure sum, after the last round, of what each client concludes from its losses.
 
-    A node answers one question in a run: from several, the differences of each judge could be solved for. Every judge
-    must have been shown the same models: else the conclusions of all but one could be made zero, and the sum would be
-    that of a single client.
+    A node answers one question in a run, and of its data in as many runs as its owner allows: from several, the
+    differences of each judge could be solved for. Every judge must have been shown the same models: else the
+    conclusions of all but one could be made zero, and the sum would be that of a single client.
     """
 
     def contribution(self, asked: Asked, packet: Packet) -> Contribution:
@@ -128,13 +131,15 @@ class Judging(Training):
             raise WireError("the rounds that it names do not determine the benefit")
         words = halves.words_of(judged(regression, differences, asked.head.client), settings.rules)
         data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
-        return Contribution(
-            words,
-            Memory(asked.folder).name_of(data.samples),
-            hashlib.sha256(words.tobytes()).hexdigest(),
-            {Field.JUDGEMENT: True},
-            partial(node_halves.answer, folder, digest),
-        )
+        samples = Memory(asked.folder).name_of(data.samples)
+
+        def note() -> None:
+            questions = node_policy(asked.node_config).statistics.questions
+            node_halves.Concluded(asked.folder).enter(samples, asked.head.run, digest, questions)
+            node_halves.answer(folder, digest)
+
+        upload = hashlib.sha256(words.tobytes()).hexdigest()
+        return Contribution(words, samples, upload, {Field.JUDGEMENT: True}, note)
 
     def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
         """It is of all judges together."""

@@ -131,7 +131,12 @@ class SecureServer(Server, SecureExchange):
         if values is None:
             self.log(f"there is no benefit: {why}; session.resume=true asks for it again")
             return
-        benefit = of_sum(judgement_from(values, len(rounds), clients), regression.freedom)
+        try:
+            judgement = judgement_from(values, len(rounds), clients, self.rules)
+        except WireError as error:
+            self.log(f"there is no benefit: {error}")
+            return
+        benefit = of_sum(judgement, regression.freedom)
         write_json(path, {"rounds": len(lines), **plain(benefit._asdict())})
         self.log(f"the benefit of {clients} clients, from {len(rounds)} rounds, is in {BENEFIT}")
 

@@ -29,6 +29,7 @@ from copfl.core.batches import choose
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
+from copfl.experiment import evidence
 from copfl.flower.exchange import Exchange, Round
 from copfl.flower.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
 from copfl.flower.private_node import epsilons
@@ -63,6 +64,7 @@ class Server(Exchange):
         blank = blank_samples(self.task, self.settings.shape)
         example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
+        self.decides = evidence.weighs(self.algorithm)  # whether clients that do harm lose their weight
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.federation.clients)
         if self.federation.session.resume or self.federation.session.join:
@@ -98,6 +100,8 @@ class Server(Exchange):
             self.counted |= dict.fromkeys(now.reports, now.number)
             self.round += 1
             record = _record(now, metrics, time.time() - started) | {"metric": self.task.metrics[0].name}
+            if self.decides and evidence.looks(self.round, self.federation.clients):
+                self._reweight([*self.folder.rounds()[: self.round - 1], record])
             counted = {str(client): n for client, n in self.counted.items()}
             about = {Field.COUNTED: counted, "record": record}
             self.log(
@@ -116,6 +120,13 @@ class Server(Exchange):
         if self.settings.run.run.benefit:
             self._conclude()
 
+    def _reweight(self, lines: list[dict[str, Any]]) -> None:
+        """Takes their weight from the clients that these rounds show to do harm."""
+        before = evidence.without_weight(self.algorithm, self.state)
+        self.state = evidence.reweighted(self.algorithm, self.state, lines, self.federation.clients)
+        for client in sorted(evidence.without_weight(self.algorithm, self.state) - before):
+            self.log(f"client {client} has no weight from now on: it helps neither the others nor itself")
+
     def _conclude(self) -> None:
         """The benefit after the last round, where the records do not have it: see `SecureServer`."""
 
@@ -128,7 +139,8 @@ class Server(Exchange):
             whole: The total of all clients.
         """
         first = now.reports.keys() & first_clients(self.federation, now.number)
-        smaller = min(len(first), len(now.reports) - len(first))
+        left_out = evidence.without_weight(self.algorithm, before)
+        smaller = min(len(half - left_out) for half in (first, now.reports.keys() - first))
         if smaller < SMALLEST_COHORT:  # too few uploads of a half counted
             return
         with torch.no_grad():
@@ -149,7 +161,8 @@ class Server(Exchange):
         for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
-        now.per_client[HALF] = {client: 1.0 if client in first else -1.0 for client in now.reports}
+        sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
+        now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
         now.per_client[self.compared] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
         failed = {str(client): why for client, why in sorted(asked.failures.items())}

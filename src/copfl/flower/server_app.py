@@ -13,7 +13,6 @@ from copfl.errors import CopflError, RunError
 from copfl.files import write_bytes
 from copfl.flower import own_code
 from copfl.flower.agreement import AGREED
-from copfl.flower.agreement import RUNS as AGREEMENTS
 from copfl.flower.events import configure_logging, logger, operations
 from copfl.flower.membership import SIGNED, revoked_keys, server_proposal
 from copfl.flower.policy.admission import admitted
@@ -26,6 +25,7 @@ from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
 from copfl.flower.statistics_server import statistics_server_class
 from copfl.flower.statistics_terms import terms_of
+from copfl.flower.status import AGREEMENTS
 from copfl.flower.transport import FlowerTransport, without_paths
 from copfl.settings.flat import nested
 

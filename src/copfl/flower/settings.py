@@ -17,7 +17,7 @@ from copfl.data.contract import Contract
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, raised_as
-from copfl.experiment.halves import check_benefit
+from copfl.experiment.halves import check_benefit, check_evidence
 from copfl.experiment.models import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.flower import secure_total
@@ -160,6 +160,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     settings = Settings(federation, layout, algorithm, task, TEXT if samples.text else shape)
     if run.privacy:
         settings = _private(settings)
+    check_evidence(run)
     if run.run.benefit:
         check_halves(federation)
         blank = blank_samples(task, settings.shape)

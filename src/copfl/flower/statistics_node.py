@@ -15,11 +15,13 @@ import torch
 
 from copfl import wire
 from copfl.data.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
+from copfl.data.table_files import read_table
 from copfl.errors import RunError, UsageError, WireError, raised_as
 from copfl.files import locked
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER, KnownData, hashes_of
 from copfl.flower.ledger import Ledger, Release
+from copfl.flower.node import log_problems
 from copfl.flower.node_message import NodeConfig, head_of, node_policy
 from copfl.flower.policy.record import Statistics as Allowed
 from copfl.flower.proposal import Proposal
@@ -176,4 +178,5 @@ def node_site(terms: StatisticsTerms, node_config: NodeConfig) -> Site:
     if test is not None and not isinstance(test, str):
         raise UsageError("test must be the path of a file with test rows")
     files = [Path(source).expanduser(), *([] if test is None else [Path(test).expanduser()])]
+    log_problems(terms.contract, read_table(files[0]))
     return site_of(terms.contract, files)

@@ -27,6 +27,7 @@ from copfl.flower.transport import parsed, printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
 
 DATABASE = "superlink.db"  # in the app's folder
+AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agreed on the data contract
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
 FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
 LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
@@ -136,7 +137,7 @@ def other_runs(folder: Path) -> list[dict[str, Any]]:
             flower_id = int(number) % 2**64  # the database has no unsigned numbers
             given = parsed(str(config))
             name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
-            if not (folder / "runs" / name).is_dir():
+            if not any((folder / place / name).is_dir() for place in ("runs", AGREEMENTS)):
                 about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
                 about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
                 found.append(about | {"details": printable(details or "", 200)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TABLE_ROWS = 60  # a table of more rounds contains some of them
+DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # Unicode's marks and overrides
 SCRIPTS, STYLE = ("draw.js", "page.js"), "page.css"  # all that a page executes and is styled by
 
 
@@ -86,12 +88,12 @@ def render(document: Document, fingerprint: str = "") -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with numbers rounded to five digits, which suffice for a chart."""
+    """What the scripts of the page read: numbers are rounded to five digits, which suffice for a chart."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
+        return {_directed(key): _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else _directed(value)
 
 
 @cache
@@ -127,7 +129,14 @@ def _asset(name: str) -> str:
 def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(loader=PackageLoader("copfl.report"), autoescape=True, undefined=StrictUndefined)
+    return Environment(
+        loader=PackageLoader("copfl.report"), autoescape=True, undefined=StrictUndefined, finalize=_directed
+    )
+
+
+def _directed(value: Any) -> Any:
+    """A text without the marks that turn the direction of what follows: names and reasons come from other machines."""
+    return DIRECTIONS.sub("\ufffd", value) if type(value) is str else value
 
 
 def table_of(chart: Chart) -> Table:

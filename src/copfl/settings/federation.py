@@ -197,12 +197,12 @@ class Federation:
                 self.network.min_replies,
                 f"must be at most {self.selected}: so many clients a round selects",
             )
-        if self.run.robust.name == "evidence":
+        if self.secure.aggregation and self.run.robust.name == "evidence":
             raise SettingError(
                 "robust.name",
                 self.run.robust.name,
-                "is for simulations; a federation shows the benefit and does not act on it; use clip, trimmed_mean or "
-                "median",
+                "decides during the run by each member's losses, and with secure.aggregation these stay at the nodes, "
+                "which add up what they conclude once, at its end; leave one of them out",
             )
         if self.secure.aggregation and self.run.robust:
             raise SettingError(

@@ -168,6 +168,32 @@ def test_images_in_several_layouts(run: Path) -> None:
         bundle.predict(x / 255)
 
 
+def test_folders_of_images_are_named_by_their_classes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for training; without them there is nothing to evaluate by, and a class of another name is an error."""
+    from PIL import Image
+
+    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8)).astype(np.uint8)
+    for n, name in enumerate(("3", "3", "7", "7")):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[n]).save(tmp_path / "images" / name / f"{n}.png")
+    bundle = copfl.load(run, 1)
+    done = called(capsys, "evaluate", run, "--client", "1", "--data", tmp_path / "images", "--json")
+    assert done.code == 0, done.err
+    expected = bundle.evaluate(x, np.array(["3", "3", "7", "7"]))
+    assert json.loads(done.out)["metrics"]["accuracy"] == expected.metrics["accuracy"]
+    done = called(capsys, "evaluate", run, "--client", "1", "--data", tmp_path / "images" / "3")
+    assert done.code == 2
+    assert "lacks folders named by the classes" in done.err
+    (tmp_path / "images" / "7").rename(tmp_path / "images" / "cat")
+    with pytest.raises(DataError, match="cat"):
+        bundle.read(tmp_path / "images")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="or folders of them named by the classes"):
+        bundle.read(tmp_path / "none")
+
+
 def test_regression_values_are_in_the_units_of_the_targets(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     data = {"x": x, "y": (1000 + 50 * x.sum(1)).astype(np.float32), "kind": "regression"}

@@ -99,8 +99,18 @@ def test_what_is_wrong_is_one_clear_error(trained: tuple[Path, Path]) -> None:
     bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
     with pytest.raises(DataError, match="the table lacks 2 of 3 columns: age, lab; it has sex"):
         bundle.predict(rows[["sex"]])
+    for digits in (300, 5000):
+        huge = {**frame(2), "age": ["50", "1" * digits]}
+        with pytest.raises(
+            DataError, match=r"""the column "age" has numbers in training, but '1{40}' in row 2"""
+        ):
+            bundle.predict(huge)
     with pytest.raises(DataError, match="the column \"age\" has numbers in training, but 'old' in row 2"):
         bundle.predict(rows.assign(age=["50", "old", *["50"] * 8]))
+    for encoder in bundle.preparation.input.columns[:1]:
+        object.__setattr__(encoder, "std", 1e-12)
+    with pytest.raises(DataError, match="row 1 has a number that is too far from those in training"):
+        bundle.predict(rows.assign(age=1e29))
     for nested in ("age", "sex"):
         with pytest.raises(DataError, match=rf'"{nested}" has \[1\]; a cell is one number or text'):
             bundle.predict(rows.assign(**{nested: [[1]] * 10}))

@@ -14,7 +14,7 @@ from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, n
 from copfl.data.encoders import Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.table_files import LARGEST_FILE, READERS, read_table
-from copfl.data.targets import named, numbered
+from copfl.data.targets import LARGEST_NUMBER, named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 
@@ -100,7 +100,12 @@ class Preparation:
         ]
         fitting = Table({e.name: _fitting(e, table.columns[e.name]) for e in encoders})
         notes += unknown_categories(encoders, fitting)
-        return Prepared(encoded(encoders, fitting), notes)
+        x = encoded(encoders, fitting)
+        if not (is_finite := np.isfinite(x).all(1)).all():
+            raise DataError(
+                f"row {int(np.argmin(is_finite)) + 1} has a number that is too far from those in training"
+            )
+        return Prepared(x, notes)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -149,7 +154,7 @@ class Preparation:
         """The samples of a file or a folder, and their targets if it has them.
 
         An .npz file has the arrays x and y; a table the model's columns; a .txt file a text per line. Images
-        are a file, or all files of a folder.
+        are a file, all files of a folder, or those of its folders, which are named by the classes.
         """
         suffix = path.suffix.lower()
         if not path.exists():
@@ -157,7 +162,7 @@ class Preparation:
                 f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
             )
         if path.is_dir() or suffix in IMAGES:
-            return _without_targets(self._images(path))
+            return self._images(path)
         if suffix == ".txt":
             lines = reading.read_bytes(path, LARGEST_FILE).decode(errors="replace").splitlines()
             return _without_targets(self.tokens([line for line in lines if line.strip()]))
@@ -216,17 +221,33 @@ class Preparation:
             raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
         return array.astype(np.float32)
 
-    def _images(self, path: Path) -> Inputs:
-        """An image file, or those of a folder by name, in the size and colours of the model's images."""
+    def _images(self, path: Path) -> Labelled:
+        """An image file, or those of a folder by name, in the size and colours of the model's images.
+
+        Where a folder has folders of images instead, these are named by the classes, as for training.
+        """
         if self.input.kind != IMAGE:
             raise DataError(f"{path} has images, but the model takes {self.shown}")
-        found = [path] if path.is_file() else sorted(path.iterdir())
-        files = [file for file in found if file.suffix.lower() in IMAGES]
+        files = [path] if path.is_file() else _image_files(path)
+        folders = [] if files else sorted(folder for folder in path.glob("[!.]*") if folder.is_dir())
+        of_classes = {folder.name: _image_files(folder) for folder in folders}
+        files = files or [file for found in of_classes.values() for file in found]
         if not files:
-            raise DataError(f"{path} has no images; expected {', '.join(IMAGES)}")
+            expected = ", ".join(IMAGES)
+            raise DataError(
+                f"{path} has no images; expected {expected}, or folders of them named by the classes"
+            )
         channels, *size = self.input.shape
         images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
-        return np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+        x = np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+        labels = [name for name, found in of_classes.items() for _ in found]
+        if not labels:
+            return _without_targets(x)._replace(target="folders named by the classes")
+        return Labelled(x, self.targets(np.array(labels)), np.ones(len(x), np.bool_), [])
+
+
+def _image_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)
 
 
 def _table(data: Any) -> Table | None:
@@ -252,7 +273,9 @@ def _fitting(encoder: Encoder, column: Column) -> Column:
     if encoder.categories:
         return column
     numbers = as_numbers(column)
-    wrong = not_numbers(column) if numbers is None else np.flatnonzero(np.isinf(floats(numbers)))
+    wrong = (
+        not_numbers(column) if numbers is None else np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)
+    )
     if len(wrong):
         cell = str(column[int(wrong[0])])[:40]
         raise DataError(

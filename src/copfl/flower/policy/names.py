@@ -52,7 +52,7 @@ ADDONS: dict[str, Any] = {  # with the values that add nothing
 }
 # An average of the node's own weights never leaves it; a schedule can only lower the rate that the owner accepted.
 USUAL_ADDONS = ("ema", "lr_rounds", "lr_schedule")
-ROBUST = ("clip", "median", "trimmed_mean")
+ROBUST = ("clip", "evidence", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
 TASKS = ("classification", "multilabel", "next_token", "regression")
 LOSSES = ("absolute", "binary_cross_entropy", "cross_entropy", "huber", "squared")

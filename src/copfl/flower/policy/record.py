@@ -108,7 +108,9 @@ class Statistics:
 
     allowed: str = "all"  # or only in secure sums, or none
     smallest_count: int = 5  # rows: a sum or a category of fewer does not leave
-    questions: int = 1  # about the same data: other columns, rows or members
+    questions: int = (
+        1  # about the same data: other columns, rows or members; and runs with secure sums of the benefit
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,7 @@ def test_only_simulations_with_one_program_are_batched() -> None:
     assert not can_batch([one, other._replace(batch=5)])
     assert not can_batch([one, other._replace(algorithm=FedAvg(epochs=2))])
     assert not can_batch([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
+    assert not can_batch([one, other._replace(mapping=vmap(2))])  # it would train a round in several parts
 
 
 def test_an_error_in_one_ends_all() -> None:

@@ -24,7 +24,11 @@ PROTOCOLS = {
 }
 CHARTS = ("none", "curves", "heatmap", "beside")
 GROUPS = {
-    "finetuning": ("finetuning-text", "finetuning-servers", "finetuning-images"),  # past the paper: not among "all"
+    "finetuning": (
+        "finetuning-text",
+        "finetuning-servers",
+        "finetuning-images",
+    ),  # past the paper: not among "all"
     "open": ("ablation-20", "convergence-long", "newer-methods"),  # not run yet: not among "all"
     "figures": ("table1", "fig-convergence", "fig-heatmap", "fig-mamo", "table-ablation", "table-samples"),
 }

@@ -112,6 +112,26 @@ def test_the_summary_quotes_the_records(store: records.Store) -> None:
     assert f"by {-max(gains['equal']):.1f} to {-min(gains['equal']):.1f} points" in text
 
 
+def test_the_summary_quotes_the_records_of_fine_tuning(store: records.Store) -> None:
+    """The differences in docs/results.md and finetuning.md with the step of the server tuned."""
+    servers = findings_of("finetuning-servers", store)
+    gains = findings.differences(servers, "equal")
+    pages_with_numbers = (STUDY.parents[1] / "docs" / "results.md", STUDY / "finetuning.md")
+    texts = [" ".join(page.read_text("utf-8").split()) for page in pages_with_numbers]
+    averaged = "FedAvg + local epoch, averaged weights, plain mean"
+    for row, other, column in (
+        ("FedPer: head personal", "Local", "banking-skew"),
+        ("FedRoD", "Local", "banking-dirichlet"),
+        ("FedRoD", averaged, "banking-dirichlet"),
+        ("FedAvg + local epoch", "FedAvg + local epoch, plain mean", "banking-dirichlet"),
+        ("CO-PFL, preset adapters", "CO-PFL, preset adapters, plain mean", "banking-dirichlet"),
+    ):
+        quoted = str(gains[row, other, column][0])[1:]  # the text has a word for the sign
+        assert all(quoted in text.replace(" points", "") for text in texts), (row, other, quoted)
+    for column, best in (("banking-skew", "FedPer: head personal"), ("banking-dirichlet", "FedRoD")):
+        assert findings.leaders(servers.column("equal", column))[0].row.label == best
+
+
 def test_every_committed_record_is_read_and_stored_once(store: records.Store) -> None:
     assert store.unusable == []
     assert len(store.defaults) < len(store.known) / 10  # options are resolved once for records of a kind

@@ -191,6 +191,7 @@ def test_a_value_without_a_name_stands_in_for_its_table() -> None:
     [
         ({"run": {"clients": 0}}, r"run.clients=0 must be a whole number, at least 1 and at most 10,000,000"),
         ({"run": {"clients": 2.5}}, r"run\.clients=2\.5 must be a whole number"),
+        ({"run": {"clients": "ten"}}, r"run\.clients=.ten. must be a whole number"),
         ({"run": {"rounds": 0}}, "run.rounds=0 must be a whole number, at least 1"),
         ({"run": {"batch": 0}}, "run.batch=0 must be a whole number, at least 1"),
         ({"run": {"chunk": -1}}, "run.chunk=-1 must be a whole number, at least 0"),

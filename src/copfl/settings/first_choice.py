@@ -118,7 +118,7 @@ def first_choice(known: Known) -> FirstChoice:
         options["alignment"] = WEAK  # where the rate falls, the alignment does not diverge
     if known.rounds < LONG_RUN and _is_short(known):
         # In few rounds of one epoch the common body does not get as far as each client's own.
-        options["epochs"] = min(math.ceil(LONG_RUN / known.rounds), MOST_EPOCHS)
+        options["epochs"] = min(math.ceil(LONG_RUN / max(known.rounds, 1)), MOST_EPOCHS)  # 0 is refused later
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
     return FirstChoice("fedpac", options, "fedexp", training, ema)
 
@@ -224,7 +224,8 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
     elif "data" not in passed and (is_own(name) or name in SMALL_SETS):
         usual = usual_of_table(table)
     by_group = usual.groups if usual and partition == "by_group" else 0
-    clients = passed["partition"].clients if "partition" in passed else run.get("clients") or by_group
+    named = run["clients"] if isinstance(run.get("clients"), int) else 0  # other values are refused later
+    clients = passed["partition"].clients if "partition" in passed else named or by_group
     clients = clients or RunSettings.clients
     samples = usual.samples / clients if usual else math.inf
     sharers = math.inf if usual is None or "partition" in passed else float(clients)

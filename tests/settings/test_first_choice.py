@@ -67,28 +67,36 @@ def test_in_few_rounds_a_client_trains_for_more_epochs() -> None:
 
 
 def test_classes_of_few_clients_are_aligned_less() -> None:
-    for sharers, alignment in ((1.0, 0.1), (2.9, 0.1), (3.0, None), (math.inf, None)):
+    for sharers, alignment in ((1.5, 0.1), (2.9, 0.1), (3.0, None), (math.inf, None)):
         choice = first_choice(Known(CLASSIFICATION, 40, 40, "cnn", sharers=sharers))
         assert choice.options.get("alignment") == alignment
-    few = Known(CLASSIFICATION, 40, 40, "cnn", sharers=1.0)
+    few = Known(CLASSIFICATION, 40, 40, "cnn", sharers=2.0)
     for other in ({"model": "embedding"}, {"pretrained": True}):  # a falling rate; not measured
         assert "alignment" not in first_choice(few._replace(**other)).options
 
 
+def test_clients_without_a_common_class_train_as_if_alone() -> None:
+    disjoint = Known(CLASSIFICATION, 40, 40, "cnn", sharers=1.0)
+    assert first_choice(disjoint)[:3] == ("apfl", {}, "mean")
+    for other in ({"pretrained": True}, {"sums_only": True}, {"sharers": 1.5}):  # the first two: not measured
+        assert first_choice(disjoint._replace(**other)).algorithm != "apfl"
+
+
 def alignment(*layers: dict[str, dict[str, object]], data: Dataset | None = None) -> object:
-    return complete(*layers, values={"data": data}).algorithm.options["alignment"]
+    """The default's alignment of features; None where it is an algorithm without one."""
+    return complete(*layers, values={"data": data}).algorithm.options.get("alignment")
 
 
 def test_it_counts_the_clients_that_share_a_class() -> None:
     """Digits have ten classes; of the others, by hand: each site has its own, all share all, sites share one."""
-    for clients, per_client, expected in ((10, 2, 0.1), (10, 3, 1.0), (2, 5, 0.1), (50, 2, 1.0)):
+    for clients, per_client, expected in ((10, 2, 0.1), (10, 3, 1.0), (2, 5, None), (50, 2, 1.0)):
         partition = {"name": "classes", "per_client": per_client}
         assert alignment({"run": {"clients": clients}, "partition": partition}) == expected
     assert alignment({"run": {"clients": 2}, "partition": {"name": "dirichlet"}}) == 0.1
     assert alignment({"run": {"clients": 3}, "partition": {"name": "dirichlet"}}) == 1.0
     x, sites = np.zeros((90, 4), np.float32), np.arange(90) % 3
     for y, expected in (
-        (sites, 0.1),
+        (sites, None),
         (np.arange(90) // 30, 1.0),
         (np.minimum(np.arange(90) // 40, sites), 0.1),
     ):
@@ -220,6 +228,6 @@ def test_an_option_needs_the_name_of_its_algorithm() -> None:
 
 
 def test_it_trains() -> None:
-    result = copfl.run(dataset="digits", rounds=2, clients=3)
+    result = copfl.run(dataset="digits", rounds=2, clients=6)
     assert result.experiment.title == "fedpac on digits"
     assert np.isfinite(result.accuracy).all()

@@ -32,6 +32,7 @@ SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
 MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
 FEW_SHARERS = 3  # clients that have a class: with fewer, its centroid follows the client that follows it
+ALONE = 1.5  # clients that have a class: with fewer, hardly any class is trained by two
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
@@ -113,13 +114,15 @@ def first_choice(known: Known) -> FirstChoice:
         return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
+    ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
+    if known.sharers < ALONE and not known.pretrained:
+        return FirstChoice("apfl", {}, "mean", training, ema)  # its own model is trained as if alone
     options = {"head_speed": 3.0}
     if known.sharers < FEW_SHARERS and training.schedule == "constant" and not known.pretrained:
         options["alignment"] = WEAK  # where the rate falls, the alignment does not diverge
     if known.rounds < LONG_RUN and _is_short(known):
         # In few rounds of one epoch the common body does not get as far as each client's own.
         options["epochs"] = min(math.ceil(LONG_RUN / max(known.rounds, 1)), MOST_EPOCHS)  # 0 is refused later
-    ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
     return FirstChoice("fedpac", options, "fedexp", training, ema)
 
 
@@ -136,6 +139,8 @@ def why(run: Run) -> str:
     """
     if run.algorithm.name == "fedpac":
         return "seldom far from the best in 22 federations"
+    if run.algorithm.name == "apfl":
+        return "hardly any class is at two clients, where a common model is worse than training alone"
     if run.algorithm.name == "fedavg_ft":
         return "the model has no body that could be shared beside a personal head"
     if run.algorithm.name == "fedper" and (run.privacy or run.robust):

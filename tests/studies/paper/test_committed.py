@@ -249,17 +249,21 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
     assert set(experiment.base["copfl"]) == options
 
 
-def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts() -> None:
+@pytest.mark.parametrize("name", ["ablation-20", "convergence-long"])
+def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts(name: str) -> None:
     """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
-    for column, classes in zip(experiments.read("ablation-20").columns, (100, 10), strict=True):
+    experiment = experiments.read(name)
+    for plan in experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols)):
+        run = plan.jobs(plan.choices[0])[0].run.tables()
+        assert run["model"]["kernels"] == "pruned"
+        classes = 100 if run["data"]["name"] == "mini_imagenet" else 10
         every, pruned = (
             sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
             for kernels in ("full", "pruned")
         )
-        own = column.settings["copfl"]
-        assert round(own["rate"] * pruned) == round(0.25 * every)
+        assert round(run["algorithm"]["rate"] * pruned) == round(0.25 * every)
         assert 0.5 * every > pruned
-        assert own["budget"] == 1
+        assert run["algorithm"]["budget"] == 1
 
 
 def test_training_as_published_is_the_same_with_pruned_kernels() -> None:

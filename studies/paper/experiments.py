@@ -30,7 +30,7 @@ GROUPS = {
         "finetuning-images",
     ),  # past the paper: not among "all"
     # not complete: not among "all"
-    "open": ("ablation-20", "convergence-long", "newer-methods", "table1-servers"),
+    "open": ("ablation-20", "convergence-long", "table1-servers"),
     "figures": ("table1", "fig-convergence", "fig-heatmap", "fig-mamo", "table-ablation", "table-samples"),
 }
 STUDY = Path(__file__).parent

@@ -13,6 +13,7 @@ import pytest
 
 import copfl
 from copfl import charts
+from copfl.comparison.results import Record
 from copfl.models.networks import ResNet18
 from copfl.settings.complete import complete
 from copfl.settings.components import build
@@ -155,7 +156,7 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
 
 def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
     """What comments.md says of Mini-ImageNet, and of the CINIC-style set with all kernels."""
-    seen, pairs = findings_of("ablation-20", store), list[tuple[records.Record, records.Record]]()
+    seen, pairs = findings_of("ablation-20", store), list[tuple[Record, Record]]()
     for protocol in seen.protocols:
         first, *others = seen.column(protocol, "mini-imagenet-20-counted")
         pairs += [(first.runs[seed], run) for cell in others for seed, run in cell.runs.items()]

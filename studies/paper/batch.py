@@ -107,11 +107,14 @@ def missing(plan: Plan, store: Store) -> list[Job]:
 
 def count_left(plans: Sequence[Plan], store: Store) -> int:
     """The number of missing jobs, those that wait for tuning included."""
-    left: set[str] = set()
+    left: set[tuple[str, str]] = set()
     for plan in plans:
         jobs = missing(plan, store)
-        waiting = plan.jobs({}) if any(job.validation for job in jobs) else []
-        left |= {job.id for job in (*jobs, *waiting)}
+        left |= {("", job.id) for job in jobs}
+        if any(
+            job.validation for job in jobs
+        ):  # at rates not known yet: not those that another protocol names
+            left |= {(plan.protocol, job.id) for job in plan.jobs({})}
     return len(left)
 
 

@@ -29,7 +29,8 @@ GROUPS = {
         "finetuning-servers",
         "finetuning-images",
     ),  # past the paper: not among "all"
-    "open": ("ablation-20", "convergence-long", "newer-methods"),  # not run yet: not among "all"
+    # not complete: not among "all"
+    "open": ("ablation-20", "convergence-long", "table1-servers"),
     "figures": ("table1", "fig-convergence", "fig-heatmap", "fig-mamo", "table-ablation", "table-samples"),
 }
 STUDY = Path(__file__).parent
@@ -59,7 +60,8 @@ class Column(NamedTuple):
     name: str
     title: str = ""
     note: str = ""  # how the data differ from the paper's
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}  # a row's preset and its own settings win against these
+    fixed: Mapping[str, Any] = {}  # and these against its preset
     rounds: int = 0  # at most so many, where more would take hours; 0: as the budget says
     seeds: int = 0  # 0: as the budget says
     statistic: str = "last"  # what a cell shows of its runs, see records.STATISTICS
@@ -183,7 +185,8 @@ class Plan(NamedTuple):
         *below, settings = entries.layers(entry, base)
         preset = [content(row.preset)] if row.preset else []
         length = {"run": {"rounds": rounds, "eval_every": eval_every}}
-        layers = [*below, *preset, settings, length, entries.by_kind(entry, base, chosen)]
+        fixed = entries.by_kind(entry, base, self.column.fixed)
+        layers = [*below, *preset, fixed, settings, length, entries.by_kind(entry, base, chosen)]
         complete_run = _complete(json.dumps([counted(layer, rounds) for layer in layers]))
         evaluated = accuracies(complete_run.run.eval_models)
         if row.value not in evaluated:

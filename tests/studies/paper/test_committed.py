@@ -13,6 +13,7 @@ import pytest
 
 import copfl
 from copfl import charts
+from copfl.comparison.results import Record
 from copfl.models.networks import ResNet18
 from copfl.settings.complete import complete
 from copfl.settings.components import build
@@ -154,17 +155,21 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
 
 
 def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
-    """What comments.md says of the CINIC-style set."""
-    runs = {
-        record.tables["algorithm"]["score"]: record.curves
+    """What comments.md says of Mini-ImageNet, and of the CINIC-style set with all kernels."""
+    seen, pairs = findings_of("ablation-20", store), list[tuple[Record, Record]]()
+    for protocol in seen.protocols:
+        first, *others = seen.column(protocol, "mini-imagenet-20-counted")
+        pairs += [(first.runs[seed], run) for cell in others for seed, run in cell.runs.items()]
+    full = {
+        record.tables["algorithm"]["score"]: record
         for _, record in store.lines(RECORDS / "ablation-20.jsonl.gz")
         if not record.validation and record.tables["optimizer"]["lr"] == 1e-4
     }
-    assert runs.keys() == {"none", "prediction", "gradient"}
-    accuracies = [runs[score]["accuracy"] for score in runs]
-    assert accuracies[0] == accuracies[1] == accuracies[2]
-    assert len(accuracies[0]) == 25
-    assert runs["none"]["loss"] == runs["prediction"]["loss"] == runs["gradient"]["loss"]
+    pairs += [(full["none"], full["prediction"]), (full["none"], full["gradient"])]
+    assert len(pairs) == 19
+    for record, other in pairs:
+        for name in ("accuracy", "loss"):
+            assert record.curves[name] == other.curves[name], other.title
 
 
 def test_no_page_of_the_paper_has_a_gap() -> None:
@@ -249,17 +254,25 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
     assert set(experiment.base["copfl"]) == options
 
 
-def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts() -> None:
+@pytest.mark.parametrize("name", ["ablation-20", "convergence-long"])
+def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts(name: str) -> None:
     """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
-    for column, classes in zip(experiments.read("ablation-20").columns, (100, 10), strict=True):
+    experiment = experiments.read(name)
+    plans = experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols))
+    runs = [plan.jobs(plan.choices[0])[0].run.tables() for plan in plans]
+    for run in runs:
+        if run["run"]["clients"] == 10:
+            assert (run["model"]["kernels"], run["algorithm"]["budget"]) == ("full", 0.5)
+            continue
+        assert run["model"]["kernels"] == "pruned"
+        classes = 100 if run["data"]["name"] == "mini_imagenet" else 10
         every, pruned = (
             sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
             for kernels in ("full", "pruned")
         )
-        own = column.settings["copfl"]
-        assert round(own["rate"] * pruned) == round(0.25 * every)
+        assert round(run["algorithm"]["rate"] * pruned) == round(0.25 * every)
         assert 0.5 * every > pruned
-        assert own["budget"] == 1
+        assert run["algorithm"]["budget"] == 1
 
 
 def test_training_as_published_is_the_same_with_pruned_kernels() -> None:

@@ -756,3 +756,10 @@ def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
     shutil.rmtree(tmp_path / "runs")
     assert reproduce(capsys, tmp_path, *words).code == 0
     assert list((tmp_path / "results").glob("*.gz"))
+
+
+def test_runs_that_wait_for_tuning_are_missing_beside_those_with_the_default_rate() -> None:
+    """Four rows, three seeds: 12 runs at the rate of the paper, 12 of tuning, and 12 at rates not known yet."""
+    experiment = experiments.only(experiments.read("ablation-20"), ["cinic10-20-counted"], [])
+    plans = list(experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]))
+    assert batch.count_left(plans, records.Store(Path("nowhere"))) == 36

@@ -177,18 +177,21 @@ def test_a_killed_process_does_not_stop_the_others_and_its_job_is_tried_again(
     data = clouds(tmp_path / "clouds.npz")
     (tmp_path / "fragile.py").write_text(f"""
 import os, signal
+from multiprocessing import parent_process
 from pathlib import Path
 import numpy as np
 
 def once():
     killed = Path({str(tmp_path / "killed")!r})
-    if not killed.exists():
-        killed.touch()
+    if killed.exists():
+        return load()
+    return always(killed.touch)
+
+def always(before=lambda: None):
+    if parent_process() is not None:  # the command itself also looks at the data
+        before()
         os.kill(os.getpid(), signal.SIGKILL)
     return load()
-
-def always():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 def load():
     file = np.load({str(data)!r})

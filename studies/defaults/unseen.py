@@ -71,6 +71,7 @@ FEDERATIONS: dict[str, Tables] = {
     "digits-dirichlet-0.5": by_dirichlet(0.5, clients=20, rounds=20),
     "digits-dirichlet-5": by_dirichlet(5.0, rounds=20),
     "digits-two": of_classes(5, 10, clients=2),
+    "digits-five": of_classes(2, 10, clients=5),
     "digits-two-dirichlet": by_dirichlet(0.5, clients=2, rounds=20),
     "digits-50x8": of_classes(2, 4, clients=50),
     "digits-hurry": of_classes(3, 10, rounds=5),
@@ -213,8 +214,12 @@ class Job(NamedTuple):
 
 
 NAMED = ("local", "fedper", "fedavg_ft")  # as a user gets them who names them
+AVERAGED = ("apfl", "lg_fedavg")  # the same, with the default's average of a client's weights
 WITH_ALONE = ("default", "before", "epochs")  # training alone differs with these
-FORMER: Tables = {"algorithm": {"alignment": 1.0, "epochs": 1}}  # the default before this study
+FORMER: Tables = {  # the default before this study
+    "algorithm": {"name": "fedpac", "head_speed": 3.0, "alignment": 1.0, "epochs": 1},
+    "server": {"name": "fedexp"},
+}
 CANDIDATES: dict[str, Tables] = {  # what is changed in the default
     "default": {},
     "before": FORMER,
@@ -248,8 +253,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
         "workers": 1,
         "eval_models": "final",
     }
-    if job.candidate in NAMED:
-        run = complete(tables, {"run": own, "algorithm": {"name": job.candidate}})
+    if job.candidate in (*NAMED, *AVERAGED):
+        addons = {"ema": 0.8} if job.candidate in AVERAGED else {}
+        run = complete(tables, {"run": own, "algorithm": {"name": job.candidate}, "addons": addons})
     else:
         own["local_baseline"] = job.candidate.startswith(WITH_ALONE)
         layers = [{}] if job.candidate == "default" else [FORMER, CANDIDATES[job.candidate]]

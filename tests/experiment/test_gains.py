@@ -61,7 +61,7 @@ def test_the_file_of_the_baseline_trains_alone_as_the_run_did(
 ) -> None:
     """What `report.summary.advice` names: FedPAC has two epochs and may have an average, `-a local` neither."""
     averaged: dict[str, Any] = {"addons": {"ema": 0.5}}
-    gained = copfl.run(None, **TINY, lr=0.01, **averaged, local_baseline=True, out=tmp_path / "run").gains
+    gained = copfl.run("fedpac", **TINY, lr=0.01, **averaged, local_baseline=True, out=tmp_path / "run").gains
     assert gained is not None
     file = tmp_path / "run" / BASELINE / "run.toml"
     assert called(capsys, "run", "-c", file, "-q", "-o", tmp_path / "alone").code == 0

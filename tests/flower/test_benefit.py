@@ -69,6 +69,21 @@ class Federated(NamedTuple):
     runs: Path
 
 
+def refusal(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> str:
+    """The first message in which a node refuses this run."""
+    refused: list[str] = []
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet:
+        if '"refused"' in packet.head:
+            refused.append(packet.head)
+            raise KeyboardInterrupt  # else the server begins again
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(config, nodes, runs, fault)
+    return refused[0]
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Federated:
     folder = tmp_path_factory.mktemp("plain")
@@ -363,19 +378,10 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
 
 
 def test_another_run_asks_nothing_further_of_the_same_data(secure: Federated) -> None:
-    """Its server shows other models, of which the sum tells other things about each node: refused before it trains."""
-    refused: list[str] = []
-
-    def fault(_client: int, _round: int, packet: Packet) -> Packet:
-        if '"refused"' in packet.head:
-            refused.append(packet.head)
-            raise KeyboardInterrupt  # else the server begins again
-        return packet
-
-    with pytest.raises(KeyboardInterrupt):
-        play(HALVES | SECURE | {"session.run": "second"}, secure.nodes, secure.runs, fault)
-    assert "from the same data in another run" in refused[0]
-    assert "raise statistics.questions above 1" in refused[0]
+    """Its server shows other models, so that the sum tells other things: refused before a node trains."""
+    refused = refusal(HALVES | SECURE | {"session.run": "second"}, secure.nodes, secure.runs)
+    assert "from the same data in another run" in refused
+    assert "raise statistics.questions above 1" in refused
 
 
 def test_the_owner_allows_further_questions(tmp_path: Path) -> None:
@@ -614,17 +620,8 @@ def test_other_numbers_of_the_clients_are_other_halves(change: str, tmp_path: Pa
         again |= {"run.clients": CLIENTS + 1}
     else:
         nodes[1:3] = [{**nodes[1], "client": 2}, {**nodes[2], "client": 1}]
-    refused: list[str] = []
-
-    def fault(_client: int, _round: int, packet: Packet) -> Packet:
-        if '"refused"' in packet.head:
-            refused.append(packet.head)
-            raise KeyboardInterrupt  # else the server begins again
-        return packet
-
-    with pytest.raises(KeyboardInterrupt):
-        play(again, nodes, runs, fault)
-    assert "with other numbers of the clients" in refused[0]
+    refused = refusal(again, nodes, runs)
+    assert "with other numbers of the clients" in refused
 
 
 # -- faults --------------------------------------------------------------------------------------------------

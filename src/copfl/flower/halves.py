@@ -106,9 +106,8 @@ def judgement_from(values: Floats, rounds: int, clients: int, rules: Rules) -> J
     """
     value, weight, *errors, unknown = values.reshape(rounds + 3, clients)
     table, unknown = np.array(errors).reshape(rounds, clients), np.rint(unknown)
-    rounding = (
-        clients**2 * rules.step
-    )  # each entry is rounded by each judge, and up to twice as many are added up
+    # Each entry is rounded by each judge, and up to twice as many are added up.
+    rounding = clients**2 * rules.step
     own_weights = weight.sum() / (clients - 1) - weight
     balances = [value.sum(), *(() if unknown.any() else table.sum(1))]
     is_sum = (

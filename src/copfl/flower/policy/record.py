@@ -109,7 +109,7 @@ class Statistics:
     allowed: str = "all"  # or only in secure sums, or none
     smallest_count: int = 5  # rows: a sum or a category of fewer does not leave
     questions: int = (
-        1  # about the same data: other columns, rows or members; and runs with secure sums of the benefit
+        1  # about the same data: other columns, rows or members; runs with secure sums of the benefit
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from copfl.comparison import results
 from copfl.comparison.jobs import Job, Start, placed
 from copfl.comparison.results import Record
-from copfl.comparison.runner import Runner, TimeIsUp
+from copfl.comparison.runner import Runner
+from copfl.comparison.submission import TimeIsUp
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records as rounds_file
 from copfl.experiment.progress import span

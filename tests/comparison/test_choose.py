@@ -19,8 +19,10 @@ from copfl.comparison.budget import Limit, Rung, Speed, affordable, cost, limit_
 from copfl.comparison.choose import Candidate, Race, Standing
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
+from copfl.comparison.processes import Pool
 from copfl.comparison.results import Record, record_of
-from copfl.comparison.runner import Pool, TimeIsUp, all_done
+from copfl.comparison.runner import all_done
+from copfl.comparison.submission import TimeIsUp
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete

@@ -21,11 +21,13 @@ from typing import Any
 
 import pytest
 
-from copfl.comparison import executors, runner
+from copfl.comparison import executors, runner, submission
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.executors import opened
 from copfl.comparison.jobs import finished
-from copfl.comparison.runner import ATTEMPTS, Pool, all_done
+from copfl.comparison.processes import Pool
+from copfl.comparison.runner import all_done
+from copfl.comparison.submission import ATTEMPTS
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import claimed
 from tests.commands import called, command, environment
@@ -121,7 +123,7 @@ def test_an_error_of_copfl_itself_is_raised_with_where_it_was(
 def test_a_folder_that_another_process_has_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor | None
 ) -> None:
-    monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setattr("copfl.comparison.runner.POLL", 0.01)
     one, other, said = job(tmp_path, "local"), job(tmp_path, "fedavg"), list[str]()
     taken, free = threading.Event(), threading.Event()
 
@@ -151,7 +153,7 @@ def test_a_folder_that_another_process_has_is_waited_for(
 def test_progress_of_all_jobs_is_one_line(tmp_path: Path) -> None:
     one, other = job(tmp_path, "local"), job(tmp_path, "fedavg")
     all_done([one], Pool(1), lambda text: None)
-    assert runner._progress([one, other]) == "local, seed 0: round 3/3; 1 waiting"
+    assert submission._progress([one, other]) == "local, seed 0: round 3/3; 1 waiting"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ import pytest
 
 from copfl.comparison import runner
 from copfl.comparison.entries import entry_of, job_of, layers
-from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished, locked_folder
-from copfl.comparison.runner import Forecast, Pool, TimeIsUp, all_done, in_processes
+from copfl.comparison.forecast import Forecast
+from copfl.comparison.jobs import Job, LeanFolder, environment_of, finished, locked_folder
+from copfl.comparison.processes import Pool, in_processes
+from copfl.comparison.runner import all_done, run_in_worker
+from copfl.comparison.starts import Starts
+from copfl.comparison.submission import TimeIsUp
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
@@ -203,9 +207,10 @@ def load():
         return job_of(tmp_path / "runs", name, layers(entry_of("local"), tables), 0)
 
     jobs = [fragile("once"), job(tmp_path, "local")]
-    assert [(done.job.label, done.error) for done in in_processes(jobs, Pool(2))].count(("once", None)) == 1
+    done = in_processes(jobs, Pool(2), run_in_worker)
+    assert [(ended.job.label, ended.error) for ended in done].count(("once", None)) == 1
     assert all(finished(one) for one in jobs)
-    killed, other = in_processes([fragile("always"), job(tmp_path, "fedavg")], Pool(1))
+    killed, other = in_processes([fragile("always"), job(tmp_path, "fedavg")], Pool(1), run_in_worker)
     assert "its process was killed, perhaps for lack of memory" in str(killed.error)
     assert other.error is None  # a job that kills its process does not stop the others
 

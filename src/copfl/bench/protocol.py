@@ -21,6 +21,7 @@ from copfl.bench.settings import QUICK, SETTINGS, Setting, arrays, samples_per_c
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry
 from copfl.comparison.results import last_evaluations
+from copfl.comparison.starts import started_with
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
@@ -183,10 +184,6 @@ def batch_of(setting: Setting, files: Path | None) -> int:
 
 def measured(job: Job, machine: Machine) -> Measured:
     """Trains the run."""
-    from copfl.comparison.runner import (
-        started_with,
-    )  # the runner of comparisons loads much, and is needed here alone
-
     experiment = experiment_of(job, machine)
     clock = (
         time.perf_counter if experiment.cuda else time.process_time

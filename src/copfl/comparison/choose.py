@@ -31,10 +31,13 @@ from copfl.comparison import entries as reading
 from copfl.comparison import verdict as judging
 from copfl.comparison.budget import FINALISTS, Limit, Rung, Speed, affordable, cost, limit_of, plan
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
+from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, finished
+from copfl.comparison.processes import Pool, pool_for
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, paired, record_of
-from copfl.comparison.runner import Forecast, Log, Pool, TimeIsUp, all_done, pool_for
+from copfl.comparison.runner import all_done
+from copfl.comparison.submission import Log, TimeIsUp
 from copfl.comparison.suitability import reasons, refusals
 from copfl.comparison.verdict import Against, Verdict
 from copfl.core.algorithm import AnyAlgorithm

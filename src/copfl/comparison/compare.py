@@ -16,10 +16,14 @@ from typing import Any
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
-from copfl.comparison.jobs import Job, Starts, accuracies
+from copfl.comparison.forecast import Forecast
+from copfl.comparison.jobs import Job, accuracies
+from copfl.comparison.processes import pool_for
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
-from copfl.comparison.runner import Forecast, Log, all_done, pool_for
+from copfl.comparison.runner import all_done
 from copfl.comparison.search import Candidate, Search
+from copfl.comparison.starts import Starts
+from copfl.comparison.submission import Log
 from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, still_rising, write
 from copfl.core.algorithm import AnyAlgorithm

@@ -34,9 +34,6 @@ def accuracies(eval_models: str, metric: str = "accuracy") -> tuple[str, ...]:
     return tuple(f"{metric}{model}" for model in EVAL_MODELS[eval_models])
 
 
-NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial weights"}
-
-
 class Job(NamedTuple):
     label: str  # of its row
     run: Run  # its settings, complete
@@ -73,35 +70,6 @@ def placed(job: Job, folder: Path) -> Job:
     known = sorted(folder.glob(f"*-{digest}"))
     name = re.sub(r"[^\w.=-]+", "-", job.label).strip("-.")[:60]
     return job._replace(path=known[0] if known else folder / f"{name}-seed{job.seed}-{digest}")
-
-
-@dataclass(frozen=True)
-class Starts:
-    """What the runs on the same clients began with; they can be compared only if it is the same."""
-
-    advice: str  # what to do about a run that began with something else
-    seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
-
-    def check(self, title: str, settings: Tables, validation: float, start: Mapping[str, str]) -> None:
-        """Nothing, if the run began with the same as those on the same data, partition and seed.
-
-        Args:
-            title: The run in words, for the error.
-            settings: Its essential settings.
-            validation: The fraction of the training samples that it is tested on.
-            start: The fingerprints of what it began with.
-        """
-        run = settings["run"]
-        clients = [settings["data"], settings["partition"], run["clients"], run["seed"], validation]
-        weights = [*clients, settings["model"], settings.get("adapter"), run.get("precision")]
-        for what, group in (("partition", clients), ("samples", clients), ("weights", weights)):
-            group_key = json.dumps([what, group], sort_keys=True)
-            known, other = self.seen.setdefault(group_key, (start[what], title))
-            if start[what] != known:
-                raise RunError(
-                    f"{title} and {other} began with different {NAMES[what]}, so they cannot be compared: "
-                    f"the data, the kind of processor or the version of torch changed; {self.advice}"
-                )
 
 
 # Folders

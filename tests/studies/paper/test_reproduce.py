@@ -22,7 +22,9 @@ from copfl.charts import available
 from copfl.comparison import runner
 from copfl.comparison.jobs import Job, placed
 from copfl.comparison.results import Record
-from copfl.comparison.runner import Runner, TimeIsUp, started_with
+from copfl.comparison.runner import Runner
+from copfl.comparison.starts import started_with
+from copfl.comparison.submission import TimeIsUp
 from copfl.engine import seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder

@@ -35,7 +35,8 @@ from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.flower import init
 from copfl.flower.app import RUN_FILE
-from copfl.flower.local import LocalFederation, follow, partition_nodes
+from copfl.flower.local import follow, partition_nodes
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import read_app

@@ -39,7 +39,7 @@ from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
 from copfl.flower.keys import fingerprint
-from copfl.flower.local import LocalFederation
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.policy.file import strict
 from copfl.flower.secure_exchange import REVEALED
 from copfl.flower.settings import settings_of

@@ -43,7 +43,7 @@ import torch
 
 from copfl import wire
 from copfl.core.algorithm import blank_samples, example_output
-from copfl.flower.node import decode
+from copfl.flower.node_message import decode
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder

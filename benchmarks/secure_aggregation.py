@@ -26,7 +26,7 @@ from copfl.data.schemes import SCHEMES
 from copfl.errors import CopflError
 from copfl.flower import secure_node
 from copfl.flower.known_data import hashes_of
-from copfl.flower.node import NodeData
+from copfl.flower.node_data import NodeData
 from copfl.flower.registry import greeting
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of

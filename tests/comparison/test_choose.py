@@ -16,10 +16,10 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
 from copfl.comparison import entries as reading
 from copfl.comparison.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
-from copfl.comparison.choose import Candidate, Race, Standing
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
 from copfl.comparison.processes import Pool
+from copfl.comparison.race import Candidate, Race, Standing
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.comparison.submission import TimeIsUp
@@ -203,7 +203,7 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         all_done(some, *options, **more)
 
     monkeypatch.setattr(RunFolder, "append", counted)
-    monkeypatch.setattr("copfl.comparison.choose.all_done", seen)
+    monkeypatch.setattr("copfl.comparison.race.all_done", seen)
     how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
     found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
     assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}

@@ -19,7 +19,8 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import CopflError
-from copfl.flower import node, secure_node
+from copfl.flower import secure_node
+from copfl.flower.node_join import personalise
 from copfl.flower.policy.file import FILE, write_policy
 from copfl.flower.policy.record import Policy, Proposals
 from copfl.flower.registry import Log, known_client
@@ -104,7 +105,7 @@ class DirectTransport:
             if request == HELLO:
                 packet = Packet(json.dumps({"client": known_client(config, fields["run"])}), b"")
             else:
-                answer = node.personalise if request == JOIN else secure_node.local_update
+                answer = personalise if request == JOIN else secure_node.local_update
                 packet = answer(self.settings, config, message, self.residents[node_id].data)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")

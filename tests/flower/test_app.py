@@ -16,7 +16,7 @@ from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError, WireError
 from copfl.flower.app import init
 from copfl.flower.deployed import as_text
-from copfl.flower.local import LocalFederation
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.membership import read_roster
 from copfl.flower.policy.names import ADDONS
 from copfl.flower.policy.record import Policy

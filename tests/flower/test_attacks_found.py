@@ -25,6 +25,7 @@ from copfl.errors import WireError
 from copfl.flower import ledger, node, secure_total
 from copfl.flower.known_data import KnownData
 from copfl.flower.ledger import Ledger, Release, epsilon
+from copfl.flower.node_data import node_data
 from copfl.flower.policy.record import Policy, Privacy
 from copfl.flower.policy.refusal import PolicyError
 from copfl.flower.policy.request import refusals
@@ -55,7 +56,7 @@ def upload_for_zeros(settings: Settings, config: dict[str, Any]) -> torch.Tensor
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", "test", settings.layout, 0, 0)
     packet = wire.encode(tree.each(torch.zeros_like, down), head, about={"counted": -1})
-    trained = node.train(settings, config, packet, node.node_data)
+    trained = node.train(settings, config, packet, node_data)
     return max(tree.leaves(trained.output.upload), key=torch.numel)
 
 
@@ -204,7 +205,7 @@ def test_a_noised_upload_is_never_refused_for_its_values(
         model[0] = first
         message = down._replace(down=down.down._replace(w=model))
         packet = wire.encode(message, head, about={"counted": -1})
-        asked = Asked(settings, config, head, {}, Session(cohort=cohort), None, Training(node.node_data))
+        asked = Asked(settings, config, head, {}, Session(cohort=cohort), None, Training(node_data))
         return asked.summand.contribution(asked, packet).words
 
     with pytest.raises(WireError, match="a noised value may be"):

@@ -21,13 +21,15 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.experiment import evidence, records
 from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_records
 from copfl.flower import halves as kinds
-from copfl.flower import node, node_halves, secure_node, secure_server
+from copfl.flower import node_halves, secure_node, secure_server
 from copfl.flower.app import init
 from copfl.flower.audit_log import FILE, entry_of, verified
 from copfl.flower.exchange import Round
 from copfl.flower.federation_page import document_of
 from copfl.flower.halves import BENEFIT, COMPARED, LOSSES
-from copfl.flower.local import LocalFederation, follow
+from copfl.flower.local import follow
+from copfl.flower.local_federation import LocalFederation
+from copfl.flower.node_message import message_like
 from copfl.flower.policy.explanation import explained
 from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
 from copfl.flower.policy.refusal import PolicyError
@@ -265,7 +267,7 @@ def last_message(federated: Federated, client: int) -> Packet:
 def other_models(packet: Packet, settings: Settings) -> Packet:
     """The same message with models that differ a little."""
     head = json.loads(packet.head)
-    like = node.message_like(settings, head["client"])
+    like = message_like(settings, head["client"])
     expected = Head(*(head[name] for name in Head._fields))
     models = wire.decode(packet, (like, like), expected).record
     return wire.encode(tree.each(lambda t: t + 1e-3, models), expected, settings.federation.network.wire)
@@ -318,7 +320,7 @@ def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
     shutil.copytree(federated.nodes[2]["state-dir"], state)
     (state / "test" / node_halves.FILE).unlink()
     settings = federated.played.transport.settings
-    like, head = node.message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
+    like, head = message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
     most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
     bias = torch.zeros(10).index_fill(0, torch.tensor(most), -3e38)  # of the last layer; all else is zero
     hostile = wire.encode(tree.each(lambda t: torch.cat([0 * t[:-10], bias]), (like, like)), head)

@@ -11,7 +11,8 @@ import torch
 from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.audit_log import FILE, verified
-from copfl.flower.local import LocalFederation, follow
+from copfl.flower.local import follow
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.proposal import read
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder

@@ -18,7 +18,8 @@ from copfl.core import tree
 from copfl.errors import RunError
 from copfl.flower import init, join
 from copfl.flower.keys import make_key
-from copfl.flower.local import LocalFederation, follow
+from copfl.flower.local import follow
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from copfl.settings.flat import nested

@@ -15,7 +15,8 @@ import pytest
 
 from copfl.flower import init
 from copfl.flower.deployed import superlink_options, write_connection
-from copfl.flower.local import HOST, LocalFederation, up
+from copfl.flower.local import up
+from copfl.flower.local_federation import HOST, LocalFederation
 from copfl.flower.policy.record import Policy
 from copfl.flower.status import LOCAL_HOME, answers
 from copfl.flower.superlink import COMPONENTS

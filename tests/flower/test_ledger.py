@@ -19,6 +19,7 @@ from copfl.flower import node
 from copfl.flower.known_data import FOLDER, KnownData
 from copfl.flower.ledger import FILE as LEDGER
 from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release, epsilon, spent
+from copfl.flower.node_join import personalise
 from copfl.flower.policy.explanation import explained
 from copfl.flower.policy.file import FILE, write_policy
 from copfl.flower.policy.record import Policy, Privacy, SecureAggregation
@@ -195,7 +196,7 @@ def test_no_metric_leaves_where_epsilon_is_limited(tmp_path: Path) -> None:
     packet = wire.encode(down, Head("down", "test", settings.layout, 3, 3), about={Field.UPDATES: 1})
     new = {"data": nodes[0]["data"], "state-dir": str(tmp_path / "new")}
     limit([new], 1e4)
-    assert "accuracy" not in node.personalise(settings, new, packet).head
+    assert "accuracy" not in personalise(settings, new, packet).head
 
 
 def test_metrics_that_leave_beside_noised_uploads_are_counted(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from copfl.cli import federate as cli_federate
 from copfl.errors import RunError
 from copfl.files import Busy
 from copfl.flower import local
-from copfl.flower.local import LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
+from copfl.flower.local import MAX_RECONNECTS, follow
+from copfl.flower.local_federation import LAST_TAG, LocalFederation
 from copfl.flower.processes import TAG, tagged
 from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
@@ -125,7 +126,7 @@ CHILD = (  # its own child does not end with it
     "import time; time.sleep(60)"
 )
 TRIAL = (
-    "import sys, time; from pathlib import Path; from copfl.flower.local import LocalFederation\n"
+    "import sys, time; from pathlib import Path; from copfl.flower.local_federation import LocalFederation\n"
     "with LocalFederation(Path(sys.argv[1])) as trial:\n"
     f"    trial.start('one', [sys.executable, '-c', {CHILD!r}])\n"
     "    print(trial.tag, flush=True); time.sleep(60)"

@@ -204,7 +204,7 @@ def test_the_server_starts_what_its_coordinator_signed_alone(admitted: Path, tmp
 
 def test_a_trial_has_members_of_its_own(admitted: Path) -> None:
     """`up` in the folder of a real federation changes nothing of it."""
-    from copfl.flower.local import LocalFederation
+    from copfl.flower.local_federation import LocalFederation
 
     before = (admitted / "members.json").read_bytes()
     local = LocalFederation(admitted)

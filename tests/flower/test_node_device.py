@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from copfl.errors import UsageError
-from copfl.flower import node
+from copfl.flower.node_data import node_data, task_on
 from copfl.flower.settings import settings_of
 from tests.flower.network import CONFIG, client_of, digits, farthest, play, write_nodes
 
@@ -20,13 +20,13 @@ EXACT = {"run.batch": 64, "optimizer.lr": 0.001}
 def test_a_device_that_this_machine_does_not_have_is_an_error(device: str, tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
     with pytest.raises(UsageError, match=f"device={device}"):
-        node.node_data(settings_of(CONFIG), config | {"device": device})
+        node_data(settings_of(CONFIG), config | {"device": device})
 
 
 def test_a_task_is_moved_as_a_whole() -> None:
     """To the device that every machine has."""
     settings = settings_of({"model.name": "cnn", "algorithm.name": "fedavg"})
-    moved = node.task_on(settings.task, torch.device("meta"))
+    moved = task_on(settings.task, torch.device("meta"))
     assert moved.device.type == "meta"
     tensors = [*moved.module.parameters(), *moved.module.buffers(), moved.mean, moved.std]
     assert {t.device.type for t in tensors if t is not None} <= {"meta"}

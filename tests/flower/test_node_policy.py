@@ -22,6 +22,7 @@ from copfl.errors import UsageError, WireError
 from copfl.flower import node, worker
 from copfl.flower.app import init
 from copfl.flower.model_size import forward_bytes
+from copfl.flower.node_join import personalise
 from copfl.flower.policy.explanation import explained
 from copfl.flower.policy.file import FILE, read_policy, strict, write_policy, write_strict
 from copfl.flower.policy.record import Bounds, Policy, Privacy, SecureAggregation
@@ -133,7 +134,7 @@ def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
     packet = wire.encode(record, head, about={Field.UPDATES: updates})
     config = write_nodes(digits(), tmp_path / "n", named=False)[0]
     allow([config], policy)
-    return node.personalise(server.settings, config, packet)
+    return personalise(server.settings, config, packet)
 
 
 def test_a_new_client_keeps_its_metrics(tmp_path: Path) -> None:

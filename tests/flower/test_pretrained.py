@@ -16,8 +16,8 @@ from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.errors import UsageError
 from copfl.experiment.models import tokenized
-from copfl.flower import node
 from copfl.flower.app import init
+from copfl.flower.node_data import node_data
 from copfl.flower.settings import settings_of
 from copfl.flower.status import read_app
 from tests.flower.network import client_of, farthest, play, simulated, write_nodes
@@ -86,7 +86,7 @@ def test_every_machine_has_its_own_copy_of_the_base(tmp_path: Path, monkeypatch:
     shutil.copytree(base, disk / base.name)
     monkeypatch.setenv("COPFL_MODELS", str(disk))
     assert settings_of(config).layout == server.layout
-    node.node_data(server, {"data": str(tmp_path / "data.npz")})
+    node_data(server, {"data": str(tmp_path / "data.npz")})
     shutil.copy(tiny.base(tmp_path, seed=1) / "model.safetensors", disk / base.name)
     with pytest.raises(UsageError, match=r"has the SHA-256 \w+, but this run is of a base with \w+"):
         settings_of(config)

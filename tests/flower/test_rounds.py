@@ -22,6 +22,7 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
+from copfl.flower.node_data import node_data
 from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -612,9 +613,9 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
             for n in range(count):
                 Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
     settings = settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "bird", "cat"]})
-    assert node.node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
+    assert node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(DataError, match="no class 'bird'"):
-        node.node_data(
+        node_data(
             settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "cat"]}),
             {"data": str(tmp_path)},
         )
@@ -622,7 +623,7 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
 
 def test_data_of_a_custom_function(federation: Federation) -> None:
     settings = settings_of(CONFIG)
-    data = node.node_data(settings, {"data": "tests.flower.test_rounds:custom_data"})
+    data = node_data(settings, {"data": "tests.flower.test_rounds:custom_data"})
     assert data.train.y.shape[0] > 1000
 
 
@@ -640,7 +641,7 @@ def custom_data(node_config: dict[str, Any]) -> Any:
 )
 def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], expected: str) -> None:
     with pytest.raises((UsageError, DataError), match=expected):
-        node.node_data(settings_of(CONFIG), config)
+        node_data(settings_of(CONFIG), config)
 
 
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.flower.app import RUN_FILE, init, planned
-from copfl.flower.local import LocalFederation, follow, partition_nodes
+from copfl.flower.local import follow, partition_nodes
+from copfl.flower.local_federation import LocalFederation
 from copfl.flower.policy.admission import admitted
 from copfl.flower.policy.file import FILE, read_policy
 from copfl.flower.policy.record import Policy

@@ -22,6 +22,7 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.flower import node, secure_memory, secure_node, secure_phases, secure_sum
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import hashes_of
+from copfl.flower.node_data import node_data
 from copfl.flower.proposal import Proposal, Rotation, rotation_statement
 from copfl.flower.secure_members import Subject, context_of, keys_statement
 from copfl.flower.secure_sum import Floats, Keys, Sum, neighbours
@@ -184,7 +185,7 @@ def test_the_sum_is_that_of_the_uploads(nodes: Nodes) -> None:
     for n in ALL:
         server = Malicious(nodes)
         head = Head("down", "plain", settings.layout, 0, n)
-        trained = node.train(settings, nodes[n], wire.encode(server.model(n), head, about={}), node.node_data)
+        trained = node.train(settings, nodes[n], wire.encode(server.model(n), head, about={}), node_data)
         upload = trained.output.upload
         uploads.append((upload.w.double() * upload.size).numpy())
     start = np.abs(first[: len(uploads[0])] - sum(uploads)).max()

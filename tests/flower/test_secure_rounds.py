@@ -17,7 +17,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
 from copfl.flower import secure_node, secure_phases
-from copfl.flower.node import LoadData
+from copfl.flower.node_data import LoadData
 from copfl.flower.secure_exchange import REVEALING
 from copfl.flower.secure_members import Subject, context_of
 from copfl.flower.secure_server import SecureServer

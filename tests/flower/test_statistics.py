@@ -138,7 +138,7 @@ def test_a_rare_category_and_a_small_site_stay_at_home(nodes: list[dict[str, Any
 
 def test_three_sites_train_on_the_same_columns(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     """From the frozen contract in the app: the same width at each, whatever categories and order a site has."""
-    from copfl.flower.node import node_data
+    from copfl.flower.node_data import node_data
 
     app = init(tmp_path / "app", {"run": {"clients": 3}, "model": {"name": "mlp"}}, contract=CONTRACT)
     with pytest.raises(
@@ -338,7 +338,7 @@ def test_the_classes_of_texts_are_agreed_on(tmp_path: Path) -> None:
 
 def test_other_encoders_do_not_make_other_data(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     """A server that proposes another mean, or fewer columns, asks for the same data: memory and ledger know them."""
-    from copfl.flower.node import node_data
+    from copfl.flower.node_data import node_data
 
     given: dict[str, dict[str, Any]]
     given = {n: {"mean": 100.0, "deviation": 10.0} for n in ("age", "sodium", "income")}

@@ -13,7 +13,8 @@ from copfl.core.task import Personal
 from copfl.errors import RunError
 from copfl.experiment.new_clients import alone_of
 from copfl.experiment.site import Measurement, SiteGain
-from copfl.flower.node import NodeData, plan_of
+from copfl.flower.node import plan_of
+from copfl.flower.node_data import NodeData
 from copfl.flower.node_evaluation import Measured, is_best, measure, validation_score
 from copfl.flower.settings import Settings
 from copfl.stats import over_samples

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from copfl import wire
+from copfl.core.algorithm import received
 from copfl.errors import WireError
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Policy
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_limit import admit_run
-from copfl.flower.settings import Terms
+from copfl.flower.settings import Settings, Terms
+from copfl.flower.transport import Field
 from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
@@ -37,3 +41,25 @@ def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
     admit_run(node_policy(node_config), state_dir(node_config), run)
     known = known_client(node_config, run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
+
+
+def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
+    """The node's configuration with the number that the client has in this run."""
+    return {**node_config, "client": head.client}
+
+
+def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+    """The head, record and fields of the server's message; WireError if for another model or client."""
+    head = head_of(settings, node_config, packet)
+    opened = wire.decode(packet, message_like(settings, head.client), head)
+    is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
+    if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):
+        raise WireError("its fields are not those that a copfl server sends")
+    return head, opened.record, opened.about
+
+
+def message_like(settings: Settings, client: int) -> Any:
+    """The structure of the server's messages to a client."""
+    clients = settings.federation.clients
+    server = settings.algorithm.server_init(settings.task, clients)
+    return received(settings.algorithm, server, torch.tensor(min(max(client, 0), clients - 1)))

@@ -22,8 +22,8 @@ from copfl.files import write_bytes
 from copfl.flower import audit_log, node_rounds, node_run, own_code
 from copfl.flower.known_data import FOLDER, KnownData
 from copfl.flower.ledger import Spent, spent
-from copfl.flower.node import NodeData, node_data
 from copfl.flower.node_baseline import Alone, Tell, gain_of, train_alone
+from copfl.flower.node_data import NodeData, node_data
 from copfl.flower.node_evaluation import scores_of
 from copfl.flower.node_run import NodeRun
 from copfl.flower.policy.file import policy_of

@@ -15,10 +15,11 @@ import torch
 from copfl.core.task import Data
 from copfl.data.samples import shape_of
 from copfl.errors import CopflError, UsageError
-from copfl.flower import node, own_code, secure_node, statistics_node
+from copfl.flower import own_code, secure_node, statistics_node
 from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
-from copfl.flower.node import NodeData
+from copfl.flower.node_data import NodeData, node_data
+from copfl.flower.node_join import personalise
 from copfl.flower.node_message import NodeConfig, node_policy
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import policy_of
@@ -67,7 +68,7 @@ class Resident:
             settings = self.settings(run_config, code, policy.bounds)
             check_tables(policy, settings.federation.tables())
             if request.kind == JOIN:
-                return node.personalise(settings, node_config, packet, self.data)
+                return personalise(settings, node_config, packet, self.data)
             if proposal is not None and node_config["client"] < 0:
                 raise UsageError("this node is no member in the proposal")
             is_secure = settings.federation.secure.aggregation
@@ -98,7 +99,7 @@ class Resident:
         key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory
-            found = node.node_data(settings, node_config)
+            found = node_data(settings, node_config)
             if self._bounds is not None:
                 _require_batch(self._bounds, settings, found.train)
             self._data = key, found

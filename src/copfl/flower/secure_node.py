@@ -16,8 +16,9 @@ from copfl.experiment.benefit import design, judged
 from copfl.flower import halves, node, node_halves, secure_total
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER
-from copfl.flower.node import LoadData, node_data
-from copfl.flower.node_message import NodeConfig, head_of, node_policy
+from copfl.flower.node_comparison import NO_HALVES, compare_halves
+from copfl.flower.node_data import LoadData, node_data
+from copfl.flower.node_message import NodeConfig, decode, head_of, node_policy, numbered
 from copfl.flower.policy.request import require_half
 from copfl.flower.private_node import upload_noise
 from copfl.flower.proposal import Proposal
@@ -40,7 +41,7 @@ class Training:
         """A value that is not finite or out of range is refused before it is masked."""
         settings, memory = asked.settings, Memory(asked.folder)
         assert isinstance(settings, Settings)
-        data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
+        data = self.load_data(settings, numbered(asked.node_config, asked.head))
         samples = memory.name_of(data.samples)
         invited, allowed = (
             asked.identities(asked.session.cohort.values()),
@@ -53,7 +54,7 @@ class Training:
             questions = node_policy(asked.node_config).statistics.questions
             node_halves.Concluded(asked.folder).expect(samples, asked.head.run, questions)
         if (noised := settings.noised) is not None:
-            model = innermost(node.decode(settings, asked.node_config, packet)[1]).w
+            model = innermost(decode(settings, asked.node_config, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
         trained = node.train(settings, asked.node_config, packet, lambda *_: data)
         clients, rules = settings.federation.clients, settings.rules
@@ -110,7 +111,7 @@ class Judging(Training):
         settings, federation = asked.settings, asked.settings.federation
         assert isinstance(settings, Settings)
         if not settings.run.run.benefit:
-            raise WireError(node.NO_HALVES)
+            raise WireError(NO_HALVES)
         count = asked.about.get(Field.ROUNDS)
         if type(count) is not int or not 0 < count <= federation.rounds:
             raise WireError("it does not say how many rounds its question is about")
@@ -130,7 +131,7 @@ class Judging(Training):
         if regression is None or is_repeated or not np.isfinite(differences).all():
             raise WireError("the rounds that it names do not determine the benefit")
         words = halves.words_of(judged(regression, differences, asked.head.client), settings.rules)
-        data = self.load_data(settings, node.numbered(asked.node_config, asked.head))
+        data = self.load_data(settings, numbered(asked.node_config, asked.head))
         samples = Memory(asked.folder).name_of(data.samples)
 
         def note() -> None:
@@ -182,7 +183,7 @@ def local_update(
         proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
     if wire.opened_head(packet).get("kind") == halves.HALVES:
-        return node.compare_halves(settings, node_config, packet, load_data)
+        return compare_halves(settings, node_config, packet, load_data)
     if not settings.federation.secure.aggregation:
         return _plain_update(settings, node_config, packet, load_data, proposal)
     is_last = wire.opened_head(packet).get("round") == settings.federation.rounds
@@ -203,7 +204,7 @@ def _plain_update(
     if memory.is_empty:
         return node.local_update(settings, node_config, packet, load_data)
     head = head_of(settings, node_config, packet)
-    data = load_data(settings, node.numbered(node_config, head))
+    data = load_data(settings, numbered(node_config, head))
     alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
     history = memory.history(samples := memory.name_of(data.samples))
     plain = Added(samples, alone, rows_of(settings), "", frozenset())

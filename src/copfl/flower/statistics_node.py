@@ -21,7 +21,7 @@ from copfl.files import locked
 from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER, KnownData, hashes_of
 from copfl.flower.ledger import Ledger, Release
-from copfl.flower.node import log_problems
+from copfl.flower.node_data import log_problems
 from copfl.flower.node_message import NodeConfig, head_of, node_policy
 from copfl.flower.policy.record import Statistics as Allowed
 from copfl.flower.proposal import Proposal

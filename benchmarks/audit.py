@@ -23,7 +23,8 @@ from copfl.audit import replay
 from copfl.audit import tables as audit_tables
 from copfl.audit.audit import Audit, Cache, Metrics
 from copfl.audit.synthetic import ANOMALIES, DUPLICATED, NAMES, RIDER, ROUNDS, TITLE, WRONG, experiment
-from copfl.experiment.run import Experiment, OnRound, Result, execute
+from copfl.experiment.result import Experiment, Result
+from copfl.experiment.training import OnRound, execute
 from copfl.report.contributions import relative_weights
 from copfl.stats import LAST, Numbers
 from copfl.tables import Table, as_text, plain, with_spread

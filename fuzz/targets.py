@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from copfl import wire
-from copfl.comparison import entries
+from copfl.comparison import entries, entry_file, entry_settings, spaces
 from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.data import datasets, reading
@@ -170,7 +170,7 @@ def run_files() -> list[bytes]:
 
 def entries_text(data: bytes) -> None:
     for entry in entries.entries_of([text_of(data)]):
-        complete(*entries.layers(entry, {}))
+        complete(*entry_settings.layers(entry, {}))
 
 
 def seeds(data: bytes) -> None:
@@ -178,12 +178,12 @@ def seeds(data: bytes) -> None:
 
 
 def grid(data: bytes) -> None:
-    entries.grid_of(entries.values_of([text_of(data)], "--over"), "--over")
+    spaces.grid_of(spaces.values_of([text_of(data)], "--over"), "--over")
 
 
 def compare_file(data: bytes) -> None:
-    for entry in entries.read_file(write("compare.toml", data)).entries:
-        complete(*entries.layers(entry, {}))
+    for entry in entry_file.read_file(write("compare.toml", data)).entries:
+        complete(*entry_settings.layers(entry, {}))
 
 
 COMPARE_FILE = b"""[compare]

@@ -20,7 +20,8 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import WireError
-from copfl.experiment.run import Experiment, Result, prepare
+from copfl.experiment.preparation import prepare
+from copfl.experiment.result import Experiment, Result
 from copfl.settings.complete import complete
 from copfl.wire import Head
 from tests.toys import divided, slopes

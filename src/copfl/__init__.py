@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.tables import Comparison
     from copfl.experiment.bundle.bundle import Bundle, load
-    from copfl.experiment.run import Result, resume, run
+    from copfl.experiment.result import Result
+    from copfl.experiment.run import resume, run
     from copfl.settings.complete import complete
     from copfl.settings.schema import Run
     from copfl.testing import check_algorithm
@@ -27,7 +28,7 @@ _MODULES = {
     "ALGORITHMS": "copfl.algorithms",
     "Bundle": "copfl.experiment.bundle.bundle",
     "Comparison": "copfl.comparison.tables",
-    "Result": "copfl.experiment.run",
+    "Result": "copfl.experiment.result",
     "Run": "copfl.settings.schema",
     "check_algorithm": "copfl.testing",
     "choose": "copfl.comparison.choose",

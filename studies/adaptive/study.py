@@ -20,7 +20,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.bench.settings import SETTINGS, samples_per_client
 from copfl.core import Adam
 from copfl.experiment.preparation import prepare
-from copfl.experiment.run import execute
+from copfl.experiment.training import execute
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings.first_choice import Known, first_choice
 from copfl.wrappers.addons import with_addons

@@ -132,7 +132,7 @@ def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     """
     from copfl.audit import replay
     from copfl.core.halves import DIFFERENCE, HALF
-    from copfl.experiment.run import train_rounds
+    from copfl.experiment.training import train_rounds
     from copfl.stats import mean_of_known
 
     started = time.monotonic()

@@ -31,7 +31,7 @@ class Job(NamedTuple):
 
 def record(job: Job, device: str = "cpu") -> dict[str, Any]:
     """Each client's accuracy and loss over the last third of the evaluations, and its weight in each round."""
-    from copfl.experiment.run import train_rounds
+    from copfl.experiment.training import train_rounds
 
     started = time.monotonic()
     e, bad = study.experiment(

@@ -91,7 +91,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.algorithms import ALGORITHMS
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import execute
+    from copfl.experiment.training import execute
     from copfl.parts.phases import Phases
     from copfl.parts.pwpm import Pwpm
     from copfl.parts.server_steps import SERVER_STEPS

@@ -288,7 +288,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     """Every client's primary metric after local training: the mean of its last evaluations."""
     from copfl.comparison.results import last_evaluations
     from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import execute
+    from copfl.experiment.training import execute
     from copfl.settings import presets
     from copfl.settings.complete import complete
     from copfl.settings.first_choice import Known, training_of

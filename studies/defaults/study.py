@@ -147,7 +147,7 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
     from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import execute
+    from copfl.experiment.training import execute
     from copfl.parts.phases import Phases
     from copfl.parts.pwpm import Pwpm
     from copfl.parts.server_steps import SERVER_STEPS

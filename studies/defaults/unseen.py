@@ -237,7 +237,7 @@ CANDIDATES: dict[str, Tables] = {  # what is changed in the default
 def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     """The primary metric of each client at the end, and of each trained alone."""
     from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import train
+    from copfl.experiment.training import train
     from copfl.settings.complete import complete
 
     started, tables = (

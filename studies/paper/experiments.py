@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.comparison import entries
-from copfl.comparison.entries import Entry, Grid, cells, concerns, described, grid_of
+from copfl.comparison import entry_settings
+from copfl.comparison.entries import Entry, described
+from copfl.comparison.entry_settings import concerns
 from copfl.comparison.jobs import Job, accuracies
+from copfl.comparison.spaces import Grid, cells, grid_of
 from copfl.errors import UsageError, one_of, raised_as, unknown
 from copfl.settings.complete import complete
 from copfl.settings.presets import content, counted
@@ -182,11 +184,11 @@ class Plan(NamedTuple):
         concerned = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
         entry = entry._replace(settings=concerned)
         base = joined(self.base, self.column.settings)
-        *below, settings = entries.layers(entry, base)
+        *below, settings = entry_settings.layers(entry, base)
         preset = [content(row.preset)] if row.preset else []
         length = {"run": {"rounds": rounds, "eval_every": eval_every}}
-        fixed = entries.by_kind(entry, base, self.column.fixed)
-        layers = [*below, *preset, fixed, settings, length, entries.by_kind(entry, base, chosen)]
+        fixed = entry_settings.by_kind(entry, base, self.column.fixed)
+        layers = [*below, *preset, fixed, settings, length, entry_settings.by_kind(entry, base, chosen)]
         complete_run = _complete(json.dumps([counted(layer, rounds) for layer in layers]))
         evaluated = accuracies(complete_run.run.eval_models)
         if row.value not in evaluated:

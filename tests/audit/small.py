@@ -11,7 +11,9 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.folder import claimed
-from copfl.experiment.run import Experiment, execute, prepare
+from copfl.experiment.preparation import prepare
+from copfl.experiment.result import Experiment
+from copfl.experiment.training import execute
 from copfl.settings.complete import complete
 from tests.comparison.small import base, clouds
 

@@ -18,6 +18,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
 from copfl.experiment.benefit import of_records
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.training import execute
 from copfl.report.contributions import relative_weights
 from copfl.tables import as_markdown
 from tests.audit.small import run_folder
@@ -69,7 +70,7 @@ def test_what_is_audited_is_the_run_of_the_folder(run: Path, found: auditing.Aud
 
 def test_left_out_is_the_others_loss_of_accuracy(run: Path, found: auditing.Audit) -> None:
     e = experiment.reopen(RunFolder(run))
-    whole, left = experiment.execute(e, None), replay.without(e, [1])
+    whole, left = execute(e, None), replay.without(e, [1])
     gain = (whole.accuracy - left.accuracy)[-1, [0, 2]]  # three rounds: the last third is one evaluation
     assert found.seeds[0].values["leave_one_out_others"][1] == pytest.approx(gain.mean())
     assert found.seeds[0].errors["leave_one_out_others"][1] == pytest.approx(abs(gain[0] - gain[1]) / 2)

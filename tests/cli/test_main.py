@@ -34,7 +34,8 @@ from copfl.experiment import records
 from copfl.models import MODELS, SOURCES
 from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS
-from copfl.settings.schema import KINDS, declared
+from copfl.settings.record import declared
+from copfl.settings.schema import KINDS
 from tests.commands import TINY, Answer, called, command, environment, files, found
 from tests.slow import SLOW
 

@@ -14,9 +14,9 @@ import copfl
 from copfl import charts
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import choose as racing
-from copfl.comparison import entries as reading
 from copfl.comparison.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
 from copfl.comparison.entries import Entry
+from copfl.comparison.entry_settings import with_optimizer
 from copfl.comparison.jobs import Job
 from copfl.comparison.processes import Pool
 from copfl.comparison.race import Candidate, Race, Standing
@@ -320,11 +320,11 @@ def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
 
 def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set() -> None:
     few: dict[str, Any] = {"data": {"name": "digits"}, "run": {"clients": 20}}
-    base = racing._as_a_first_run(reading.with_optimizer(few))
+    base = racing._as_a_first_run(with_optimizer(few))
     usual = complete(few)
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (usual.run.batch, usual.optimizer.lr)
     named: dict[str, Any] = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
-    base = racing._as_a_first_run(reading.with_optimizer(named))
+    base = racing._as_a_first_run(with_optimizer(named))
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
     words = {**few, "model": {"name": "embedding"}}
-    assert racing._as_a_first_run(reading.with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}
+    assert racing._as_a_first_run(with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}

@@ -22,7 +22,7 @@ from copfl.data.partition import Partition
 from copfl.errors import CopflError, UsageError
 from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.run import prepare
+from copfl.experiment.preparation import prepare
 from copfl.report import comparison_page
 from copfl.settings.complete import complete
 from tests.commands import command, environment

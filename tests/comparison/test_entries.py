@@ -5,20 +5,10 @@ from pathlib import Path
 import pytest
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.entries import (
-    Entry,
-    cells,
-    concerns,
-    described,
-    entries_of,
-    entry_of,
-    grid_of,
-    layers,
-    read_file,
-    seeds_of,
-    split,
-    values_of,
-)
+from copfl.comparison.entries import Entry, described, entries_of, entry_of, seeds_of, split
+from copfl.comparison.entry_file import read_file
+from copfl.comparison.entry_settings import concerns, layers
+from copfl.comparison.spaces import cells, grid_of, values_of
 from copfl.errors import UsageError
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables

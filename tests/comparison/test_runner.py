@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from copfl.comparison import runner
-from copfl.comparison.entries import entry_of, job_of, layers
+from copfl.comparison.entries import entry_of
+from copfl.comparison.entry_settings import job_of, layers
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, LeanFolder, environment_of, finished, locked_folder
 from copfl.comparison.processes import Pool, in_processes
@@ -18,7 +19,8 @@ from copfl.comparison.starts import Starts
 from copfl.comparison.submission import TimeIsUp
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
-from copfl.experiment.run import execute, prepare
+from copfl.experiment.preparation import prepare
+from copfl.experiment.training import execute
 from copfl.settings.identity import essential
 from tests.comparison.small import base, clouds
 from tests.slow import slow

@@ -9,10 +9,11 @@ import pytest
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import suitability
 from copfl.comparison.compare import compare
-from copfl.comparison.entries import entries_of, layers
+from copfl.comparison.entries import entries_of
+from copfl.comparison.entry_settings import layers
 from copfl.comparison.suitability import reasons
 from copfl.errors import UsageError
-from copfl.experiment.run import prepare
+from copfl.experiment.preparation import prepare
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
 from tests.comparison.small import base, clouds

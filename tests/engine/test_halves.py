@@ -12,7 +12,8 @@ from copfl.core import tree
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.engine.halves import Halves
 from copfl.errors import UsageError
-from copfl.experiment.run import Experiment, execute
+from copfl.experiment.result import Experiment
+from copfl.experiment.training import execute
 from tests.audit.small import SIZES, experiment
 
 ENGINES: dict[str, dict[str, Any]] = {

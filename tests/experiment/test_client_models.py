@@ -15,7 +15,8 @@ from copfl.core.evaluation import primary_metrics
 from copfl.core.task import Personal
 from copfl.experiment.client_models import RECEIVED, TRAINED, Stage, vector_of
 from copfl.experiment.personalisation import data_of
-from copfl.experiment.run import execute, prepare
+from copfl.experiment.preparation import prepare
+from copfl.experiment.training import execute
 from copfl.settings.complete import complete
 from tests.models import tiny
 from tests.slow import slow

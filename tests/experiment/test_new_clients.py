@@ -19,7 +19,7 @@ from copfl.core.payload import innermost
 from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment import new_clients
-from copfl.experiment.run import prepare
+from copfl.experiment.preparation import prepare
 from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
 

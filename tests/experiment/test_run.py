@@ -24,7 +24,7 @@ from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import run as experiment
-from copfl.experiment.run import prepare
+from copfl.experiment.preparation import prepare
 from copfl.settings.complete import complete
 from tests.commands import files, found
 

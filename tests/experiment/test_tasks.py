@@ -14,7 +14,7 @@ import copfl
 from copfl.core.task import task_of
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
-from copfl.experiment.run import Result
+from copfl.experiment.result import Result
 from copfl.experiment.tasks import build_task
 from copfl.settings import schema
 from copfl.settings.task import task_record as completed

@@ -47,6 +47,7 @@ from copfl.settings.checking import parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.federation import OWN, RUN_KEYS, Federation, is_plain_name
 from copfl.settings.flat import flattened, nested
+from copfl.settings.record import declared
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.flower.network import CONFIG, UNSIGNED, digits, write_nodes
@@ -394,7 +395,7 @@ def test_the_names_are_those_of_the_registries() -> None:
 
 def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
     assert refusals(Policy(), DEFAULTS) == ()
-    values = [f"{title}.{f.name}" for title, record in OWN.items() for f in schema.declared(record)]
+    values = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
     values += [*(f"run.{key}" for key in RUN_KEYS), "privacy.noise", "privacy.clip", "privacy.delta"]
     assert {*DEFAULTS} - {"algorithm.epochs"} >= {key for key in values if not key.startswith("privacy")}
     for path in values:
@@ -405,7 +406,7 @@ def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
 
 
 def test_what_a_node_decides_is_no_key_of_a_run_config() -> None:
-    for field in schema.declared(schema.RunSettings):
+    for field in declared(schema.RunSettings):
         if field.name not in RUN_KEYS:
             refused = refusals(Policy(), {f"run.{field.name}": field.default})
             assert "is no key of a run config" in refused[0].why, field.name
@@ -854,7 +855,7 @@ def test_a_greeting_reads_nothing_outside_of_the_state_dir(run: str, tmp_path: P
 
 def test_model_tables_have_no_other_key_that_names_a_file() -> None:
     """A new key of the table [model] must be thought of here: three of these name files."""
-    assert {f.name for f in schema.declared(schema.Model) if f.metadata["ours"]} == {
+    assert {f.name for f in declared(schema.Model) if f.metadata["ours"]} == {
         "head",
         "train",
         "freeze",

@@ -15,8 +15,8 @@ from copfl.core import tree
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.run import prepare
 from copfl.flower.app import RUN_FILE, init, planned
 from copfl.flower.local import follow, partition_nodes
 from copfl.flower.local_federation import LocalFederation

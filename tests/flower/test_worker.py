@@ -20,6 +20,7 @@ import torch
 
 from copfl.errors import RunError
 from copfl.flower import secure_node, worker
+from copfl.flower.registry import WORKER
 from copfl.flower.resident import Resident
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -59,7 +60,7 @@ def nodes(tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def folder_of(node_config: dict[str, Any]) -> Path:
-    return Path(node_config["state-dir"]) / worker.FOLDER
+    return Path(node_config["state-dir"]) / WORKER
 
 
 def message(tmp_path: Path) -> Content:

@@ -19,7 +19,7 @@ from copfl.data.schemes import SCHEMES
 from copfl.engine.rounds import Round
 from copfl.experiment.gains import Gains
 from copfl.experiment.progress import bar, span
-from copfl.experiment.run import Result
+from copfl.experiment.result import Result
 from copfl.report import summary
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "model_options": {"width": 4}}

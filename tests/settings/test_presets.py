@@ -6,7 +6,7 @@ import copfl
 from copfl.algorithms import COPFL
 from copfl.core import Adam
 from copfl.errors import UsageError
-from copfl.experiment.run import prepare
+from copfl.experiment.preparation import prepare
 from copfl.parts import Cowa, Mamo, Phases, Pwpm
 from copfl.settings import presets
 from copfl.settings.complete import complete

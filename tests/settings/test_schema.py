@@ -18,7 +18,8 @@ from copfl.settings import presets, toml
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.json_schema import json_schema, options_of, reference
-from copfl.settings.schema import KINDS, Run, RunSettings, declared, paths
+from copfl.settings.record import declared
+from copfl.settings.schema import KINDS, Run, RunSettings, paths
 
 SCHEMA = json.loads(json.dumps(json_schema()))  # as `copfl schema` prints it
 VALIDATOR = jsonschema.Draft7Validator(SCHEMA)

@@ -18,7 +18,8 @@ import copfl
 from copfl.cli import run as command
 from copfl.cli.main import app
 from copfl.core.optim import Sgd
-from copfl.settings.schema import Optimizer, declared
+from copfl.settings.record import declared
+from copfl.settings.schema import Optimizer
 
 SOURCE = Path(copfl.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")

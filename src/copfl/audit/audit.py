@@ -18,7 +18,9 @@ from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
+from copfl.experiment.preparation import prepare
+from copfl.experiment.result import Experiment, Result
+from copfl.experiment.training import OnRound, train_rounds
 from copfl.files import write_bytes
 from copfl.report import contributions
 from copfl.report.contributions import Contributions, relative_weights

@@ -20,13 +20,14 @@ import numpy as np
 from copfl.bench.settings import QUICK, SETTINGS, Setting, arrays, samples_per_client
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry
+from copfl.comparison.entry_settings import OPTIMIZER, by_kind, layers_of
 from copfl.comparison.results import last_evaluations
 from copfl.comparison.starts import started_with
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment, Result
-from copfl.experiment.run import execute
+from copfl.experiment.training import execute
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest
 from copfl.settings.toml import Tables
@@ -167,12 +168,12 @@ def experiment_of(job: Job, machine: Machine) -> Experiment:
         },
         "partition": {"name": scheme, **scheme_options},
         "model": {"name": model, **model_options},
-        "optimizer": {"name": entries.OPTIMIZER},
+        "optimizer": {"name": OPTIMIZER},
         **setting.extra,
     }
     entry = entry_of(job.algorithm)
     of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
-    layers = [*entries.layers_of(entry, base), entries.by_kind(entry, base, of_job)]
+    layers = [*layers_of(entry, base), by_kind(entry, base, of_job)]
     run = complete(*layers, values={"data": as_dataset(arrays(setting.data, machine.files))})
     return prepare(run, validation=VALIDATION if job.tuning else 0.0)
 

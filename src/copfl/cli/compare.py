@@ -77,11 +77,11 @@ def compare(
     again.
     """
     from copfl.comparison import compare as comparing
-    from copfl.comparison import entries
+    from copfl.comparison import entries, entry_file, spaces
 
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
-    file = entries.File([], {}, {}) if config is None else entries.read_file(config)
+    file = entry_file.File([], {}, {}) if config is None else entry_file.read_file(config)
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
@@ -90,7 +90,7 @@ def compare(
     how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
-        how["tune"] = entries.values_of(tune or [], "--tune")
+        how["tune"] = spaces.values_of(tune or [], "--tune")
     run = partial(comparing.compare, rows, **how)
     machine = Machine(out, jobs, on, plots, quiet, as_json)
     _carry_out("compare", run, _merged(file.base, line), machine)
@@ -118,7 +118,7 @@ def sweep(
 ) -> None:
     """Run one algorithm in every cell of a grid, without --algorithm CO-PFL. Finished runs are used again."""
     from copfl.comparison import compare as comparing
-    from copfl.comparison import entries
+    from copfl.comparison import entries, spaces
 
     if not over:
         raise UsageError(
@@ -128,7 +128,7 @@ def sweep(
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     how: dict[str, Any] = {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if last is None else {"last": last}
-    run = partial(comparing.sweep, entries.values_of(over, "--over"), **how)
+    run = partial(comparing.sweep, spaces.values_of(over, "--over"), **how)
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
@@ -183,7 +183,7 @@ def choose(
     Test samples are not used. Local training is always in the race.
     """
     from copfl.comparison import choose as racing
-    from copfl.comparison import entries
+    from copfl.comparison import entries, spaces
 
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
@@ -192,7 +192,7 @@ def choose(
             seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
             base_tables=line,
             out=out or Path("runs") / f"choose-{options.data_name(line)}",
-            tune=entries.values_of(tune or [], "--tune"),
+            tune=spaces.values_of(tune or [], "--tune"),
             addons=addons,
             validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,

@@ -59,20 +59,14 @@ Data = Annotated[
     option("Data", "A data set to partition among the nodes; default: that of init.", "--dataset -d"),
 ]
 Scheme = Annotated[
-    str | None,
-    option(
-        "Data",
-        "Of `copfl list partitions`; default: that of init.",
-        "--partition",
-    ),
+    str | None, option("Data", "Of `copfl list partitions`; default: that of init.", "--partition")
 ]
 Sites = Annotated[
     list[Path] | None,
     option("Data", "The data of a node, in order; repeatable. Default: a data set is partitioned.", "--site"),
 ]
 Metrics = Annotated[
-    str | None,
-    option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none."),
+    str | None, option("Output", "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none.")
 ]
 LogFormat = Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")]
 LogLevel = Annotated[str | None, option("Output", "debug, info, warning or error; default: info.")]
@@ -157,9 +151,7 @@ def up(
     _show(
         folder,
         local.up(
-            folder,
-            config=config,
-            **_given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure),
+            folder, config=config, **_given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure)
         ),
     )
 
@@ -342,11 +334,7 @@ def clean(
 
 
 @command
-def backup(
-    *,
-    folder: AppOrStateFolder,
-    file: Annotated[Path, argument("The archive to write.")],
-) -> None:
+def backup(*, folder: AppOrStateFolder, file: Annotated[Path, argument("The archive to write.")]) -> None:
     """Write a server's or a node's files into one archive, which contains its private keys."""
     from copfl.flower.backup import write_backup
 
@@ -455,7 +443,7 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
 def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends, and what each client contributes, where the run measured it."""
     from copfl import tables
-    from copfl.flower.federation_page import contributions_of
+    from copfl.flower.federation_sections import contributions_of
     from copfl.flower.state import as_text
     from copfl.flower.watched import read
     from copfl.report import contributions

@@ -17,7 +17,8 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from copfl.settings.schema import KINDS, declared
+from copfl.settings.record import declared
+from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables as Tables
 from copfl.settings.toml import assignment
 
@@ -63,8 +64,7 @@ On = Annotated[
 ]
 Plots = Annotated[bool, option("Output", "Draw pictures with matplotlib.  [default: plots]")]
 DataDir = Annotated[
-    Path | None,
-    option("Data", "Folder of the data sets; default: the environment variable COPFL_DATA."),
+    Path | None, option("Data", "Folder of the data sets; default: the environment variable COPFL_DATA.")
 ]
 Client = Annotated[
     str | None,

@@ -18,7 +18,7 @@ from copfl.settings import toml
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
     from copfl.experiment.folder import RunFolder
-    from copfl.experiment.run import Experiment
+    from copfl.experiment.result import Experiment
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -49,7 +49,8 @@ def run(
     begin = time.monotonic()
     from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
-    from copfl.experiment.run import follow, prepare
+    from copfl.experiment.preparation import prepare
+    from copfl.experiment.run import follow
     from copfl.settings.complete import complete
     from copfl.settings.first_choice import why
     from copfl.settings.layers import names_algorithm
@@ -135,8 +136,9 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
-    from copfl.experiment.run import lead, rounds_alone, train
+    from copfl.experiment.run import lead
     from copfl.experiment.trackers import tracking
+    from copfl.experiment.training import rounds_alone, train
     from copfl.report import summary
 
     try:

@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from copfl.comparison import entries as reading
 from copfl.comparison.budget import Limit, limit_of
-from copfl.comparison.entries import VALIDATION, Base, Entry, check_seeds
+from copfl.comparison.entries import VALIDATION, Base, Entry, check_seeds, entries_of, entry_of, split
+from copfl.comparison.entry_settings import OPTIMIZER, common_of, with_optimizer
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.processes import Pool, pool_for
 from copfl.comparison.race import Race
@@ -35,9 +35,11 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
 from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import lines
-from copfl.experiment.run import OnRound, prepare, reopen, rounds_alone, train
+from copfl.experiment.run import reopen
+from copfl.experiment.training import OnRound, rounds_alone, train
 from copfl.settings.complete import complete
 from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
@@ -104,15 +106,15 @@ def choose(
     begin = time.monotonic()
     limit = limit_of(budget)
     out, log = Path(out), log or (lambda line: None)
-    common = reading.common_of(base_tables, dataset, rounds)
+    common = common_of(base_tables, dataset, rounds)
     every = {"checkpoint_every": 1}  # a rung may end after any round
-    base = _as_a_first_run(reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
+    base = _as_a_first_run(with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
     forecast = Forecast() if forecast is None else forecast
     at_least(0, jobs=jobs)
     race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
-    is_adam = base["optimizer"].get("name") == reading.OPTIMIZER
+    is_adam = base["optimizer"].get("name") == OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
     rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
     candidates = race.candidates(rows, tune or {})
@@ -195,17 +197,17 @@ def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[f
         given: The entries.
         more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
     """
-    rows = reading.entries_of(given)
-    if any(isinstance(row, str) and "all" in reading.split(row) for row in given):
+    rows = entries_of(given)
+    if any(isinstance(row, str) and "all" in split(row) for row in given):
         steps = [
             *SERVER_STEPS,
             *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),
         ]
         named = {row.label for row in rows}
-        extra = [reading.entry_of(text)._replace(optional=True) for text in steps]
+        extra = [entry_of(text)._replace(optional=True) for text in steps]
         rows = [row for row in extra if row.label not in named] + rows  # first: the time may be short
     if not any(row.name == LOCAL for row in rows):
-        rows.append(reading.entry_of(LOCAL))
+        rows.append(entry_of(LOCAL))
     labels = [row.label for row in rows]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UsageError(f'two candidates are called "{twice[0]}"; remove one')

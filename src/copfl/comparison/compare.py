@@ -13,24 +13,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
-from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
+from copfl.comparison.entries import (
+    VALIDATION,
+    Base,
+    Entry,
+    check_own,
+    check_seeds,
+    checked,
+    described,
+    entries_of,
+)
+from copfl.comparison.entry_settings import (
+    applies,
+    by_kind,
+    common_of,
+    concerns,
+    job_of,
+    layers,
+    layers_of,
+    with_optimizer,
+)
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, accuracies
 from copfl.comparison.processes import pool_for
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import all_done
 from copfl.comparison.search import Candidate, Search
+from copfl.comparison.spaces import Grid, Range, Space, cells, grid_of, space_of
 from copfl.comparison.starts import Starts
 from copfl.comparison.submission import Log
 from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, still_rising, write
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, unknown
+from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
-from copfl.experiment.run import prepare
 from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS, algorithms
@@ -93,13 +112,13 @@ def compare(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
-    rows = reading.entries_of(entries)
-    base = reading.with_optimizer(reading.common_of(base_tables, dataset, rounds))
+    rows = entries_of(entries)
+    base = with_optimizer(common_of(base_tables, dataset, rounds))
     out, log = Path(out), log or (lambda line: None)
-    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "tune")
-    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
+    seeds, tried = check_seeds(seeds), space_of(tune or {}, "tune")
+    tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _checked(rows, base, tried, last, jobs)
-    reading.check_own("tune", tried)
+    check_own("tune", tried)
     searching = _is_search(tried, trials)
 
     def space(entry: Entry) -> Space:
@@ -108,13 +127,13 @@ def compare(
         return {  # without the keys of other algorithms, and without those that the entry sets
             (title, key): values
             for (title, key), values in tried.items()
-            if reading.concerns(entry, base, title) and key not in entry.settings.get(title, {})
+            if concerns(entry, base, title) and key not in entry.settings.get(title, {})
         }
 
     spaces = [space(entry) for entry in rows]
     for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
         for cell in cells(own):
-            complete(*layers_of(entry, base), reading.by_kind(entry, base, cell))
+            complete(*layers_of(entry, base), by_kind(entry, base, cell))
     checked = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(complete(*checked), validation=validation if any(spaces) else 0.0)
     rows, left_out = _suitable(rows, base, experiment)
@@ -133,11 +152,11 @@ def compare(
             else entry.label
         )
         folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
-        parts = [*layers_of(entry, base), reading.by_kind(entry, base, cell)]
+        parts = [*layers_of(entry, base), by_kind(entry, base, cell)]
         if fraction < 1:
             rounds = max(1, round(fraction * complete(*parts).run.rounds))
             label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
-        return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
+        return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     tries = TRIALS if trials is None else trials
     forecast = Forecast() if forecast is None else forecast
@@ -217,8 +236,8 @@ def sweep(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
-    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
-    base = reading.common_of(base_tables, dataset, rounds)
+    seeds, grid = check_seeds(seeds), grid_of(over, "over")
+    base = common_of(base_tables, dataset, rounds)
     own = base.pop("algorithm", {})
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}
@@ -227,12 +246,12 @@ def sweep(
     if ("run", "seed") in grid:
         raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]
-    reading.checked(Entry(name, name, {}))
+    checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
 
     def jobs_of(row: Entry) -> list[Job]:
-        label, parts = f"{name} {row.label}", reading.layers(row, base)
-        return [reading.job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
+        label, parts = f"{name} {row.label}", layers(row, base)
+        return [job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
 
     final = [jobs_of(row) for row in rows]
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
@@ -268,7 +287,7 @@ def unequal(rows: Sequence[Row]) -> list[str]:
 
 def _default_grid(entry: Entry, base: Base) -> Space:
     """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
-    name = reading.applies(entry, base)[1]
+    name = applies(entry, base)[1]
     if not name:  # of an algorithm without an optimizer
         return {}
     titles = ("optimizer", name)
@@ -295,8 +314,8 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
     for title in [*base, *(table for table, _ in space)]:
-        if not any(reading.concerns(entry, base, title) for entry in rows):
-            used = {name for entry in rows for name in reading.applies(entry, base)}
+        if not any(concerns(entry, base, title) for entry in rows):
+            used = {name for entry in rows for name in applies(entry, base)}
             if title not in (*algorithms(), *OPTIMIZERS):
                 raise unknown_key(title, None, [*KINDS, *used])
             names = ", ".join(sorted(used))

@@ -8,8 +8,8 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
-from copfl.comparison.entries import Grid
 from copfl.comparison.results import Record
+from copfl.comparison.spaces import Grid
 from copfl.comparison.tables import Comparison
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.files import write_bytes

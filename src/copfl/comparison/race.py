@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison import entries as reading
 from copfl.comparison import verdict as judging
 from copfl.comparison.budget import FINALISTS, Limit, Rung, Speed, affordable, cost, plan
-from copfl.comparison.entries import Entry, cells, described, layers_of
+from copfl.comparison.entries import Entry, check_own, described
+from copfl.comparison.entry_settings import by_kind, concerns, job_of, layers_of
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, finished
 from copfl.comparison.processes import Pool
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Ranked
 from copfl.comparison.results import Record, paired, record_of
 from copfl.comparison.runner import all_done
+from copfl.comparison.spaces import cells, grid_of
 from copfl.comparison.submission import Log, TimeIsUp
 from copfl.comparison.suitability import reasons, refusals
 from copfl.comparison.verdict import Against, Verdict
@@ -29,7 +30,7 @@ from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.convergence import rises
 from copfl.experiment.progress import span
-from copfl.experiment.run import Experiment
+from copfl.experiment.result import Experiment
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference
 
@@ -118,21 +119,19 @@ class Race:
 
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
         """Every entry with every value of the grid that concerns it."""
-        grid = reading.grid_of(tune, "tune")
-        reading.check_own("tune", grid)
+        grid = grid_of(tune, "tune")
+        check_own("tune", grid)
         candidates = []
         for entry in sorted(rows, key=lambda row: row.name != LOCAL):  # others are compared with it
-            concerned = {
-                at: values for at, values in grid.items() if reading.concerns(entry, self.base, at[0])
-            }
+            concerned = {at: values for at, values in grid.items() if concerns(entry, self.base, at[0])}
             for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
                 candidates.append(self.candidate(entry._replace(label=label), cell))
         return candidates
 
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
-        layers = [*layers_of(entry, self.base), reading.by_kind(entry, self.base, more)]
-        make = partial(reading.job_of, self.out / "race", entry.label, layers, validation=self.validation)
+        layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
+        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
         jobs = [make(seed) for seed in self.seeds]
         self.algorithms[entry.label] = entry.name
         rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr

@@ -34,8 +34,10 @@ from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.preparation import prepare
 from copfl.experiment.progress import Pace
-from copfl.experiment.run import Experiment, OnRound, execute, prepare, simulation_of
+from copfl.experiment.result import Experiment
+from copfl.experiment.training import OnRound, execute, simulation_of
 from copfl.files import Busy
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl import tables
-from copfl.comparison.entries import Entry, Grid, described
+from copfl.comparison.entries import Entry, described
 from copfl.comparison.jobs import accuracies
 from copfl.comparison.results import Record, Tuned
+from copfl.comparison.spaces import Grid
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients

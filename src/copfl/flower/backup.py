@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from copfl.errors import RunError
+from copfl.flower.registry import WORKER
 from copfl.flower.status import DATABASE, is_node, read_app
-from copfl.flower.worker import FOLDER as WORKER
 
 MANIFEST, FORMAT = "manifest.json", 1
 ATTEMPTS = 10  # to read files that do not change meanwhile

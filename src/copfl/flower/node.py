@@ -23,9 +23,9 @@ from copfl.flower.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.flower.node_bundle import kept_score, write_bundle
 from copfl.flower.node_data import LoadData, NodeData, moved, node_data
 from copfl.flower.node_evaluation import Measured, is_best, measure, scores_of
-from copfl.flower.node_message import NodeConfig, decode, node_policy, numbered
+from copfl.flower.node_message import decode, node_policy, numbered
 from copfl.flower.private_node import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
-from copfl.flower.registry import state_dir
+from copfl.flower.registry import NodeConfig, state_dir
 from copfl.flower.secure_sum import SMALLEST_COHORT
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json

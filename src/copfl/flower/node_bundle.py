@@ -9,59 +9,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from copfl import __version__
 from copfl.core.metrics import MetricInfo
 from copfl.core.task import Personal
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.experiment.bundle import writing
-from copfl.experiment.bundle.base import portable, write_base
-from copfl.experiment.bundle.description import FILE, VALIDATION, Description, Origin, Output, Score, read
-from copfl.experiment.bundle.writing import BASE, OF_NODE, input_of
-from copfl.experiment.client_models import TRAINED
+from copfl.experiment.bundle.base import write_base
+from copfl.experiment.bundle.description import FILE, VALIDATION, Description, Score, read
+from copfl.experiment.bundle.writing import BASE, OF_NODE
 from copfl.flower.settings import Settings
 from copfl.flower.worker import private_folder
-from copfl.settings.federation import Samples
 from copfl.settings.schema import table_of
 from copfl.wire import Head
-
-
-def description_of(settings: Settings, dataset: Dataset) -> Description:
-    """What every bundle of this node says about its model, without the round and the scores."""
-    run, samples, task = settings.run, settings.federation.samples, settings.task
-    model = table_of(run.model)
-    table = dataset.table
-    return Description(
-        model=portable(model),
-        adapter=table_of(run.adapter),
-        task=table_of(run.task),
-        seed=run.run.seed,
-        dtype=str(task.initial.dtype).removeprefix("torch."),
-        input=input_of(dataset, task, model),
-        output=Output(
-            samples.kind,
-            samples.outputs,
-            names_of_outputs(samples, dataset.classes),
-            () if table is None else table.targets,
-            *samples.scale,
-        ),
-        origin=Origin(
-            f"{run.algorithm.title} in a federation",
-            dataset.name,
-            TRAINED,
-            settings.federation.rounds,
-            settings.federation.clients,
-            note=dataset.note,
-        ),
-        copfl=__version__,
-    )
-
-
-def names_of_outputs(samples: Samples, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of what a model returns: of the classes as the federation agreed on them, else these."""
-    if samples.kind == NEXT_TOKEN:
-        return ()
-    numbers = tuple(map(str, range(samples.outputs)))
-    return (samples.names if samples.kind == CLASSIFICATION else others) or numbers
 
 
 def write_bundle(

@@ -13,8 +13,8 @@ from copfl.errors import WireError
 from copfl.flower import node_halves
 from copfl.flower.halves import HALVES, LOSSES
 from copfl.flower.node_data import LoadData, NodeData, moved
-from copfl.flower.node_message import NodeConfig, head_of, message_like, node_policy, numbered
-from copfl.flower.registry import state_dir
+from copfl.flower.node_message import head_of, message_like, node_policy, numbered
+from copfl.flower.registry import NodeConfig, state_dir
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords
 from copfl.flower.transport import Field

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from copfl import __version__
 from copfl.core import tree
 from copfl.core.algorithm import traits
 from copfl.core.front import of_one_client
@@ -23,14 +24,17 @@ from copfl.data.partition import validation_part
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.data.table_files import READERS, read_table
 from copfl.errors import DataError, UsageError, raised_as
-from copfl.experiment.bundle.description import Description
+from copfl.experiment.bundle.base import portable
+from copfl.experiment.bundle.description import Description, Origin, Output
+from copfl.experiment.bundle.writing import input_of
+from copfl.experiment.client_models import TRAINED
 from copfl.experiment.models import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.flower.known_data import Hashes, cells_of, hashes_of
-from copfl.flower.node_bundle import description_of
-from copfl.flower.node_message import NodeConfig
+from copfl.flower.registry import NodeConfig
 from copfl.flower.settings import Settings
 from copfl.settings import user_code
+from copfl.settings.schema import table_of
 
 T = TypeVar("T")
 
@@ -167,3 +171,34 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
         raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
     y = torch.tensor(numbers)[torch.from_numpy(split.y)]
     return Data(tensors(split.x), y, torch.tensor(len(y)))
+
+
+def description_of(settings: Settings, dataset: Dataset) -> Description:
+    """What every bundle of this node says about its model, without the round and the scores."""
+    run, samples, task = settings.run, settings.federation.samples, settings.task
+    model = table_of(run.model)
+    table = dataset.table
+    return Description(
+        model=portable(model),
+        adapter=table_of(run.adapter),
+        task=table_of(run.task),
+        seed=run.run.seed,
+        dtype=str(task.initial.dtype).removeprefix("torch."),
+        input=input_of(dataset, task, model),
+        output=Output(
+            samples.kind,
+            samples.outputs,
+            samples.names_of_outputs(dataset.classes),
+            () if table is None else table.targets,
+            *samples.scale,
+        ),
+        origin=Origin(
+            f"{run.algorithm.title} in a federation",
+            dataset.name,
+            TRAINED,
+            settings.federation.rounds,
+            settings.federation.clients,
+            note=dataset.note,
+        ),
+        copfl=__version__,
+    )

@@ -15,9 +15,9 @@ from copfl.flower.node import plan_of
 from copfl.flower.node_bundle import write_bundle
 from copfl.flower.node_data import LoadData, moved, node_data
 from copfl.flower.node_evaluation import Measured, scores_of
-from copfl.flower.node_message import NodeConfig, decode, node_policy, numbered
+from copfl.flower.node_message import decode, node_policy, numbered
 from copfl.flower.policy.refusal import PolicyError, Refusal
-from copfl.flower.registry import known_client, state_dir
+from copfl.flower.registry import NodeConfig, known_client, state_dir
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords
 from copfl.flower.transport import Field

@@ -1,6 +1,5 @@
 """What a node knows of a message before it does anything: its owner's policy, and whether it was asked for this run."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +9,12 @@ from copfl.core.algorithm import received
 from copfl.errors import WireError
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Policy
-from copfl.flower.registry import known_client, state_dir
+from copfl.flower.registry import NodeConfig, known_client, state_dir
 from copfl.flower.run_limit import admit_run
 from copfl.flower.settings import Settings, Terms
 from copfl.flower.transport import Field
 from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
-
-NodeConfig = Mapping[str, Any]
 
 
 def node_policy(node_config: NodeConfig) -> Policy:

@@ -15,9 +15,10 @@ from copfl.flower.transport import HELLO, Content, Field, Reply, Transport, pars
 from copfl.settings.federation import is_plain_name
 
 ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
-RETRY = (
-    30.0  # seconds after which a node that was rejected is greeted again: its owner may have approved the run
-)
+# Seconds after which a node that was rejected is greeted again: its owner may have approved the run.
+RETRY = 30.0
+NodeConfig = Mapping[str, Any]  # what a node's owner set, by key
+WORKER = ".worker"  # the worker's folder in the state-dir; the name of a run begins with no dot
 CHALLENGE = "challenge"  # in a greeting: what the node signs
 
 

@@ -20,13 +20,13 @@ from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.model_size import require_size
 from copfl.flower.node_data import NodeData, node_data
 from copfl.flower.node_join import personalise
-from copfl.flower.node_message import NodeConfig, node_policy
+from copfl.flower.node_message import node_policy
 from copfl.flower.policy.components import check_tables
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.record import Bounds, Code, Statistics
 from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.private_node import epsilon_of_upload
-from copfl.flower.registry import state_dir
+from copfl.flower.registry import NodeConfig, state_dir
 from copfl.flower.secure_phases import MASKED
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.statistics_terms import terms_of

@@ -18,11 +18,11 @@ from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER
 from copfl.flower.node_comparison import NO_HALVES, compare_halves
 from copfl.flower.node_data import LoadData, node_data
-from copfl.flower.node_message import NodeConfig, decode, head_of, node_policy, numbered
+from copfl.flower.node_message import decode, head_of, node_policy, numbered
 from copfl.flower.policy.request import require_half
 from copfl.flower.private_node import upload_noise
 from copfl.flower.proposal import Proposal
-from copfl.flower.registry import key_path, state_dir
+from copfl.flower.registry import NodeConfig, key_path, state_dir
 from copfl.flower.secure_memory import Added, Memory, Upload, changes_allowed, fingerprint
 from copfl.flower.secure_phases import Asked, Contribution, added_up, identity
 from copfl.flower.settings import Settings, Terms

@@ -22,11 +22,11 @@ from copfl.flower import secure_sum
 from copfl.flower.keys import SigningKey, is_signed, own_key
 from copfl.flower.known_data import FOLDER
 from copfl.flower.ledger import Ledger
-from copfl.flower.node_message import NodeConfig, head_of, node_policy
+from copfl.flower.node_message import head_of, node_policy
 from copfl.flower.policy.request import require_cohort
 from copfl.flower.private_node import require_noise, sum_noise
 from copfl.flower.proposal import Proposal
-from copfl.flower.registry import key_path, state_dir
+from copfl.flower.registry import NodeConfig, key_path, state_dir
 from copfl.flower.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.flower.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets, Words
 from copfl.flower.settings import Terms

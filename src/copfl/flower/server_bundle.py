@@ -20,7 +20,6 @@ from copfl.experiment.bundle.description import Array, Description, Input, Origi
 from copfl.experiment.bundle.writing import BASE, OF_SERVER
 from copfl.experiment.client_models import GLOBAL
 from copfl.flower import own_code
-from copfl.flower.node_bundle import names_of_outputs
 from copfl.flower.policy.admission import admitted
 from copfl.flower.policy.file import FILE, read_policy
 from copfl.flower.settings import TEXT, Settings, settings_of
@@ -101,7 +100,7 @@ def _description(settings: Settings, run: str, rounds: int) -> Description:
         output=Output(
             samples.kind,
             samples.outputs,
-            names_of_outputs(samples, encoders.targets if encoders else ()),
+            samples.names_of_outputs(encoders.targets if encoders else ()),
             encoders.targets if encoders else (),
             *samples.scale,
         ),

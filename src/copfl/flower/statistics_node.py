@@ -22,10 +22,10 @@ from copfl.flower.keys import own_key
 from copfl.flower.known_data import FOLDER, KnownData, hashes_of
 from copfl.flower.ledger import Ledger, Release
 from copfl.flower.node_data import log_problems
-from copfl.flower.node_message import NodeConfig, head_of, node_policy
+from copfl.flower.node_message import head_of, node_policy
 from copfl.flower.policy.record import Statistics as Allowed
 from copfl.flower.proposal import Proposal
-from copfl.flower.registry import key_path, state_dir
+from copfl.flower.registry import NodeConfig, key_path, state_dir
 from copfl.flower.secure_phases import Asked, Contribution, added_up, identity
 from copfl.flower.secure_sum import quantised
 from copfl.flower.state import write_json

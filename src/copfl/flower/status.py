@@ -23,8 +23,8 @@ from copfl.flower.events import AUDIT, Verified, verified
 from copfl.flower.history import history_of
 from copfl.flower.ledger import Spent, spent
 from copfl.flower.policy.file import policy_of
+from copfl.flower.registry import WORKER
 from copfl.flower.transport import parsed, printable, read_json
-from copfl.flower.worker import FOLDER as WORKER
 
 DATABASE = "superlink.db"  # in the app's folder
 AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agreed on the data contract

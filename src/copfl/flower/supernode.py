@@ -48,7 +48,7 @@ from copfl.flower.acceptance import coordinators
 from copfl.flower.events import configure_logging
 from copfl.flower.keys import fingerprint, own_key, read_key
 from copfl.flower.policy.file import policy_of
-from copfl.flower.registry import key_path, state_dir
+from copfl.flower.registry import WORKER, key_path, state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
 from copfl.flower.transport import Content, Field, as_record, parsed, printable, refusal
 from copfl.flower.worker import Answer, Request
@@ -94,7 +94,7 @@ def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
         logger.warning(
             "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
         )
-    folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
+    folder = worker.private_folder(state_dir(node_config) / WORKER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):
         key = own_key(key_path(node_config)) if address.key is None else read_key(address.key)

@@ -30,10 +30,10 @@ from copfl.flower.acceptance import accepted, as_member
 from copfl.flower.policy.file import policy_of
 from copfl.flower.policy.refusal import PolicyError, Refusal
 from copfl.flower.proposal import KEY, from_text
-from copfl.flower.registry import greeting, state_dir
+from copfl.flower.registry import WORKER, greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
-FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
+SOCKET = "socket"  # in the worker's folder
 TOO_LARGE = "too-large"  # a file beside the socket: the last worker ended above its memory
 MEMORY_INTERVAL = 0.1  # seconds between two looks at the worker's memory
 IDLE_TIMEOUT = 3600.0  # seconds without a request after which the worker ends
@@ -125,7 +125,7 @@ def _places(node_config: Mapping[str, Any]) -> list[str]:
 
 def call(request: Request, node: int) -> Answer:
     """The worker's answer. `node` is the process with which the worker ends."""
-    folder = private_folder(state_dir(request.node_config) / FOLDER)
+    folder = private_folder(state_dir(request.node_config) / WORKER)
     bounds = policy_of(request.node_config, folder.parent).bounds
     fields = request._asdict() | {"content": None, "seconds": bounds.seconds, "memory": bounds.memory}
     head, body = request.content

@@ -23,7 +23,7 @@ from copfl.tables import RULE, Table, as_text, capital, number, plain
 if TYPE_CHECKING:
     from copfl.data.federation import Federation
     from copfl.experiment.gains import Gains
-    from copfl.experiment.run import Result
+    from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
 EVALUATED = ("_global", "_before", "")  # before: the personal model before training; it is in the JSON

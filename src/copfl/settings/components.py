@@ -31,6 +31,7 @@ from copfl.settings.checking import (
     unknown_name,
     with_options,
 )
+from copfl.settings.record import Component, argument_names, declared_types
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private
@@ -124,7 +125,7 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
         fill: Whether what is not set gets the component's default.
     """
     record = schema.KINDS[kind]
-    declared, arguments = schema.declared_types(record), schema.argument_names(record)
+    declared, arguments = declared_types(record), argument_names(record)
     fields = {k: converted(f"{kind}.{k}", v, *declared[k]) for k, v in table.items() if k in declared}
     name = fields.get("name", "")
     factory = factory_of(kind, name, fields.get("code"))
@@ -164,9 +165,7 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(v, (*PLAIN, type(None))) for v in (value if isinstance(value, tuple) else (value,)))
 
 
-def build(
-    title: str, record: schema.Component, optimizer: schema.Optimizer | None = None, **context: Any
-) -> Any:
+def build(title: str, record: Component, optimizer: schema.Optimizer | None = None, **context: Any) -> Any:
     """The value that a component describes.
 
     Args:
@@ -194,7 +193,7 @@ def build(
         raise _located(title, arguments, error) from error
 
 
-def wrapped(title: str, record: schema.Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
+def wrapped(title: str, record: Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
     """The algorithm in a wrapper of this kind; a server optimizer is a rule that is put around it.
 
     Args:

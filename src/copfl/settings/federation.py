@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, unknown_key
-from copfl.settings.schema import Run, checked_fields, declared, record_of, setting
+from copfl.settings.record import checked_fields, declared, setting
+from copfl.settings.schema import Run, record_of
 
 WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token")
@@ -145,6 +146,13 @@ class Samples(Checked):
     def outputs(self) -> int:
         """The number of classes, labels, targets or tokens."""
         return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    def names_of_outputs(self, others: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of what a model returns: of the classes as the federation agreed on them, else these."""
+        if self.kind == "next_token":
+            return ()
+        numbers = tuple(map(str, range(self.outputs)))
+        return (self.names if self.kind == "classification" else others) or numbers
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

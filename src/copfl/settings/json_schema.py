@@ -12,7 +12,8 @@ from copfl.data import datasets
 from copfl.settings.checking import described, parameters_of
 from copfl.settings.components import FACTORIES, context_of
 from copfl.settings.data import READS
-from copfl.settings.schema import KINDS, Component, declared
+from copfl.settings.record import Component, declared
+from copfl.settings.schema import KINDS
 
 TYPES: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 ELSEWHERE = "[:/.]"  # in a name: of a module or a file, with options of its own

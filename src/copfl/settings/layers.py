@@ -14,6 +14,7 @@ from copfl.errors import how_to_set
 from copfl.settings import presets, schema
 from copfl.settings.checking import SettingError, parameters_of, unknown_key
 from copfl.settings.first_choice import first_choice, known_of, named_layer, usual_name
+from copfl.settings.record import declared
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.usual import defaults_of, usual_model, usual_partition
@@ -83,7 +84,7 @@ def names_algorithm(*layers: Layer, preset: str = "") -> bool:
 
 def _check_options_of_nobody(table: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
     """Nothing, if no option of a certain algorithm is set, where no algorithm is named."""
-    common = {f.name for f in schema.declared(schema.Algorithm)}
+    common = {f.name for f in declared(schema.Algorithm)}
     for key in table.keys() - common - usual.keys():
         if any(key in parameters_of(algorithm, skip=("optimizer",)) for algorithm in ALGORITHMS.values()):
             name = how_to_set("algorithm.name", "copfl", "--algorithm")

@@ -13,6 +13,7 @@ from copfl.models import MODELS, pretrained
 from copfl.settings import schema, toml, user_code
 from copfl.settings.checking import checked, parameters_of
 from copfl.settings.components import component
+from copfl.settings.record import declared
 from copfl.settings.schema import record_of
 from copfl.settings.values import record_of_value
 
@@ -29,7 +30,7 @@ def model_record(table: Mapping[str, Any], adapted: bool = False, value: Any = N
     if os.path.isdir(str(table.get("tokenizer", ""))):
         table["tokenizer"] = str(Path(table["tokenizer"]).absolute())
     if value is not None:
-        ours = [f.name for f in schema.declared(schema.Model) if f.metadata["ours"]]
+        ours = [f.name for f in declared(schema.Model) if f.metadata["ours"]]
         return record_of_value("model", table, value, type(value).__name__, *ours)  # type: ignore[no-any-return]
     name = str(table.get("name", ""))
     if not (

@@ -28,7 +28,7 @@ from copfl.comparison.submission import TimeIsUp
 from copfl.engine import seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
-from copfl.experiment.run import execute
+from copfl.experiment.training import execute
 from copfl.settings.identity import identity
 from studies.paper import batch, experiments, findings, pages, records
 from tests.commands import Answer, called

@@ -13,7 +13,8 @@ from copfl.flower.policy.refusal import KEYS, OPTION, PolicyError, Refusal, show
 from copfl.flower.policy.values import value_refusals
 from copfl.settings.federation import RUN_KEYS, TITLES, Network, Samples
 from copfl.settings.flat import nested
-from copfl.settings.schema import RunSettings, declared
+from copfl.settings.record import declared
+from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
 
 # What a run config means that leaves keys out, of the tables whose values the policy bounds.

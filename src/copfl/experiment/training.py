@@ -1,0 +1,227 @@
+"""The training of one experiment: its rounds, its new clients, its clients' models, and the training alone."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from copfl.engine import ranks, simulate
+from copfl.engine.halves import Halves
+from copfl.engine.mapping import renewed
+from copfl.engine.rounds import Round, State
+from copfl.engine.workers import Workers
+from copfl.errors import UsageError
+from copfl.experiment import evidence, gains, hints, new_clients, records
+from copfl.experiment import folder as run_folder
+from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.gains import Analysis
+from copfl.experiment.result import Experiment, Result
+from copfl.settings import schema
+from copfl.settings.components import WRAPPERS
+from copfl.settings.schema import KINDS
+from copfl.stats import Numbers
+
+OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
+OnStage = Callable[[str], None]  # what is done after the rounds, before it is
+
+
+def train(
+    experiment: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    on_baseline_round: OnRound | None = None,
+    on_stage: OnStage | None = None,
+) -> Result:
+    """`execute` of a run by itself, and the training alone: if every client diverges, it ends with an error.
+
+    Args:
+        experiment: What is trained.
+        folder: Where it is stored; None: nowhere.
+        on_round: Is called after every round.
+        on_baseline_round: Is called after every round of the training alone.
+        on_stage: Is called with what is done after the rounds, before it is.
+    """
+    path = None if folder is None else folder.path
+    rounds, server = experiment.settings.rounds, experiment.server_step
+    check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
+
+    def after(round: Round, seconds: float) -> None:
+        if on_round is not None:
+            on_round(round, seconds)
+        check(round, seconds)
+
+    tell = on_stage or (lambda stage: None)
+    result = execute(experiment, folder, after, on_stage=tell)
+    if experiment.settings.local_baseline:
+        e = experiment
+        compared = gains.compared(e.clients)
+        tell(f"comparing {len(compared)} models")
+        cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
+        tell("training alone")
+        result.analysis = Analysis(_alone(result, on_baseline_round), cross)
+        if path is not None:
+            gains.write(result.analysis, path)
+    return result
+
+
+def rounds_alone(e: Experiment) -> int:
+    """The rounds of training alone that follow those of the run."""
+    alone = _baseline(e) if e.settings.local_baseline else None
+    return 0 if alone is None or alone is e else e.settings.rounds
+
+
+def _alone(result: Result, on_round: OnRound | None) -> Numbers:
+    """The primary metric of each client at its last evaluation, trained alone on the same batches.
+
+    With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer. It is a
+    run of its own in the folder baseline/, so that it continues where it was stopped.
+    """
+    e, primary = result.experiment, result.primary.name
+    alone = _baseline(e)
+    if alone is e:
+        return result.final(primary)
+    if alone is None:
+        return np.full(e.clients, np.nan)
+    folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
+    return train_rounds(alone, folder, on_round).final(primary)
+
+
+def _baseline(e: Experiment) -> Experiment | None:
+    """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
+    algorithm = new_clients.alone_of(e.algorithm, e.run.addons)
+    if algorithm is None:
+        return None
+    settings = dataclasses.replace(e.settings, eval_models="final", benefit=False)
+    none = {kind: KINDS[kind]() for kind in WRAPPERS}
+    chosen = schema.Algorithm(name="local", epochs=algorithm.total_epochs)
+    run = dataclasses.replace(e.run, **{**none, "addons": e.run.addons}, algorithm=chosen, run=settings)
+    if algorithm == e.algorithm:
+        return e
+    return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine), run=run)
+
+
+def execute(
+    experiment: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    executor: simulate.Executor | None = None,
+    on_stage: OnStage | None = None,
+) -> Result:
+    """Trains the rounds that are left, fits the new clients, and keeps every client's model."""
+    tell = on_stage or (lambda stage: None)
+    e, settings, models = experiment, experiment.settings, _models(experiment, folder)
+    result = train_rounds(e, folder, on_round, executor, models)
+    if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
+        simulation, clients = simulation_of(e), settings.split_clients
+        tell(f"fitting {len(clients[1])} new clients")
+        result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
+        if folder is not None:
+            new_clients.write(result.new_clients, folder.path)
+    if models is not None:
+        tell(f"saving {e.clients} models")
+        models.settle(result.state.round)
+        for n in filter(models.wanted, range(e.clients)):
+            stage = models.stage(n)
+            if stage is None or stage.name != TRAINED:  # it was never evaluated, or diverged
+                received = received_model(e.algorithm, e.task, result.state, n)
+                models.put(n, received, result.state.round, RECEIVED)
+        models.settle(result.state.round)
+        if isinstance(models, InFolder):
+            result.write_bundles(models)
+    return result
+
+
+def _models(e: Experiment, folder: RunFolder | None) -> ClientModels | None:
+    """Where the models of the run are kept; None: nowhere."""
+    if e.settings.save_models and (folder is None or folder.keeps_models):
+        return InMemory() if folder is None else folder.models(e.task)
+    return InMemory(gains.compared(e.clients)) if e.settings.local_baseline else None
+
+
+def train_rounds(
+    e: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    executor: simulate.Executor | None = None,
+    models: ClientModels | None = None,
+) -> Result:
+    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients.
+
+    `models` gets each client's model of its last evaluation, or of its best with run.select="best".
+    """
+    settings = e.settings
+    if settings.store == "disk" and folder is None:
+        raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
+    disk = folder.states if folder is not None and settings.store == "disk" else None
+    state = simulate.begin(e.algorithm, e.task, e.clients, disk)
+    result = Result(e, [], state, None if folder is None else folder.path, models=models)
+    fingerprints = {} if folder is None else e.fingerprints()
+    if folder is not None and folder.begun:
+        result.records, result.seconds = folder.restore(state, fingerprints)
+        if models is not None:
+            models.settle(state.round)
+        folder.write_tables(e.run.tables())  # the number of rounds or the device may be new
+    elif folder is not None:
+        folder.begin(e.run.tables(), e.federation.partition, e.about())
+    primary = e.task.metrics[0]
+    best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
+    clock = time.perf_counter()
+    e.training.compute()
+    simulation = simulation_of(e)
+    decides, trained = evidence.weighs(e.algorithm), len(settings.split_clients[0])
+    with contextlib.ExitStack() as stack:
+        loop = simulate.simulate(
+            simulation,
+            state,
+            rounds=settings.rounds,
+            participation=settings.participation,
+            eval_every=settings.eval_every,
+            eval_models=settings.eval_models,
+            population=settings.split_clients[0],
+            executor=stack.enter_context(_executor(simulation, state, settings, executor)),
+            models=models,
+            best=best,
+            patience=settings.patience,
+        )
+        for round in stack.enter_context(contextlib.closing(loop)):
+            seconds, clock = time.perf_counter() - clock, time.perf_counter()
+            result.records.append(records.as_record(round))
+            result.seconds.append(seconds)
+            if decides and evidence.looks(state.round, trained):
+                state.server = evidence.reweighted(e.algorithm, state.server, result.records, e.clients)
+            if folder is not None:
+                folder.append(result.records[-1], seconds)
+                is_stopped = best is not None and best.unimproved >= settings.patience > 0
+                is_last = state.round == settings.rounds or is_stopped
+                if is_last or state.round % settings.checkpoint_every == 0:
+                    folder.checkpoint(state, fingerprints)
+                    if models is not None:
+                        models.settle(state.round)
+            if on_round is not None:
+                on_round(round, seconds)
+    return result
+
+
+def simulation_of(e: Experiment) -> simulate.Simulation:
+    """The part of the experiment that an executor needs."""
+    task, federation = e.training[:2]
+    settings = e.settings
+    halves = Halves(settings.split_clients[0], settings.participants) if settings.benefit else None
+    return simulate.Simulation(e.algorithm, task, federation, e.engine, settings.seed, settings.batch, halves)
+
+
+def _executor(
+    simulation: simulate.Simulation,
+    state: State,
+    settings: schema.RunSettings,
+    executor: simulate.Executor | None,
+) -> contextlib.AbstractContextManager[simulate.Executor | None]:
+    """What trains the clients: the ranks of torchrun, several processes, or this one (None)."""
+    if ranks.joined():
+        return ranks.Ranks(simulation, state)
+    if settings.workers > 1 and state.round < settings.rounds and executor is None:
+        return Workers(simulation, state, settings.workers)
+    return contextlib.nullcontext(executor)

@@ -1,0 +1,94 @@
+"""What a record of settings is: fields with type, default, limits and help, and their check. Without torch."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from copfl.settings.checking import converted
+
+
+def setting(
+    default: Any,
+    help: str,
+    panel: str = "",
+    names: str = "",
+    *,
+    ours: bool = False,
+    shown: str = "",
+    **limits: Any,
+) -> Any:
+    """A field of a record.
+
+    Args:
+        default: The value where none is given.
+        help: One sentence about it.
+        panel: The group in the help of a command.
+        names: Its names on the command line, such as "--rounds -r"; empty: only --set sets it.
+        ours: Whether it is no argument of the component that the record describes.
+        shown: The default as the help shows it, where it depends on other settings.
+        limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.
+    """
+    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown, "limits": limits}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A choice by name with its options, or a value that a program passed."""
+
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = setting(None, "Folder of the module of a name such as mymodule:MyNet.", ours=True)
+    value: Any = field(default=None, compare=False, repr=False)
+    description: str = ""  # of the value
+
+    def __bool__(self) -> bool:
+        """Whether anything is chosen."""
+        return self != type(self)()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the component."""
+        fields = {name: getattr(self, name) for name in argument_names(type(self))}
+        return {name: value for name, value in fields.items() if value is not None} | dict(self.options)
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Self:
+        """The record with these keyword arguments of the component, and no others."""
+        names = argument_names(type(self))
+        fields = {name: arguments.get(name) for name in names}
+        options = {name: value for name, value in arguments.items() if name not in names}
+        return dataclasses.replace(self, **fields, options=options)  # type: ignore[arg-type]
+
+    @property
+    def title(self) -> str:
+        """The name, or the value in words."""
+        return self.name or self.description
+
+
+def declared(record: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a record that are settings."""
+    return tuple(f for f in dataclasses.fields(record) if "help" in f.metadata)
+
+
+def argument_names(record: type[Component]) -> tuple[str, ...]:
+    """The declared settings that are keyword arguments of the component that a record describes."""
+    return tuple(f.name for f in declared(record) if not f.metadata["ours"] and f.name != "name")
+
+
+def declared_types(record: type[Any]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """The type and the limits of each setting of a record."""
+    if record not in _TYPES:
+        hints = typing.get_type_hints(record)
+        _TYPES[record] = {f.name: (hints[f.name], f.metadata["limits"]) for f in declared(record)}
+    return _TYPES[record]
+
+
+_TYPES: dict[type[Any], dict[str, tuple[Any, Mapping[str, Any]]]] = {}
+
+
+def checked_fields(record: Any, title: str) -> None:
+    """Checks and converts the values of a record in place, while it is made."""
+    for name, about in declared_types(type(record)).items():
+        object.__setattr__(record, name, converted(f"{title}.{name}", getattr(record, name), *about))

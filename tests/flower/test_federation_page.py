@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli.federate import _show
+from copfl.cli.federate_local import _show
 from copfl.errors import RunError
 from copfl.experiment import records
 from copfl.experiment.benefit import of_records

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli import federate as cli_federate
+from copfl.cli import federate_local
 from copfl.errors import RunError
 from copfl.files import Busy
 from copfl.flower import local
@@ -186,7 +186,7 @@ def test_a_finished_run_is_not_started_again(
     answer = called(capsys, "federate", "resume", tmp_path)
     assert (answer.code, answer.err, started) == (0, "", [])
     assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")
-    monkeypatch.setattr(cli_federate, "_show", lambda folder, rounds: list(rounds))
+    monkeypatch.setattr(federate_local, "_show", lambda folder, rounds: list(rounds))
     assert called(capsys, "federate", "resume", tmp_path, "--rounds", 3).code == 0
     assert len(started) == 1
 

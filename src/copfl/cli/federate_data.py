@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from copfl.cli.federate import AppFolder, Settings, app_config, command, require_flower
+from copfl.cli.federate_options import AppFolder, Settings, app_config, read_proposal, require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError, stoppable
 
 SHOWN = 8  # names of columns in a sentence
 
 
-@command
 def contract(
     *,
     table: Annotated[Path, argument("One site's table.")],
@@ -71,7 +70,6 @@ def contract(
         print(f"To be agreed by sums over all members, or given in the file: {names}")
 
 
-@command
 def check(
     *,
     contract: Annotated[Path, argument("The contract, an app's folder, or a proposal.")],
@@ -100,26 +98,21 @@ def check(
         raise typer.Exit(1)
 
 
-@command
 def agree(
     *,
     folder: AppFolder,
     run: Annotated[str | None, option("Output", "The run's name; default: a new one.")] = None,
     settings: Settings = None,
     proposal: Annotated[
-        Path | None,
-        option("Federation", "A proposal with session.agree=true; default: one is signed here."),
+        Path | None, option("Federation", "A proposal with session.agree=true; default: one is signed here.")
     ] = None,
 ) -> None:
     """Agree on the means, deviations and categories that the contract leaves open, by sums over all members."""
     require_flower()
     from copfl.flower.deployed import agree as by_sums
-    from copfl.flower.proposal_text import chosen
 
     config = app_config(settings, **{"session.run": run})
-    signed = None if proposal is None else chosen((), str(proposal))
-    if signed is not None and config:
-        raise UsageError(f"{proposal} has all settings of the run; leave out {next(iter(config))}")
+    signed = read_proposal(proposal, config)
     with stoppable("the run continues on the server"):
         frozen = by_sums(folder, config, proposal=signed)
     print(f"{folder / 'contract.toml'} is frozen: {frozen.digest}. The next proposal has it")

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-from copfl.cli.federate import AppFolder, RunName, command
+from copfl.cli.federate_options import AppFolder, RunName
 from copfl.cli.options import option
 from copfl.cli.report import Browse, serve
 from copfl.files import write_bytes
 
 
-@command
 def watch(
     *,
     folder: AppFolder,

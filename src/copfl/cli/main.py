@@ -9,28 +9,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import (
-    audit,
-    bench,
-    compare,
-    data,
-    doctor,
-    federate,
-    models,
-    options,
-    report,
-    reproduce,
-    run,
-)
-from copfl.cli import (
-    federate_data as federate_data,
-)
-from copfl.cli import (
-    federate_watch as federate_watch,
-)
-from copfl.cli import (
-    membership as membership,
-)
+from copfl.cli import audit, bench, compare, data, doctor, federate, models, options, report, reproduce, run
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process
 from copfl.settings.checking import unknown_key
@@ -43,9 +22,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 app.add_typer(data.app, name="data")
-app.add_typer(
-    federate.app, name="federate"
-)  # with the commands of membership, federate_data and federate_watch
+app.add_typer(federate.app, name="federate")
 add = app.command(cls=options.Command)
 add(run.run)
 add(run.resume)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from copfl.cli.federate import AppFolder, Rounds, Settings, app_config, command, require_flower
+from copfl.cli.federate_options import AppFolder, Rounds, Settings, app_config, require_flower
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError
 
@@ -16,10 +16,8 @@ CoordinatorKey = Annotated[
 MemberName = Annotated[str, argument("The member's name.")]
 
 
-@command
 def key(
-    *,
-    file: Annotated[Path, argument("A new file for the private key; FILE.pub gets the public one.")],
+    *, file: Annotated[Path, argument("A new file for the private key; FILE.pub gets the public one.")]
 ) -> None:
     """Make a member's key, on the member's own machine, and print its fingerprint."""
     require_flower()
@@ -29,7 +27,6 @@ def key(
     print(f"Send {file}.pub to the coordinator, and tell the fingerprint by telephone. {file} stays here.")
 
 
-@command
 def admit(
     *,
     folder: AppFolder,
@@ -59,7 +56,6 @@ def admit(
     print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
 
 
-@command
 def members(*, folder: AppFolder) -> None:
     """Print the members, and the fingerprints that people compare by telephone."""
     require_flower()
@@ -78,7 +74,6 @@ def members(*, folder: AppFolder) -> None:
     print(f"all members  {members_fingerprint(roster.members)}")
 
 
-@command
 def propose(
     *,
     folder: AppFolder,
@@ -103,7 +98,6 @@ def propose(
     print(f"{file} is signed. Start it with: copfl federate {starts} {folder} --proposal {file}")
 
 
-@command
 def approve(
     *,
     state: StateFolder,
@@ -135,7 +129,6 @@ def approve(
     print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")
 
 
-@command
 def revoke(*, folder: AppFolder, member: MemberName) -> None:
     """Take a member out: the server refuses its key at once, and later proposals do not have it."""
     require_flower()
@@ -147,7 +140,6 @@ def revoke(*, folder: AppFolder, member: MemberName) -> None:
     print("Nodes learn it with the next proposal: start one, so that they refuse those from before.")
 
 
-@command
 def rotate(
     *,
     path: Annotated[
@@ -172,14 +164,12 @@ def rotate(
     )
 
 
-@command
 def log(
     *,
     state: StateFolder,
     verify: Annotated[bool, option("Output", "Print where the chain breaks alone.", "--verify")] = False,
     noted: Annotated[
-        list[str] | None,
-        option("Output", "A last hash that you noted earlier; repeatable.", "--noted"),
+        list[str] | None, option("Output", "A last hash that you noted earlier; repeatable.", "--noted")
     ] = None,
 ) -> None:
     """Print what left a node, or verify that no line of it was changed or removed."""

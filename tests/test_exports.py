@@ -11,7 +11,7 @@ import pytest
 
 import copfl
 from copfl.algorithms import ALGORITHMS
-from copfl.data import arrays, datasets, hub, published, tables
+from copfl.data import arrays, datasets, hub, image_folder, published, tables
 from copfl.data.schemes import SCHEMES
 from copfl.engine import simulate
 from copfl.experiment.bundle import exporting
@@ -42,7 +42,7 @@ def test_the_front_door_lists_what_it_hands_out() -> None:
         copfl.nonsense  # noqa: B018
 
 
-READERS = (arrays.npz_file, arrays.image_folder, published.leaf, tables.table_file, hub.hub_dataset)
+READERS = (arrays.npz_file, image_folder.image_folder, published.leaf, tables.table_file, hub.hub_dataset)
 CALLED = {  # in a program
     **{name: getattr(copfl, name) for name in copfl.__all__ if callable(getattr(copfl, name))},
     **{

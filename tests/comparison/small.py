@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from copfl.comparison import tables
 from copfl.comparison.tables import Comparison
+from copfl.comparison.writing import as_json
 from copfl.settings.toml import Tables
 
 
@@ -37,7 +37,7 @@ def base(data: Path, **run: Any) -> Tables:
 
 def numbers(found: Comparison) -> Any:
     """All that a comparison found but the time it took."""
-    content = json.loads(json.dumps(tables.as_json(found)))
+    content = json.loads(json.dumps(as_json(found)))
     for row in content["rows"]:
         for part in ("mean", "spread", "per_seed"):
             del row[part]["seconds"]

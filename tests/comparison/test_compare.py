@@ -17,7 +17,7 @@ import pytest
 import copfl
 from copfl.comparison import tables
 from copfl.comparison.compare import compare, sweep
-from copfl.comparison.tables import FILES
+from copfl.comparison.writing import FILES
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, UsageError
 from copfl.experiment import new_clients

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.comparison import tables
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import accuracies as metric_names
 from copfl.comparison.results import Record, Trial, Tuned
-from copfl.comparison.tables import Comparison, Row, as_csv, as_json, as_markdown, as_text
+from copfl.comparison.tables import Comparison, Row, as_markdown, as_text
+from copfl.comparison.writing import as_csv, as_json, write
 from copfl.report import comparison_page
 from copfl.stats import difference
 
@@ -75,7 +75,7 @@ def test_a_difference_that_cannot_be_computed_says_so_in_every_form(tmp_path: Pa
         assert "not distinguishable" not in text
     content = as_json(found)
     assert content["rows"][1]["differences"]["accuracy"]["verdict"] == why
-    tables.write(found, tmp_path)
+    write(found, tmp_path)
     assert why.capitalize() in " ".join(comparison_page.document_of(tmp_path).conclusion)
 
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from copfl.data.groups import number_of_groups
 from copfl.data.partition import Partition, count_by, hold_out, validation_part, with_validation
 from copfl.data.samples import Dataset, Samples
-from copfl.data.schemes import SCHEMES, by_group, classes, dirichlet, iid, number_of_groups, quantity
+from copfl.data.schemes import SCHEMES, by_group, classes, dirichlet, iid, quantity
 from copfl.errors import DataError, RunError, UsageError
 
 Ints = NDArray[np.int64]

@@ -272,7 +272,8 @@ def test_what_is_wrong_is_named(
 ) -> None:
     path = write_csv(tmp_path / "t.csv", rows)
     if message == "by_group":  # a client with one sample has none to be tested on
-        from copfl.data.schemes import by_group, number_of_groups
+        from copfl.data.groups import number_of_groups
+        from copfl.data.schemes import by_group
 
         found = load(path, **options)
         assert "without a test sample: h9" in overview(found)

@@ -19,9 +19,9 @@ import copfl
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
 from copfl.data import arrays
-from copfl.data.arrays import read_stored, stored
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
+from copfl.data.stored import read_stored, stored
 from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import run as experiment
 from copfl.experiment.preparation import prepare

@@ -235,7 +235,7 @@ def _merged(first: Tables, second: Tables) -> Tables:
 def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
-    from copfl.comparison import executors, tables
+    from copfl.comparison import executors, tables, writing
     from copfl.comparison import plots as pictures
 
     folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
@@ -257,7 +257,7 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     if machine.plots and not charts.available():
         options.logger(machine.quiet)(f"copfl: {charts.MISSING}")
     if machine.as_json:
-        print(json.dumps(tables.as_json(found)))
+        print(json.dumps(writing.as_json(found)))
     elif not machine.quiet:
-        names = ", ".join([*tables.FILES, *(path.name for path in drawn)])
+        names = ", ".join([*writing.FILES, *(path.name for path in drawn)])
         print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {names}")

@@ -37,14 +37,16 @@ from copfl.comparison.entry_settings import (
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, accuracies
 from copfl.comparison.processes import pool_for
+from copfl.comparison.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import all_done
 from copfl.comparison.search import Candidate, Search
-from copfl.comparison.spaces import Grid, Range, Space, cells, grid_of, space_of
+from copfl.comparison.spaces import Range, Space, cells, grid_of, space_of
 from copfl.comparison.starts import Starts
 from copfl.comparison.submission import Log
 from copfl.comparison.suitability import reasons
-from copfl.comparison.tables import Comparison, Row, still_rising, write
+from copfl.comparison.tables import Comparison, Row, still_rising
+from copfl.comparison.writing import write
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.preparation import prepare
@@ -59,7 +61,6 @@ from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables
 from copfl.stats import Difference
 
-ENOUGH_SEEDS = 3  # fewer give a warning
 TRIALS = 20  # of a search, in each row
 NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
@@ -195,8 +196,8 @@ def compare(
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
         for entry, own, best in zip(rows, records, found, strict=True)
     ]
-    notes = left_out + few_seeds(seeds) + _notes(table) + _tuning_notes(table, spaces)
-    title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
+    notes = left_out + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
+    title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
     result.notes.extend(still_rising(result))
     write(result, out)
@@ -261,28 +262,13 @@ def sweep(
         )
         records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
-    title = f"{name} on {_title(final[0][0], seeds, grid)}"
-    result = Comparison(title, table, seeds, last, over=grid, notes=few_seeds(seeds) + _notes(table))
+    title = f"{name} on {title_of(final[0][0], seeds, grid)}"
+    result = Comparison(
+        title, table, seeds, last, over=grid, notes=few_seeds(seeds) + undefined_values(table)
+    )
     result.notes.extend(still_rising(result))
     write(result, Path(out))
     return result
-
-
-def unequal(rows: Sequence[Row]) -> list[str]:
-    """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
-    kinds = {
-        repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
-    }
-    tried = [
-        {row.tuned.space}
-        if row.tuned.space
-        else {t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None}
-        for row in rows
-    ]
-    rates = {frozenset(of_row or {row.optimizer.get("lr")}) for of_row, row in zip(tried, rows, strict=True)}
-    if len(kinds) > 1:
-        return ["unequal optimizers"]
-    return ["unequal learning rates"] if len(rates) > 1 else []
 
 
 def _default_grid(entry: Entry, base: Base) -> Space:
@@ -361,72 +347,3 @@ def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str
         for name in accuracies("all", reference[0].metric.name)
         if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not evaluated
     }
-
-
-def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
-    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
-    settings = job.run.run
-    counts = [
-        f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
-    ]
-    if settings.new_clients:
-        counts[0] += f" ({settings.new_clients:.0%} of them new)"
-    word = "seeds" if len(seeds) > 1 else "seed"
-    return ", ".join([Path(job.run.data.title).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
-
-
-def few_seeds(seeds: Sequence[int]) -> list[str]:
-    """A warning where the interval over seeds cannot tell much."""
-    if len(seeds) >= ENOUGH_SEEDS:
-        return []
-    little = "One seed says nothing about the next: no difference is distinguishable"
-    if len(seeds) > 1:
-        little = "Two seeds give intervals so wide that only large differences are distinguishable"
-    return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
-
-
-def _notes(rows: Sequence[Row]) -> list[str]:
-    metric = rows[0].metric
-    if any(row.metric != metric for row in rows):
-        named = ", ".join(f"{row.label} {row.metric.name}" for row in rows)
-        raise UsageError(f"the rows have different primary metrics ({named}); name one for all of them")
-    undefined = {row.label: sum(int(run.cost.get("undefined", 0)) for run in row.outcomes) for row in rows}
-    broken = {row.label: sum(int(run.cost["broken"]) for run in row.outcomes) for row in rows}
-    return [
-        f"{label}: {count} evaluations of a model without a finite output count as {metric.title} "
-        f"{metric.worst_value:g}."
-        for label, count in broken.items()
-        if count
-    ] + [
-        f"{label}: the {metric.title} of {count} evaluations is not defined by the client's test samples, "
-        "such as those of one class; they are left out of the means."
-        for label, count in undefined.items()
-        if count
-    ]
-
-
-def _tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
-    ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, spaces, strict=True)}
-    at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
-    notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
-    budgets = {row.label: len(row.tuned.trials) for row in rows}
-    if len(set(budgets.values())) > 1:
-        counts = ", ".join(f"{label} {count}" for label, count in budgets.items())
-        advantage = "those with more had an advantage"
-        notes.append(f"The rows did not try equally many settings ({counts}): {advantage}.")
-    return notes
-
-
-def at_an_end(chosen: Tables, space: Space) -> list[str]:
-    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
-    found = []
-    for (table, key), values in space.items():
-        value = chosen.get(table, {}).get(key)
-        if isinstance(values, Range):
-            at_end = value is not None and values.at_an_end(value)
-        else:
-            numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-            at_end = len(numbers) > 1 and value in (min(numbers), max(numbers))
-        if at_end:
-            found.append(f"{key}={value:g}")
-    return found

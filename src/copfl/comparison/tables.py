@@ -1,11 +1,9 @@
-"""The rows of a comparison, and its tables as text, Markdown, CSV and JSON."""
+"""The rows of a comparison, and its tables for people."""
 
-import json
 import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +17,9 @@ from copfl.core.metrics import MetricInfo
 from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients
 from copfl.experiment.gains import share_of
-from copfl.files import write_bytes
 from copfl.settings.optimizer import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
-from copfl.tables import Table, capital, number, plain
+from copfl.tables import Table, capital, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files.
+    """A row per entry; `print` shows the table, and `copfl.comparison.writing` writes it to files.
 
     Args:
         title: What is compared.
@@ -120,7 +117,6 @@ class Comparison:
 
 
 BEST = "each client's best round on its validation samples"
-ENDS = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")  # of a difference, in table.csv
 Column = tuple[str, Callable[[float, float], str]]  # its title, and a value with its spread as text
 
 
@@ -347,100 +343,3 @@ def as_text(comparison: Comparison, width: int = 100) -> str:
 def as_markdown(comparison: Comparison) -> str:
     parts = [tables.as_markdown(table) for table in all_tables(comparison)]
     return "\n\n".join([*parts, *(f"Note: {note}" for note in comparison.notes)]) + "\n"
-
-
-def as_csv(comparison: Comparison) -> str:
-    """The comparison as CSV: a line per row, every number in full."""
-    lines = [_line(row, comparison) for row in comparison.rows]
-    return tables.as_csv(Table("", list(lines[0]), [list(line.values()) for line in lines]))
-
-
-def _line(row: Row, comparison: Comparison) -> dict[str, str]:
-    """The cells of a row by column."""
-    metrics, gains, new = row.metrics(), row.differences, new_client_differences(row)
-    primary, shares = comparison.metric.name, gaining(comparison)
-    cells = {"label": row.label, "algorithm": row.entry.name}
-    cells |= {to: str(row.optimizer.get(key, "")) for to, key in (("optimizer", "name"), ("lr", "lr"))}
-    cells |= {"settings": described(row.entry.settings), "chosen": described(row.tuned.chosen)}
-    cells |= {"trials": str(len(row.tuned.trials)), "seeds": str(len(comparison.seeds))}
-    for name in columns(comparison):
-        cells |= {f"{name}_{what}": _cell(value) for what, value in metrics[name]._asdict().items()}
-    for name in accuracies("all", primary):
-        gain = gains.get(name)
-        values = (math.nan,) * len(ENDS) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
-        cells |= {f"{name}_difference_{end}": _cell(v) for end, v in zip(ENDS, values, strict=True)}
-    cells["verdict"] = gains[primary].verdict if gains else ""
-    cells["share_that_gains"] = _cell(float(np.mean(shares.get(row.label, [math.nan]))))
-    for name in new_clients.SAMPLES:
-        numbers = (*new[name][0], new[name][1].mean) if new else (math.nan,) * 3
-        whats = zip(("mean", "spread", "difference"), numbers, strict=True)
-        cells |= {f"new_{name}_{what}": _cell(value) for what, value in whats}
-    return cells
-
-
-def _cell(number: float) -> str:
-    return repr(number) if math.isfinite(number) else ""
-
-
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Every number, down to every client of every seed; what is not finite is null."""
-    common, converged = convergence(comparison)
-    return {
-        "title": comparison.title,
-        "metrics": [metric.as_json() for metric in comparison.rows[0].outcomes[0].metrics],
-        "seeds": comparison.seeds,
-        "averaged": comparison.averaged,
-        "reference": comparison.reference,
-        "over": {".".join(place): values for place, values in comparison.over.items()},
-        "partition": partitions(comparison),
-        "notes": comparison.notes,
-        "client_names": [list(run.names) for run in comparison.rows[0].outcomes],  # of each seed
-        "share_that_gains": gaining(comparison),
-        "common_value": common,
-        "rows": [plain({**_row(row), **converged[row.label]._asdict()}) for row in comparison.rows],
-    }
-
-
-def _row(row: Row) -> dict[str, Any]:
-    metrics, primary = row.metrics(), row.metric.name
-    return {
-        "label": row.label,
-        "algorithm": row.entry.name,
-        "optimizer": row.optimizer,
-        "settings": row.entry.settings,
-        "chosen": row.tuned.chosen,
-        "trials": [
-            {"settings": t.settings, f"validation_{primary}": t.accuracy}
-            | ({"fraction_of_rounds": t.fraction} if row.tuned.space else {})
-            for t in row.tuned.trials
-        ],
-        "mean": {name: metric.mean for name, metric in metrics.items()},
-        "spread": {name: metric.spread for name, metric in metrics.items()},
-        "per_seed": row.per_seed(),
-        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in row.outcomes[0].clients},
-        "new_clients": [run.new and run.new._asdict() for run in row.outcomes],
-        "curves": [{"round": run.rounds, primary: run.curves[primary]} for run in row.outcomes],
-        "differences": {
-            name: {
-                "mean": gain.mean,
-                "over_seeds": gain.seeds,
-                "over_clients": gain.clients,
-                "verdict": gain.verdict,
-            }
-            for name, gain in row.differences.items()
-        },
-    }
-
-
-FILES: dict[str, Callable[[Comparison], str]] = {
-    "table.txt": lambda found: as_text(found) + "\n",
-    "table.md": as_markdown,
-    "table.csv": as_csv,
-    "table.json": lambda found: json.dumps(as_json(found), indent=1, ensure_ascii=False) + "\n",
-}
-
-
-def write(comparison: Comparison, out: Path) -> None:
-    """Writes the comparison in all its forms."""
-    for name, text in FILES.items():
-        write_bytes(out / name, text(comparison).encode())

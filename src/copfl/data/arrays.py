@@ -1,9 +1,5 @@
 """A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays."""
 
-import io
-import json
-import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
+from copfl.data.held_out import split_off
 from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
 from copfl.data.targets import Targets, as_array, numbered, targets_of
-from copfl.errors import COMMAND_LINE, DataError, how_to_set
+from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
-LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
-NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "groups_are_clients")
 
 
 def npz_file(path: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
@@ -49,57 +44,6 @@ def npz_content(path: Path) -> dict[str, Any]:
         else:
             content[name] = array
     return content
-
-
-def image_folder(
-    path: Path,
-    *,
-    size: int | None = None,
-    gray: bool = False,
-    augment: bool = False,
-    skip_corrupt: bool = False,
-) -> Dataset:
-    """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test.
-
-    Args:
-        path: The folder.
-        size: Pixels of a side; None: the most frequent size of the images.
-        gray: Whether the images are read without colour.
-        augment: Whether training images get random crops and flips.
-        skip_corrupt: Whether damaged images are left out; else they are an error.
-    """
-    images, notes = reading.image_files(path), []
-    if skip_corrupt:
-        count, images = len(images), reading.intact(images)
-        notes = [f"{count - len(images):,} of {count:,} images are corrupt and were skipped"]
-    named_splits = {image.split for image in images}
-    parts = ("train", "test") if named_splits >= {"train", "test"} else ("",)
-    images = [image for image in images if image.split in parts]
-    classes = tuple(sorted({image.label for image in images if image.split != "test"}))
-    for folder in sorted((path / parts[0]).glob("[!.]*/")):
-        if folder.name not in classes:
-            raise DataError(f"{folder} has no images (*.png, *.jpg)")
-    if not classes:
-        raise DataError("no images; expected <class>/*.png or *.jpg, or {train,test}/<class>/*.png or *.jpg")
-    if extra := {image.label for image in images} - set(classes):
-        raise DataError(f"test/ has a class {min(extra)} which train/ lacks")
-    splits = []
-    try:
-        sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
-        shape = sizes.most_common(1)[0][0] if size is None else (size, size)
-        for split in parts:
-            chosen = [image for image in images if image.split == split]
-            labels = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
-            splits.append((reading.decode_all(chosen, shape, gray), labels))
-    except DataError as error:
-        on_line = COMMAND_LINE in os.environ
-        skip = "--skip-corrupt" if on_line else how_to_set("data.skip_corrupt", True)
-        raise DataError(f"{error}. Replace it, or leave such images out with {skip}") from error
-    resized = len(images) - sizes[shape]
-    if resized:
-        notes.append(f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}")
-    name, note = path.resolve().name, "; ".join(notes)
-    return from_splits(splits, name=name, classes=classes, augment=augment, note=note)
 
 
 def from_torch(
@@ -306,54 +250,6 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     return replace(data, augment=first.augment, table=first.table)
 
 
-def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
-    """Train and test, a fifth, and a note: of each class, or of each group's own samples, class by class."""
-    if samples.group is None:
-        is_test, how = held_out(samples.strata, 1, 5), "every fifth sample of a class is test"
-    else:
-        is_test = held_out_of_groups(samples.group, samples.strata)
-        how = "a fifth of each group's samples is test"
-    if not is_test.any():
-        raise DataError(
-            "too few samples for a test part: five of one class or client, or test samples, are needed"
-        )
-    return samples.take(~is_test), samples.take(is_test), f"{how}: {int(is_test.sum()):,}"
-
-
-def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """A mask of the test samples: a fifth of each group, evenly over its classes, and one of two or more.
-
-    A class keeps at least one train sample in some group.
-    """
-    order = np.lexsort((y, group))
-    size = np.bincount(group)[group]
-    first = np.searchsorted(group[order], group)
-    rank = np.empty(len(group), np.int64)
-    rank[order] = np.arange(len(group))
-    rank -= first
-    count = np.where(size > 1, np.maximum(size // 5, 1), 0)
-    shift = size // 2  # so that small groups do not always lose their last class
-    position = (rank + shift) % size
-    is_test: NDArray[np.bool_] = (position + 1) * count // size > position * count // size
-    is_test[np.isin(y, np.setdiff1d(y[is_test], y[~is_test]))] = False
-    return is_test
-
-
-def held_out(y: NDArray[np.int64], part: int, whole: int) -> NDArray[np.bool_]:
-    """A mask of the test samples: `part` of every `whole` successive samples of a class, evenly spaced."""
-    rank = rank_within_class(y)
-    is_test: NDArray[np.bool_] = (rank + 1) * part // whole > rank * part // whole
-    return is_test
-
-
-def rank_within_class(y: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For every sample, the number of samples of its class before it."""
-    order = np.argsort(y, kind="stable")
-    rank = np.empty(len(y), dtype=np.int64)
-    rank[order] = np.arange(len(y)) - np.searchsorted(y[order], y[order])
-    return rank
-
-
 def statistics(x: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of every channel of uint8 images, scaled to 0..1."""
     counts = np.stack([np.bincount(x[:, channel].ravel(), minlength=256) for channel in range(x.shape[1])])
@@ -363,44 +259,3 @@ def statistics(x: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     std = np.sqrt(np.maximum(fraction @ values**2 - mean**2, 0))
     std[std < 1e-6] = 1  # a constant channel is not scaled
     return tuple(mean.round(6).tolist()), tuple(std.round(6).tolist())
-
-
-# A file, so that a run on a program's own arrays can be used again without the program
-
-
-def stored(dataset: Dataset) -> bytes | None:
-    """The file's content; None where the arrays have more than LARGEST_STORED bytes."""
-    arrays: dict[str, Any] = {}
-    for side, samples in (("train", dataset.train), ("test", dataset.test)):
-        arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
-        arrays[f"{side}.y"] = samples.y
-        if samples.group is not None:
-            arrays[f"{side}.group"] = samples.group
-    if sum(array.nbytes for array in arrays.values()) > LARGEST_STORED:
-        return None
-    about = {name: getattr(dataset, name) for name in NAMES} | {
-        "single": not isinstance(dataset.train.x, dict)
-    }
-    file = io.BytesIO()
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)
-    return file.getvalue()
-
-
-def read_stored(path: Path) -> Dataset:
-    """The data set of a file that `stored` made."""
-    arrays: dict[str, Any] = reading.npz_arrays(path)
-    try:
-        about = json.loads(str(arrays["about"]))
-        splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
-        facts: dict[str, Any] = {
-            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
-        }
-    except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
-    return Dataset(train=splits[0], test=splits[1], **facts)
-
-
-def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:
-    start = f"{side}.x."
-    x = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
-    return Samples(x["x"] if single else x, arrays[f"{side}.y"], arrays.get(f"{side}.group"))

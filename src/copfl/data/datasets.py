@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data import overview, published, reading
-from copfl.data.arrays import held_out, image_folder, npz_file, rank_within_class, statistics
+from copfl.data.arrays import npz_file, statistics
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import TABLE, advice
+from copfl.data.held_out import held_out, rank_within_class
 from copfl.data.hub import PREFIX, hub_dataset
+from copfl.data.image_folder import image_folder
 from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Samples, shown
 from copfl.data.table_files import READERS

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from copfl.data.dividing import class_slots, drawn, equal_parts, log_gamma, proportional, shuffled_by
+from copfl.data.groups import group_of
 from copfl.data.partition import Indices, Partition, Parts, count_by, distinct, generator
-from copfl.data.samples import CLASSIFICATION, Dataset, Samples
+from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.errors import DataError, UsageError, at_least, how_to_set, one_of
 
 
@@ -96,10 +97,10 @@ def classes(
     rng = generator(seed)
     # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has
     # that; distinct=False restores it.
-    slots = _class_slots(rng, clients, per_client, kinds, distinct)
+    slots = class_slots(rng, clients, per_client, kinds, distinct)
     group = None
     if group_per_client:
-        present = np.unique(_groups(dataset, dataset.train))
+        present = np.unique(group_of(dataset, dataset.train))
         group = present[np.arange(clients) % len(present)]
     train, train_notes = _fill_slots(rng, dataset, "train", slots, group, train_per_class)
     test, test_notes = _fill_slots(rng, dataset, "test", slots, group, test_per_class)
@@ -168,16 +169,16 @@ def dirichlet(
     used = np.arange(len(dataset.train))
     if samples:
         used = np.sort(rng.permutation(len(used))[:samples])
-    parts = _proportional(rng, dataset.train.y[used], _log_gamma(rng, alpha, shape), minimum)
+    parts = proportional(rng, dataset.train.y[used], log_gamma(rng, alpha, shape), minimum)
     train = [used[part] for part in parts]
     if test == "iid":
-        test_parts = _equal(rng, np.arange(len(dataset.test)), clients)
+        test_parts = equal_parts(rng, np.arange(len(dataset.test)), clients)
         return Assigned(train, test_parts, _test_note(dataset, clients))
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T
     usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
     if not len(usable):
         raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" needs none')
-    parts = _proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
+    parts = proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
     return Assigned(train, [usable[part] for part in parts], _test_note(dataset, clients))
 
 
@@ -191,7 +192,9 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
         seed: Of the assignment.
     """
     rng = generator(seed)
-    train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
+    train, test = (
+        equal_parts(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test)
+    )
     return Assigned(train, test, _test_note(dataset, clients))
 
 
@@ -209,9 +212,9 @@ def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, m
     at_least(1e-100, alpha=alpha)
     at_least(1, minimum=minimum)
     rng = generator(seed)
-    log_weights = _log_gamma(rng, alpha, (1, clients))
+    log_weights = log_gamma(rng, alpha, (1, clients))
     train, test = (
-        _proportional(rng, np.zeros(len(split), np.int64), log_weights, least)
+        proportional(rng, np.zeros(len(split), np.int64), log_weights, least)
         for split, least in ((dataset.train, minimum), (dataset.test, 1))
     )
     return Assigned(train, test, _test_note(dataset, clients))
@@ -227,7 +230,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         seed: Of the assignment.
     """
     rng, splits = generator(seed), (dataset.train, dataset.test)
-    present = np.unique(_groups(dataset, dataset.train))
+    present = np.unique(group_of(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
     notes: list[str] = []
@@ -237,7 +240,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         )
     for position, group in enumerate(present):
         members = range(position % clients, clients, len(present))  # may have other groups too
-        pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
+        pools = [np.flatnonzero(group_of(dataset, split) == group) for split in splits]
         name = dataset.groups[group]
         if len(pools[0]) < len(members):
             problem = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
@@ -250,7 +253,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         if len(pools[1]) < len(members):
             notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
         for parts, pool in zip((train, test), pools, strict=True):
-            for client, part in zip(members, _equal(rng, pool, len(members)), strict=True):
+            for client, part in zip(members, equal_parts(rng, pool, len(members)), strict=True):
                 parts[client].append(part)
     return Assigned(_joined(train), _joined(test), notes)
 
@@ -273,28 +276,8 @@ def overlapping(
     at_least(1, train_size=train_size, test_size=test_size)
     rng = generator(seed)
     sides = ((dataset.train, train_size, "train_size"), (dataset.test, test_size, "test_size"))
-    train, test = (_drawn(rng, len(split), clients, size, name) for split, size, name in sides)
+    train, test = (drawn(rng, len(split), clients, size, name) for split, size, name in sides)
     return Assigned(train, test, [f"{clients} clients share {len(dataset.train)} train samples"])
-
-
-# Shared by the schemes
-
-
-def _drawn(rng: np.random.Generator, available: int, clients: int, size: int, name: str) -> list[Indices]:
-    """For each client `size` distinct samples, from as many permutations of all as that takes."""
-    if size > available:
-        raise UsageError(f"{name}={size} must be at most {available}, the samples that there are")
-    each = available // size
-    times = range(-(-clients // each))
-    whole = [rng.permutation(available)[: each * size].reshape(each, size) for _ in times]
-    return list(np.concatenate(whole)[:clients])
-
-
-def _log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Logarithms of Gamma(alpha) draws, whose proportions are Dirichlet's."""
-    # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
-    drawn = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
-    return np.asarray(drawn, np.float64)
 
 
 def _needs_classes(dataset: Dataset, scheme: str) -> None:
@@ -307,32 +290,6 @@ def _needs_classes(dataset: Dataset, scheme: str) -> None:
         )
 
 
-def number_of_groups(dataset: Dataset) -> int:
-    """The groups that have train samples, the number of clients of by_group; 0 where the data has none."""
-    if dataset.train.group is None or not dataset.groups:
-        return 0
-    return len(np.unique(_groups(dataset, dataset.train)))
-
-
-def names_of_clients(dataset: Dataset, partition: Partition) -> list[str]:
-    """The name of each client's group, where each client is a group; otherwise their numbers."""
-    group = dataset.train.group
-    if partition.scheme != "by_group" or group is None or number_of_groups(dataset) != partition.clients:
-        return list(map(str, range(partition.clients)))
-    return [dataset.groups[group[part[0]]] for part in partition.train]
-
-
-def client_titles(names: Sequence[str]) -> list[str]:
-    """Such as "client 3", or "client 3 (north)" of a client that has a name."""
-    return [f"client {n}" if name == str(n) else f"client {n} ({name})" for n, name in enumerate(names)]
-
-
-def _groups(dataset: Dataset, split: Samples) -> Indices:
-    if split.group is None or not dataset.groups:
-        raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')
-    return split.group
-
-
 def _test_note(dataset: Dataset, clients: int) -> list[str]:
     few = clients > len(dataset.test)
     return [f"test: {clients} clients share {len(dataset.test)} samples"] if few else []
@@ -340,40 +297,6 @@ def _test_note(dataset: Dataset, clients: int) -> list[str]:
 
 def _joined(parts: Sequence[Sequence[Indices]]) -> list[Indices]:
     return [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in parts]
-
-
-def _shuffled_by(rng: np.random.Generator, key: Indices, count: int) -> list[Indices]:
-    """For each key 0..count-1 its positions, in random order."""
-    shuffled = rng.permutation(len(key))
-    order = shuffled[np.argsort(key[shuffled], kind="stable")]
-    return np.split(order, np.cumsum(np.bincount(key, minlength=count))[:-1])
-
-
-def _equal(rng: np.random.Generator, pool: Indices, parts: int) -> list[Indices]:
-    """Random parts of equal size; a pool with fewer samples than parts is used several times."""
-    copies = max(1, -(-parts // max(len(pool), 1)))
-    return np.array_split(rng.permutation(np.tile(pool, copies)), parts)
-
-
-def _class_slots(
-    rng: np.random.Generator, clients: int, per_client: int, kinds: int, distinct: bool
-) -> Indices:
-    """The number of times each class is assigned to each client, [clients, classes]."""
-    rounds, rest = divmod(clients * per_client, kinds)
-    labels = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
-    slots = np.zeros((clients, kinds), np.int64)
-    np.add.at(slots, (np.repeat(np.arange(clients), per_client), rng.permutation(labels)), 1)
-    # Each swap lowers the number of repeated classes, and a swap exists as long as there is one: no class has
-    # more slots than there are clients, so some client lacks it and has a class that is new here or repeated.
-    while distinct and len(repeated := np.argwhere(slots > 1)):
-        for client, surplus in repeated:
-            if slots[client, surplus] > 1:
-                other = rng.choice(np.flatnonzero(slots[:, surplus] == 0))
-                useful = (slots[other] > 1) | ((slots[other] > 0) & (slots[client] == 0))
-                wanted = rng.choice(np.flatnonzero(useful))
-                slots[[client, other], [surplus, wanted]] -= 1
-                slots[[client, other], [wanted, surplus]] += 1
-    return slots
 
 
 def _fill_slots(
@@ -385,9 +308,9 @@ def _fill_slots(
     groups, sample_key, slot_key, kind = 1, split.y, label, "classes"
     if group is not None:
         groups, kind = len(dataset.groups), "classes of a group"
-        sample_key, slot_key = split.y * groups + _groups(dataset, split), label * groups + group[client]
+        sample_key, slot_key = split.y * groups + group_of(dataset, split), label * groups + group[client]
     count = slots.shape[1] * groups
-    pools, slots_of = _shuffled_by(rng, sample_key, count), _shuffled_by(rng, slot_key, count)
+    pools, slots_of = shuffled_by(rng, sample_key, count), shuffled_by(rng, slot_key, count)
     parts: list[list[Indices]] = [[] for _ in slots]
     short, shared = [], 0
     for key, (pool, members) in enumerate(zip(pools, slots_of, strict=True)):
@@ -416,39 +339,3 @@ def _fill_slots(
         few = f"{len(short)} {kind} have fewer than {size} samples per client"
         notes.append(f"{side}: {few}, {what} only {taken}")
     return _joined(parts), notes
-
-
-def _proportional(
-    rng: np.random.Generator, y: Indices, log_weights: NDArray[np.float64], minimum: int
-) -> list[Indices]:
-    """Every sample assigned to one client: ``minimum`` each, then the rest in proportion to the weights.
-
-    ``log_weights`` is [classes, clients]. The first samples are drawn in proportion to the client's weights,
-    too, as far as possible. If there are fewer samples than the minimum takes, each is used several times.
-    """
-    kinds, clients = log_weights.shape
-    copies = max(1, -(-clients * minimum // len(y)))
-    pools = [np.tile(pool, copies) for pool in _shuffled_by(rng, y, kinds)]
-    sizes = np.array([len(pool) for pool in pools])
-    log_fraction = log_weights - log_weights.max(axis=1, keepdims=True)
-    log_fraction -= np.log(np.exp(log_fraction).sum(axis=1, keepdims=True))  # of each class, for each client
-    # The first samples: each client draws classes with its own probabilities, as long as samples are left.
-    probability = log_fraction + np.log(np.maximum(sizes, 1e-300))[:, None]
-    probability = np.exp(probability - probability.max(axis=0))
-    cumulative = np.cumsum(probability / probability.sum(axis=0), axis=0)
-    draws = rng.random((minimum, clients))
-    wanted = (draws[None] > cumulative[:-1, None]).sum(axis=0).ravel()
-    by_class = _shuffled_by(rng, wanted, kinds)
-    unmet = np.concatenate([positions[size:] for positions, size in zip(by_class, sizes, strict=True)])
-    left = sizes - np.minimum(np.bincount(wanted, minlength=kinds), sizes)
-    wanted[unmet] = rng.permutation(np.repeat(np.arange(kinds), left))[: len(unmet)]
-    counts = np.bincount(wanted * clients + np.tile(np.arange(clients), minimum), minlength=kinds * clients)
-    counts = counts.reshape(kinds, clients)
-    for kind, rest in enumerate(sizes - counts.sum(axis=1)):
-        order = rng.permutation(clients)  # or rounding would favour the same clients in every class
-        cuts = np.minimum(np.rint(np.cumsum(np.exp(log_fraction[kind, order])) * rest), rest).astype(np.int64)
-        cuts[-1] = rest
-        counts[kind, order] += np.diff(cuts, prepend=0)
-    owner = np.repeat(np.tile(np.arange(clients), kinds), counts.ravel())
-    samples = np.concatenate(pools)[np.argsort(owner, kind="stable")]
-    return np.split(samples, np.cumsum(counts.sum(axis=0))[:-1])

@@ -11,7 +11,7 @@ from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal
-from copfl.data.schemes import client_titles, names_of_clients
+from copfl.data.groups import client_titles, names_of_clients
 from copfl.engine import simulate
 from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment import gains

@@ -28,8 +28,8 @@ import torch
 
 from copfl import __version__, files
 from copfl.core.task import Task
-from copfl.data.arrays import read_stored
 from copfl.data.partition import Partition
+from copfl.data.stored import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as

@@ -19,8 +19,8 @@ from copfl.core.evaluation import primary_metrics
 from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Task
 from copfl.core.train import train
-from copfl.data.arrays import split_off
 from copfl.data.federation import tensors
+from copfl.data.held_out import split_off
 from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment.bundle.bundle import Bundle, load

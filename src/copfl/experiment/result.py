@@ -15,9 +15,9 @@ from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
-from copfl.data.arrays import stored
 from copfl.data.federation import Federation
-from copfl.data.schemes import names_of_clients
+from copfl.data.groups import names_of_clients
+from copfl.data.stored import stored
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
@@ -26,13 +26,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
 from copfl.experiment.bundle.description import Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
-from copfl.experiment.client_models import (
-    TRAINED,
-    ClientModels,
-    InFolder,
-    network_of,
-    received_model,
-)
+from copfl.experiment.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
 from copfl.experiment.new_clients import NewClients
@@ -137,10 +131,7 @@ class Experiment:
         for split in self.federation.splits:
             for tensor in tree.leaves((split.x, split.y)):
                 samples.update(tensor.cpu().numpy().tobytes())
-        return {
-            "settings": settings_digest(self.run, self.contents),
-            "samples": samples.hexdigest()[:16],
-        }
+        return {"settings": settings_digest(self.run, self.contents), "samples": samples.hexdigest()[:16]}
 
 
 @dataclass(eq=False)

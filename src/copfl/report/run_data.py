@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.core.selection import BestRounds
-from copfl.data.schemes import client_titles
+from copfl.data.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records

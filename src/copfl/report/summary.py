@@ -11,7 +11,7 @@ import numpy as np
 
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.data.schemes import names_of_clients
+from copfl.data.groups import names_of_clients
 from copfl.experiment.convergence import still_rises
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.new_clients import UPDATES, NewClients

@@ -13,9 +13,9 @@ import numpy as np
 
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
+from copfl.data.groups import number_of_groups
 from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
-from copfl.data.schemes import number_of_groups
 from copfl.settings import user_code
 from copfl.settings.data import data_of, data_record
 from copfl.settings.schema import record_of, table_of

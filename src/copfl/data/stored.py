@@ -1,0 +1,53 @@
+"""A data set as one file, so that a run on a program's own arrays can be used again without the program."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl.data import reading
+from copfl.data.samples import Dataset, Samples, by_name
+from copfl.errors import DataError
+
+LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
+NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "groups_are_clients")
+
+
+def stored(dataset: Dataset) -> bytes | None:
+    """The file's content; None where the arrays have more than LARGEST_STORED bytes."""
+    arrays: dict[str, Any] = {}
+    for side, samples in (("train", dataset.train), ("test", dataset.test)):
+        arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
+        arrays[f"{side}.y"] = samples.y
+        if samples.group is not None:
+            arrays[f"{side}.group"] = samples.group
+    if sum(array.nbytes for array in arrays.values()) > LARGEST_STORED:
+        return None
+    about = {name: getattr(dataset, name) for name in NAMES} | {
+        "single": not isinstance(dataset.train.x, dict)
+    }
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    return file.getvalue()
+
+
+def read_stored(path: Path) -> Dataset:
+    """The data set of a file that `stored` made."""
+    arrays: dict[str, Any] = reading.npz_arrays(path)
+    try:
+        about = json.loads(str(arrays["about"]))
+        splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
+        facts: dict[str, Any] = {
+            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
+        }
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
+    return Dataset(train=splits[0], test=splits[1], **facts)
+
+
+def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:
+    start = f"{side}.x."
+    x = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+    return Samples(x["x"] if single else x, arrays[f"{side}.y"], arrays.get(f"{side}.group"))

@@ -185,8 +185,8 @@ def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DR
 def over_samples(gain: Callable[[Any], float], samples: int, level: float = LEVEL) -> Interval:
     """The bootstrap interval of a gain when a client's test samples are resampled with replacement.
 
-    Draws that do not define it, such as an AUC of one class, are left out. Unbounded of fewer than two samples, and
-    where most draws do not define it.
+    Draws that do not define it, such as an AUC of one class, are left out. Unbounded of fewer than two
+    samples, and where most draws do not define it.
 
     Args:
         gain: Of the samples at these places: of two models on the same ones, so that it is paired.

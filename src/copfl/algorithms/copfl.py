@@ -69,8 +69,8 @@ class Total(NamedTuple):
 class COPFL:
     """Masked local training (MAMO), masks of what is personal (PWPM), contribution weights (COWA).
 
-    By default the head is personal, nothing else becomes so, and all entries train at once: the best of the forms in
-    studies/defaults. The preset `paper` is the published form, with masks that grow and two phases.
+    By default the head is personal, nothing else becomes so, and all entries train at once: the best of the
+    forms in studies/defaults. The preset `paper` is the published form, with masks that grow and two phases.
     """
 
     optimizer: Optimizer = field(default_factory=Mamo)

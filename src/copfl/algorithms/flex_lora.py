@@ -48,12 +48,12 @@ class Upload(NamedTuple):
 class FlexLoRA(PartlyPersonal):
     """Client n trains adapters of rank r_n: the first r_n rows of A and columns of B, the others are zero.
 
-    The server takes the mean of the products B A, which have no common rank, and decomposes it: U S Vᵀ. Its first
-    r_n components are the best approximation of rank r_n, and what client n begins the next round with.
+    The server takes the mean of the products B A, which have no common rank, and decomposes it: U S Vᵀ. Its
+    first r_n components are the best approximation of rank r_n, and what client n begins the next round with.
     """
 
-    # Paper: the adapter of rank r has the scale alpha / r of its own; here all have the scale of the model's adapter.
-    # The paper's clients draw their ranks; here they are dealt out in turn.
+    # Paper: the adapter of rank r has the scale alpha / r of its own; here all have the scale of the model's
+    # adapter. The paper's clients draw their ranks; here they are dealt out in turn.
     personal: tuple[str, ...] = ()  # type: ignore[misc]
     ranks: tuple[int, ...] = ()  # of client 0, 1, ..., and again from the first; () is the model's for all
     send: str = "factors"  # "products": B A themselves, which are larger, and whose sum hides them
@@ -79,8 +79,8 @@ class FlexLoRA(PartlyPersonal):
         largest = rank_of(task.layout)
         if max(self.ranks, default=0) > largest:
             raise UsageError(
-                f"ranks={self.ranks}: the model's adapters have rank {largest}; give the model the largest rank, "
-                f"--adapter lora:r={max(self.ranks)}, or name smaller ones"
+                f"ranks={self.ranks}: the model's adapters have rank {largest}; give the model the largest "
+                f"rank, --adapter lora:r={max(self.ranks)}, or name smaller ones"
             )
         ranks = torch.tensor(self.ranks or (largest,), device=task.device)
         return Server(task.initial, ranks[torch.arange(clients, device=task.device) % len(ranks)])

@@ -20,15 +20,16 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class GPFL(Averaging):
-    """Body, class embeddings E and valve are averaged. The valve opens for g, the mean of E, in the loss of the
-    embeddings, and for q_n, the mean of E by the client's classes, in the loss of its head and in predictions.
+    """Body, class embeddings E and valve are averaged. The valve opens for g, the mean of E, in the loss of
+    the embeddings, and for q_n, the mean of E by the client's classes, in the loss of its head and in
+    predictions.
 
     E, g and q_n are those that the client received.
     """
 
-    # Paper: the authors' program forms g and q_n from the client's embeddings of the round before; FL4Health from
-    # the received ones, as here, but divides q_n by the number of classes. The distance to the embeddings is a norm
-    # over the whole batch, as in the authors' program, so it depends on the batch size.
+    # Paper: the authors' program forms g and q_n from the client's embeddings of the round before; FL4Health
+    # from the received ones, as here, but divides q_n by the number of classes. The distance to the
+    # embeddings is a norm over the whole batch, as in the authors' program, so it depends on the batch size.
     strength: float = 1e-2  # lambda; the authors' value for a CNN, 1e-4 for a ResNet-18
     decay: float = 0.1  # mu, of the embeddings and the valve; the authors' value for a CNN, 0 for a ResNet-18
 

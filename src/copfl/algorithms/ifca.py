@@ -42,7 +42,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class IFCA(Averaging):
-    """Algorithm 1 with model averaging (option II): estimate the cluster, train its model, average by cluster.
+    """Algorithm 1 with model averaging (option II): find the cluster, train its model, average by cluster.
 
     A client's cluster is that of the model with the lowest loss on its training samples, in every round.
     """
@@ -62,8 +62,8 @@ class IFCA(Averaging):
         if self.clusters > 1 and bool((models == models[0]).all()):
             raise UsageError(
                 f"ifca's {self.clusters} models are the same at the start, so all clients would choose the "
-                f"first: {' and '.join(self.starts)} has no entries that differ. Name parts that are drawn at "
-                'random and clustered, such as algorithm.starts="head"'
+                f"first: {' and '.join(self.starts)} has no entries that differ. Name parts that are drawn "
+                'at random and clustered, such as algorithm.starts="head"'
             )
         return Server(models, self._common(task, task.initial), models.new_zeros(self.clusters))
 

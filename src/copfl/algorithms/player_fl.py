@@ -58,15 +58,16 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class PLayerFL(Averaging):
-    """The first round trains all layers and measures s_l, the mean of (theta * gradient)^2 over a layer's entries.
+    """Round one trains all layers and measures s_l, the mean of (theta * gradient)^2 over a layer's entries.
 
-    F_l = s_1 + ... + s_l of the mean over the clients; the first personal layer is the one at which F grows by
-    the largest factor. From the second round on it is FedPer with these layers.
+    F_l = s_1 + ... + s_l of the mean over the clients; the first personal layer is the one at which F grows
+    by the largest factor. From the second round on it is FedPer with these layers.
     """
 
-    # Paper: the layer is the first whose jump exceeds a threshold, of which no source has the value; the authors'
-    # program lists layers by hand. `jump` is such a threshold, on F_l / F_{l-1}; 0 takes the largest. The gradient
-    # is the mean over the steps of the first epoch, which training has anyway, and theta is that after it.
+    # Paper: the layer is the first whose jump exceeds a threshold, of which no source has the value; the
+    # authors' program lists layers by hand. `jump` is such a threshold, on F_l / F_{l-1}; 0 takes the
+    # largest. The gradient is the mean over the steps of the first epoch, which training has anyway, and
+    # theta is that after it.
     jump: float = 0.0
 
     def __post_init__(self) -> None:
@@ -77,8 +78,8 @@ class PLayerFL(Averaging):
         layers = layer_count(task.layout)
         if layers < 2:
             raise UsageError(
-                "player_fl divides a model between two of its layers, and this model trains one alone; choose "
-                "another algorithm, or train more layers"
+                "player_fl divides a model between two of its layers, and this model trains one alone; "
+                "choose another algorithm, or train more layers"
             )
         unknown = torch.zeros((), dtype=torch.bool, device=task.device)
         return Server(task.initial, torch.full((), layers, device=task.device), unknown)
@@ -149,7 +150,7 @@ class PLayerFL(Averaging):
 
 
 def transition_of(sensitivity: Tensor, jump: float) -> Tensor:
-    """[] int64 in 1..L-1, the layer at which F grows by the largest factor, or the first by a factor above `jump`."""
+    """[] int64 in 1..L-1, the layer at which F grows most, or the first where by a factor above `jump`."""
     information = sensitivity.cumsum(0)  # F
     factors = information[1:] / information[:-1].clamp(min=torch.finfo(sensitivity.dtype).tiny)
     largest = factors.argmax()

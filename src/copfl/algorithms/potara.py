@@ -1,4 +1,4 @@
-"""Potara (Zou et al. 2026): each client mixes the federated and its own weights by their Fisher information."""
+"""Potara (Zou et al. 2026): clients mix the federated and their own weights by their Fisher information."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,13 +23,15 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Potara(Averaging):
-    """FedAvg (FedIT, over adapters) gives theta_g, and separate local training theta_l. A client predicts with
-    lambda theta_g + (1 - lambda) theta_l, where lambda minimises the variance of the mixture, in closed form.
+    """FedAvg (FedIT, over adapters) gives theta_g, and separate local training theta_l. A client predicts
+    with lambda theta_g + (1 - lambda) theta_l, where lambda minimises the variance of the mixture, in closed
+    form.
     """
 
-    # Paper: known to us from its abstract and a reader's notes. The variances are traces of the inverse diagonal
-    # Fisher information; that its small entries are damped relative to their mean, and the covariance that of the
-    # gradients' correlation, is our reading. The paper squares gradients of single samples (together=1).
+    # Paper: known to us from its abstract and a reader's notes. The variances are traces of the inverse
+    # diagonal Fisher information; that its small entries are damped relative to their mean, and the
+    # covariance that of the gradients' correlation, is our reading. The paper squares gradients of single
+    # samples (together=1).
     samples: int = 30  # training samples for the Fisher information
     together: int = 5  # samples in one of its gradients
     damping: float = 0.1  # added to the Fisher information, relative to its mean

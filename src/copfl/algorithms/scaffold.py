@@ -66,9 +66,8 @@ class Scaffold(Averaging):
     fine_tuned = True
 
     def server_init(self, task: Task, clients: int) -> Server:
-        count = torch.full_like(
-            task.initial[0], clients
-        )  # filled on the device: also while a CUDA graph is recorded
+        # Filled on the device: also while a CUDA graph is recorded.
+        count = torch.full_like(task.initial[0], clients)
         return Server(super().server_init(task, clients).w, torch.zeros_like(task.initial[: task.d]), count)
 
     def client_init(self, task: Task) -> Client:

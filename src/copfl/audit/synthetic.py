@@ -74,9 +74,7 @@ class NoisyTask(Task):
 
     rides: Tensor = field(kw_only=True)  # [] bool
     key: Tensor = field(kw_only=True)  # [] int64, of the noise of this client in this round
-    gradients: Iterator[int] = field(
-        default_factory=itertools.count
-    )  # their numbers, in the order they are computed
+    gradients: Iterator[int] = field(default_factory=itertools.count)  # their numbers, as they are computed
 
     def gradient(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
         grad, value, buffers = super().gradient(*given, **more)

@@ -39,7 +39,7 @@ def tables_of(found: Audit, details: bool = True) -> list[Table]:
 
 
 def _contributed(found: Audit) -> list[Table]:
-    """The benefit with its interval beside the other numbers of each client, a table for each seed that measured it."""
+    """The benefit with its interval beside the other numbers of each client, a table per seed that has it."""
     tables = []
     for seed in found.seeds:
         if seed.contributions is not None:
@@ -53,7 +53,8 @@ NOTES = {
     "gain in the others' personal models, or in the global model on all test samples, over training "
     "without the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the "
     "global model and for the personal models. ± standard error over clients and sampled orders.",
-    "benefit": "Benefit: to the others, in thousandths of their loss per round, from random halves of the uploads.",
+    "benefit": "Benefit: to the others, in thousandths of their loss per round, from random halves of "
+    "the uploads.",
     "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
     "the values when the clients are resampled: an interval that contains 0 is inconclusive.",
     "stability": "Of the clients' ranks in a round and the next, in the two halves, and under two seeds.",

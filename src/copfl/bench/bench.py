@@ -96,8 +96,8 @@ def _estimate(plans: Sequence[Plan], suite: Suite, processes: int) -> str:
     each = fedavg.seconds / len(fedavg.tuning + fedavg.runs)
     return (
         f"{count} runs; as fast as FedAvg's ({fedavg.environment['processor']}), they take about "
-        f"{span(count * each / processes)} with {processes} process{'es' * (processes > 1)}; an algorithm with more "
-        "local steps takes longer"
+        f"{span(count * each / processes)} with {processes} process{'es' * (processes > 1)}; an algorithm "
+        "with more local steps takes longer"
     )
 
 
@@ -146,7 +146,8 @@ def _measured(
         log(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
     if kept.others:
         log(
-            f"{kept.others} runs in {kept.path} were made with other code, settings or versions, and do not count"
+            f"{kept.others} runs in {kept.path} were made with other code, settings or versions, and do not "
+            "count"
         )
     started, printed = time.monotonic(), time.monotonic()
     for count, run in enumerate(in_processes(left, machine, processes), 1):
@@ -155,7 +156,8 @@ def _measured(
             printed = now
             rest = (now - started) / count * (len(left) - count)
             log(
-                f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} left"
+                f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} "
+                "left"
             )
     return {job: kept.found[job] for job in jobs}
 
@@ -176,8 +178,8 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
         complete = True
     except futures.BrokenExecutor as error:
         raise RunError(
-            "a process was killed, perhaps for lack of memory; the same command goes on with the runs that are left, "
-            "with fewer processes by --jobs"
+            "a process was killed, perhaps for lack of memory; the same command goes on with the runs that "
+            "are left, with fewer processes by --jobs"
         ) from error
     finally:
         for process in list((pool._processes or {}).values()) if not complete else ():
@@ -224,8 +226,8 @@ def check(row: Row, machine: Machine, *, runs: int, jobs: int = 1, log: Log = pr
         raise RunError(f"the record of {row.algorithm} cannot be checked: {problem}")
     if (code := rows.code_hash(row.algorithm)) != row.code:
         raise RunError(
-            f"the code of {row.algorithm} here has the hash {code}, and the record was made with {row.code}; check it "
-            "with the code and the version of copfl that it was made with"
+            f"the code of {row.algorithm} here has the hash {code}, and the record was made with {row.code}; "
+            "check it with the code and the version of copfl that it was made with"
         )
     every = {run.job: run for run in (*row.tuning, *row.runs)}
     chosen = random.sample(sorted(every), min(runs, len(every))) if runs else list(every)

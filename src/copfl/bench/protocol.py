@@ -1,8 +1,8 @@
 """The protocol of the bench: the runs that a row is made of, and what is measured in one of them.
 
-In every setting each algorithm tries the same rates of Adam and steps of the server, on validation samples and one
-seed. The best of them trains on all training samples with the other seeds, and is evaluated on test samples. A
-client's value is the mean of its last evaluations.
+In every setting each algorithm tries the same rates of Adam and steps of the server, on validation samples
+and one seed. The best of them trains on all training samples with the other seeds, and is evaluated on test
+samples. A client's value is the mean of its last evaluations.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ def entry_of(text: str) -> Entry:
         for key in options:
             if table not in ("algorithm", entry.name):
                 raise UsageError(
-                    f"{text}: {table}.{key} is part of the protocol, which is the same for every row; set only "
-                    "options of the algorithm, such as fedprox:mu=0.1"
+                    f"{text}: {table}.{key} is part of the protocol, which is the same for every row; set "
+                    "only options of the algorithm, such as fedprox:mu=0.1"
                 )
     return entry
 
 
 def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Job], dict[str, str]]:
-    """The runs on validation samples, and the steps of the server that the algorithm refuses, with the reason.
+    """The runs on validation samples, and the server's steps that the algorithm refuses, with the reason.
 
     UsageError if it cannot train in some setting.
     """
@@ -140,7 +140,7 @@ def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Jo
 
 
 def final_jobs(tuning: list[Measured]) -> list[Job]:
-    """The runs on test samples: in each setting with the server and rate of the highest value, of equals the first."""
+    """The runs on test samples: in each setting with the best server and rate, of equals the first."""
     best: dict[str, Measured] = {}
     for run in tuning:
         before = best.get(run.job.setting)
@@ -186,9 +186,8 @@ def batch_of(setting: Setting, files: Path | None) -> int:
 def measured(job: Job, machine: Machine) -> Measured:
     """Trains the run."""
     experiment = experiment_of(job, machine)
-    clock = (
-        time.perf_counter if experiment.cuda else time.process_time
-    )  # runs beside it slow down a CPU, not its clock
+    # Runs beside it slow down a CPU, not its clock.
+    clock = time.perf_counter if experiment.cuda else time.process_time
     started = clock()
     result = execute(experiment, None)
     seconds = clock() - started

@@ -186,7 +186,7 @@ def fault(row: Row) -> str:
         return "its tuning runs are not those of the protocol"
     if [run.job for run in row.runs] != protocol.final_jobs(row.tuning):
         return (
-            "its runs on test samples do not have the server's step and rate that were best on validation samples, "
-            f"or not the seeds {', '.join(map(str, protocol.SEEDS))}"
+            "its runs on test samples do not have the server's step and rate that were best on validation "
+            f"samples, or not the seeds {', '.join(map(str, protocol.SEEDS))}"
         )
     return ""

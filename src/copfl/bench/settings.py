@@ -1,7 +1,7 @@
 """Federations to measure algorithms in: what one may look like before anything is trained.
 
-The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated; QUICK are
-those of the quick suite. The others need files that studies/defaults/prepare.py writes.
+The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated;
+QUICK are those of the quick suite. The others need files that studies/defaults/prepare.py writes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ SETTINGS: dict[str, Setting] = {
 QUICK = ("digits-2", "digits-5-few", "digits-dirichlet", "digits-shift", "tumours", "table-shift", "signals")
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- data ----------------------------------------------------------------------------------------------------
 
 
 def digits() -> Arrays:
@@ -137,7 +137,7 @@ def table() -> Arrays:
 
 
 def signals() -> Arrays:
-    """Twelve persons, five movements of 3 signals x 64 steps; each person has a speed and a sensor direction."""
+    """Twelve persons, five movements of 3 signals x 64 steps; a person has a speed and a sensor direction."""
     rng, persons = np.random.default_rng(0), 12
     person, activity = np.repeat(np.arange(persons), 60), rng.integers(0, 5, persons * 60)
     speed, turn = rng.uniform(0.7, 1.3, persons), rng.normal(0, 0.6, (persons, 3, 3)) + np.eye(3)
@@ -177,8 +177,9 @@ def arrays(name: str, files: Path | None) -> Arrays:
     if name not in EMBEDDED:
         where = f"{files} has no {name}.npz or {name}.json" if files else "it is not part of copfl"
         raise DataError(
-            f'the data "{name}" of the full suite are missing: {where}; clone the repository, write them with '
-            "`python studies/defaults/prepare.py DATA FILES --encoder FOLDER`, and name that folder with --files FILES"
+            f'the data "{name}" of the full suite are missing: {where}; clone the repository, write them '
+            "with `python studies/defaults/prepare.py DATA FILES --encoder FOLDER`, and name that folder "
+            "with --files FILES"
         )
     return EMBEDDED[name]()
 

@@ -52,7 +52,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
 
 
 def above(row: Row, alone: Row) -> float:
-    """The share of the clients that are better than the same client trained alone, the mean over settings and seeds."""
+    """The share of clients that are better than trained alone, the mean over settings and seeds."""
     shares = []
     for own, other in zip(row.runs, alone.runs, strict=True):
         pairs = zip(own.accuracy, other.accuracy, strict=True)
@@ -106,7 +106,8 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
     head += ["best", "of"] if others else []
     per_setting = Table("", (*head, "server, rate"), lines)
     place = [standing.row is row for standing in found].index(True) + 1
-    title = f"{row.algorithm}: place {place} of {len(found)} by mean regret; suite {row.suite}, version {row.version}"
+    suite = f"suite {row.suite}, version {row.version}"
+    title = f"{row.algorithm}: place {place} of {len(found)} by mean regret; {suite}"
     parts = [as_text(standing_table(found, title)), as_text(per_setting)]
     other_machines = {differing(other.environment, row.environment) for other in others} - {""}
     if not others:

@@ -1,4 +1,4 @@
-"""`copfl bench`: where an algorithm stands among the stored ones. Torch is imported only when it is called."""
+"""`copfl bench`: where an algorithm stands among the stored ones. Torch is imported when it is called."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,12 @@ SAMPLE = 6  # runs of a record that are run again
 def bench(
     *,
     algorithm: Annotated[
-        str | None,
-        typer.Argument(help="Such as mypackage.algos:FedMine, fedavg or fedprox:mu=0.1."),
+        str | None, typer.Argument(help="Such as mypackage.algos:FedMine, fedavg or fedprox:mu=0.1.")
     ] = None,
     suite: Annotated[
         str,
         option(
-            "Data",
-            "quick: seven small federations, needs no files; full: 24, needs --files; default: quick.",
+            "Data", "quick: seven small federations, needs no files; full: 24, needs --files; default: quick."
         ),
     ] = "quick",
     files: Annotated[
@@ -51,7 +49,8 @@ def bench(
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train an algorithm under the protocol of studies/bench/README.md and show its row beside the stored ones.
+    """Train an algorithm under the protocol of studies/bench/README.md and show its row beside the stored
+    ones.
 
     In every federation it tries three rates and three steps of the server on validation samples; the best of
     them trains with three seeds, and only those runs see test samples. The row is written as a record that
@@ -92,5 +91,6 @@ def bench(
         others = [other for other in rows.stored(chosen) if other.algorithm != row.algorithm]
         record = folder / running.record_name(algorithm)
         print(
-            f"{standings.comparison(row, others)}\n\nRecord: {record}; `copfl bench --check {record}` runs it again"
+            f"{standings.comparison(row, others)}\n\nRecord: {record}; `copfl bench --check {record}` runs "
+            "it again"
         )

@@ -210,7 +210,7 @@ def choose(
 
 @contextlib.contextmanager
 def _runs_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Any]]:
-    """A function that prints lines about the runs of a command, and their forecast, which a terminal shows as a bar."""
+    """What prints lines about the runs of a command, and their forecast, which a terminal shows as a bar."""
     from copfl.comparison.forecast import Forecast
     from copfl.experiment.progress import bar_of_runs
 

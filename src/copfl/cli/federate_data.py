@@ -1,4 +1,4 @@
-"""`copfl federate`: the data contract, a site's check against it, and the encoders that the members agree on."""
+"""`copfl federate`: the data contract, a site's check against it, and the agreement on encoders."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,9 @@ def check(
     data: Annotated[Path, option("Data", "This site's data: a file or a folder.", "--data -d")],
     as_json: Json = False,
 ) -> None:
-    """Compare this site's data with the data contract. Nothing leaves this machine; exit code 1 if they differ."""
+    """Compare this site's data with the data contract.
+    Nothing leaves this machine; exit code 1 if they differ.
+    """
     from copfl.data.contract_check import check as compare
     from copfl.flower.agreement import contract_at
     from copfl.tables import listed
@@ -90,7 +92,8 @@ def check(
             print(f"{'note' if difference.is_note else 'differs':<9} {difference.text}")
         if open_names := listed([column.name for column in agreed.open], SHOWN):
             print(
-                f"{'note':<9} means and categories that the contract leaves open are not compared: {open_names}"
+                f"{'note':<9} means and categories that the contract leaves open are not compared: "
+                f"{open_names}"
             )
         verdict = "fits" if checked.fits else "does not fit"
         print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
@@ -107,7 +110,9 @@ def agree(
         Path | None, option("Federation", "A proposal with session.agree=true; default: one is signed here.")
     ] = None,
 ) -> None:
-    """Agree on the means, deviations and categories that the contract leaves open, by sums over all members."""
+    """Agree on the means, deviations and categories that the contract leaves open,
+    by sums over all members.
+    """
     require_flower()
     from copfl.flower.deployed import agree as by_sums
 

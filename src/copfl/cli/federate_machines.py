@@ -127,7 +127,9 @@ def clean(
         bool, option("Output", "Print what would be removed, and remove nothing.", "--dry-run")
     ] = False,
 ) -> None:
-    """Remove old runs, with their apps and logs, from a server or a node; a node's old personal models too."""
+    """Remove old runs, with their apps and logs, from a server or a node;
+    a node's old personal models too.
+    """
     from copfl.flower.retention import clean as remove
 
     removed = remove(folder, days=days, keep=keep, is_rehearsal=rehearse)

@@ -160,7 +160,8 @@ def rotate(
     statement = membership.rotate_member(path)
     print(f"{path} is a new key; the old one is {path}.old")
     print(
-        f"Send {path}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub --rotation FILE"
+        f"Send {path}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub "
+        "--rotation FILE"
     )
 
 

@@ -145,7 +145,9 @@ def _start(
         bool, typer.Option("--version", help="Print the versions of copfl, torch and CUDA.")
     ] = False,
 ) -> None:
-    """Personalised federated learning: do your sites gain from training together, and what model does each get?"""
+    """Personalised federated learning: do your sites gain from training together,
+    and what model does each get?
+    """
     if version:
         print(doctor.version_line())
         raise typer.Exit

@@ -20,8 +20,7 @@ BundlePath = Annotated[
 Missing = Annotated[
     str | None,
     option(
-        "Data",
-        "Missing values of a table: refuse, or fill (the mean, no category); default: as in training.",
+        "Data", "Missing values of a table: refuse, or fill (the mean, no category); default: as in training."
     ),
 ]
 
@@ -40,8 +39,8 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
 
         if not of_server:
             raise UsageError(
-                f"{path} is of a server, which has the global model alone: --global. A client's model is in the "
-                "state-dir of its node"
+                f"{path} is of a server, which has the global model alone: --global. A client's model is in "
+                "the state-dir of its node"
             )
         path, of_server = write_global(path), False
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
@@ -68,7 +67,8 @@ def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
         return []
     scores = [s for s in bundle.description.scores if (s.split, s.metric) == (TEST, metric.name)]
     measured = [
-        f"; on its {s.samples} own test rows the node measured {metric.title} {metric.text(s.value)}{metric.unit}"
+        f"; on its {s.samples} own test rows the node measured {metric.title} "
+        f"{metric.text(s.value)}{metric.unit}"
         for s in scores
     ]
     return [f"{count:,} rows are among those that this model was trained and tested with{''.join(measured)}"]
@@ -179,16 +179,15 @@ def evaluate(
         Path | None,
         option(
             "Data",
-            "An .npz file with x and y, a table with the target's column, or a folder of images for each class; "
-            "required without --all.",
+            "An .npz file with x and y, a table with the target's column, or a folder of images for each "
+            "class; required without --all.",
         ),
     ] = None,
     client: options.Client = None,
     of_server: options.OfServer = False,
     before_training: options.BeforeTraining = False,
     every: Annotated[
-        bool,
-        option("Model", "Every model of a run on every client's test samples; default: off.", "--all"),
+        bool, option("Model", "Every model of a run on every client's test samples; default: off.", "--all")
     ] = False,
     samples: Annotated[
         int, option("Data", "With --all, test samples of each client at most, evenly chosen; default: 100.")
@@ -201,7 +200,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on samples with targets: all metrics, the confusion matrix and the calibration.
 
-    With --all, the matrix of every client's model on every client's test samples, which `copfl report` then shows.
+    With --all, the matrix of every client's model on every client's test samples, which `copfl report` then
+    shows.
     """
     from copfl.errors import DataError
 
@@ -288,7 +288,8 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
 
     means = [metric.text(float(np.nanmean(v))) for v in (found.own, found.of_others) if not np.isnan(v).all()]
     notes = [
-        f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples {means[-1]}{metric.unit}."
+        f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples "
+        f"{means[-1]}{metric.unit}."
     ]
     print(
         as_text(
@@ -320,7 +321,8 @@ def personalize(
         Path,
         option(
             "Data",
-            "The new client's samples: an .npz file with x and y, or a table as in the run; a fifth is tested.",
+            "The new client's samples: an .npz file with x and y, or a table as in the run; a fifth is "
+            "tested.",
         ),
     ],
     epochs: Annotated[

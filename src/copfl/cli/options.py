@@ -1,7 +1,7 @@
 """The options of commands: those of settings are derived from the records, and shared ones are here.
 
-A command is a function with a real signature. One that trains has a parameter `line: Tables`, which `training`
-replaces by an option for every setting that has names such as "--lr", and by --set for the others.
+A command is a function with a real signature. One that trains has a parameter `line: Tables`, which
+`training` replaces by an option for every setting that has names such as "--lr", and by --set for the others.
 """
 
 import functools
@@ -79,8 +79,8 @@ BeforeTraining = Annotated[
     bool,
     option(
         "Model",
-        "The client's model after the last aggregation, before it trains again, from the run's checkpoint and "
-        "data; default: off, the one that the table scores.",
+        "The client's model after the last aggregation, before it trains again, from the run's checkpoint "
+        "and data; default: off, the one that the table scores.",
         "--before-training",
     ),
 ]

@@ -23,7 +23,8 @@ def report(
     runs: Annotated[
         list[Path],
         argument(
-            "Run folders, the others compared with the first; or a comparison's folder, or a node's state-dir."
+            "Run folders, the others compared with the first; or a comparison's folder, or a node's "
+            "state-dir."
         ),
     ],
     out: Annotated[

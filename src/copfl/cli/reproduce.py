@@ -1,4 +1,4 @@
-"""`copfl reproduce`: hands over to the study of the CO-PFL paper, which is beside the library and not in its wheel."""
+"""`copfl reproduce`: hands over to the study of the CO-PFL paper, which is beside the library."""
 
 import importlib
 import sys

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
-    "paper: CO-PFL as published; plus: with training add-ons; adapters: for pretrained models; demo: plus on a small "
-    "federation of digits. Default: demo where neither algorithm, data nor a file is named, else none."
+    "paper: CO-PFL as published; plus: with training add-ons; adapters: for pretrained models; demo: plus on "
+    "a small federation of digits. Default: demo where neither algorithm, data nor a file is named, else "
+    "none."
 )
 
 

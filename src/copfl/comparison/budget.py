@@ -74,10 +74,11 @@ def _steps(rounds: int) -> int:
 def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
     """The stages of the race, whose cost is within the limit if the shortest one's is.
 
-    Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a candidate
-    are in a row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
-    proportion from stage to stage; beyond the first seed it has whole runs. The finalists have as many seeds as leave
-    half of the rounds to the first stage, which drops most; then that stage is as long as the limit allows.
+    Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a
+    candidate are in a row: the rounds of the first seed, then those of the second. What a candidate has of
+    them grows in proportion from stage to stage; beyond the first seed it has whole runs. The finalists have
+    as many seeds as leave half of the rounds to the first stage, which drops most; then that stage is as long
+    as the limit allows.
     """
     finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
     while counts[-1] > finalists:

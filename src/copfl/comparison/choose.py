@@ -1,11 +1,11 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are dropped. The
-others train for all rounds, and the last eighth with the other seeds. The order after few rounds is not that after all
-of them, so half of the rounds come before more seeds. From half of the rounds on, what is distinguishably worse than
-the best is dropped too. A run continues from its checkpoint. Test samples
-never enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun,
-and what is running when the time is up is stopped.
+Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are
+dropped. The others train for all rounds, and the last eighth with the other seeds. The order after few rounds
+is not that after all of them, so half of the rounds come before more seeds. From half of the rounds on, what
+is distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples never
+enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun, and what
+is running when the time is up is stopped.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -45,7 +45,8 @@ from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
 
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
-# The server's steps that were best for some federation of studies/defaults; they race beside "all", and first.
+# The server's steps that were best for some federation of studies/defaults; they race beside "all", and
+# first.
 SERVER_STEPS = (
     "fedpac:server.name=fedexp:head_speed=3.0",
     "fedpac:server.name=momentum",
@@ -85,20 +86,21 @@ def choose(
     >>> print(found.chosen, found)  # doctest: +SKIP
 
     Args:
-        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are all that
-            suit the data.
+        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are
+            all that suit the data.
         dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
-        budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by default a
-            third of what the full comparison takes.
-        seeds: The first is that of every stage but the last, in which the finalists have as many as the budget allows.
+        budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
+            default a third of what the full comparison takes.
+        seeds: The first is that of every stage but the last, in which the finalists have as many as the
+            budget allows.
         rounds: Number of rounds of a run that reaches the last stage.
         base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the runs and the ranking; finished runs in it are used again.
         tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
         addons: Whether the last candidates also race with the training add-ons.
         validation: Fraction of each client's training samples on which the race is decided.
-        retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time as budget
-            is too short for it.
+        retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time
+            as budget is too short for it.
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
@@ -180,7 +182,7 @@ def choose(
 
 
 def _as_a_first_run(base: Tables) -> Tables:
-    """The settings, with the batch size, the rate and its schedule of a run of which nobody names the algorithm."""
+    """The settings, with batch size, rate and schedule of a run of which nobody names the algorithm."""
     usual = complete(base)
     tables = {**base, "run": {"batch": usual.run.batch, **base["run"]}}
     if "name" in base["optimizer"]:

@@ -97,18 +97,19 @@ def compare(
         dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
         seeds: Each row is trained with each of them; the table has means over them.
         rounds: Number of rounds of every run.
-        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}. Every row has
-            the same optimizer, Adam unless one is named here.
+        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}. Every
+            row has the same optimizer, Adam unless one is named here.
         out: The folder of the table and the runs; finished runs in it are used again.
-        tune: The values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
-            With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches.
+        tune: The values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing
+            is tuned. With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches.
         trials: Of a search, the number of each row.
         tune_seeds: The seeds of the tuning; by default the first of `seeds`.
         validation: Fraction of each client's training samples on which the tuning is decided.
         reference: The label of the row that the others are compared with; by default the first.
-        last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
-        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory. They have
-            processes of their own, so a script needs `if __name__ == "__main__":`.
+        last: A value is the mean of so many last evaluations of a client; by default the last third, at most
+            five.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
+            They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
@@ -230,9 +231,10 @@ def sweep(
         base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the table and the runs; finished runs in it are used again.
         algorithm: Its name, unless `base_tables` has one.
-        last: A value is the mean of so many last evaluations of a client; by default the last third, at most five.
-        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory. They have
-            processes of their own, so a script needs `if __name__ == "__main__":`.
+        last: A value is the mean of so many last evaluations of a client; by default the last third, at most
+            five.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
+            They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.

@@ -38,8 +38,8 @@ def entries_of(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
     """The rows of a table.
 
     Args:
-        given: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as values.
-            "all" are all algorithms that can train on the task.
+        given: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as
+            values. "all" are all algorithms that can train on the task.
     """
     rows = list[Entry]()
     for row in given:
@@ -59,8 +59,8 @@ def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
     layer, title = layer_of("algorithm", algorithm), type(algorithm).__name__
     if not layer:
         raise UsageError(
-            f"{title} cannot be a row: a comparison stores a name and plain options; make it a dataclass of plain "
-            "fields, in a module that can be imported"
+            f"{title} cannot be a row: a comparison stores a name and plain options; make it a dataclass of "
+            "plain fields, in a module that can be imported"
         )
     name = str(layer["algorithm"].pop("name"))
     usual = parameters_of(type(algorithm))

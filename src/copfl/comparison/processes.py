@@ -25,10 +25,11 @@ WORK = "copfl.comparison.runner"  # what a process imports before it trains
 
 
 def process_context(device: str) -> BaseContext:
-    """How processes start: for a CPU, where possible, as copies of one that has imported torch and computed nothing.
+    """How processes start: for a CPU, where possible, as copies of one that has only imported torch.
 
-    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds. A driver
-    of GPUs that was initialised before a copy is of no use in it, so there every process starts anew.
+    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
+    A driver of GPUs that was initialised before a copy is of no use in it, so there every process starts
+    anew.
 
     Args:
         device: Where they train, as torch names it.
@@ -84,7 +85,7 @@ class Pool:
 
 
 def pool_for(experiment: Experiment, jobs: int) -> Pool:
-    """A pool of so many processes for runs such as this one; 0: of as many as the machine trains at a time."""
+    """A pool of so many processes for runs such as this one; 0: as many as the machine trains at a time."""
     e = experiment
     most = runs_at_a_time(e.task, e.federation, e.settings.participants) // max(1, e.settings.workers)
     return Pool(jobs or max(1, most), e.settings.device)

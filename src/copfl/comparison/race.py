@@ -327,7 +327,7 @@ class Race:
         return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
 
     def verdict(self, final: Standing) -> Verdict:
-        """Whether it pays to federate: every other method against training alone, in their last common stage."""
+        """Whether it pays to federate: each method against training alone, in their last common stage."""
         ranked = [row.label for row in self.ranking(final) if row.label in self.last]
         alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")
         methods = [label for label in ranked if self.algorithms[label] != LOCAL]

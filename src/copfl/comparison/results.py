@@ -154,9 +154,8 @@ def record_of(job: Job) -> Record:
         places = np.searchsorted([line["round"] for line in evaluations], taken)
         for name, values in tables.items():
             chosen = values[np.minimum(places, len(values) - 1), np.arange(partition.clients)]
-            final[name] = np.where(
-                taken > 0, chosen, final[name]
-            )  # a client that always diverged has no round
+            # A client that always diverged has no round.
+            final[name] = np.where(taken > 0, chosen, final[name])
     return Record(
         tables=essential(job.run),
         validation=job.validation,

@@ -73,8 +73,8 @@ def all_done(
         log: Gets lines of progress, with the time that is left.
         what: What the runs are called.
         executor: Trains them elsewhere.
-        end: By the monotonic clock, when the runs are stopped with TimeIsUp: those in other processes at once,
-            one in this process after its round.
+        end: By the monotonic clock, when the runs are stopped with TimeIsUp: those in other processes at
+            once, one in this process after its round.
         forecast: Of a command that has more runs than these.
     """
     forecast = Forecast() if forecast is None else forecast

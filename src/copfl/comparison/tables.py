@@ -265,8 +265,8 @@ def _convergence(comparison: Comparison) -> Table:
     head = ["", "final", "last third", f"rounds to {level}", f"bytes to {level}"]
     note = (
         f"last third: what the mean curve gained in the last third of its evaluations{metric.points}, better "
-        f"is positive. {level}: the best {metric.title} that every row reaches; the rounds until a row has it, "
-        "and the bytes that one client sends and receives until then."
+        f"is positive. {level}: the best {metric.title} that every row reaches; the rounds until a row has "
+        "it, and the bytes that one client sends and receives until then."
     )
     return Table("Convergence, after local training", head, rows, [note])
 

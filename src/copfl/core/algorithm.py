@@ -76,8 +76,9 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 class Traits(NamedTuple):
     """What engines read of an algorithm beside its methods.
 
-    An algorithm needs no base class: it has those of these attributes that differ from the default here. A wrapper
-    has those of the algorithm inside, unless it has its own. `next_message` is the one optional method, see below.
+    An algorithm needs no base class: it has those of these attributes that differ from the default here. A
+    wrapper has those of the algorithm inside, unless it has its own. `next_message` is the one optional
+    method, see below.
     """
 
     optimizer: Optimizer | None = (
@@ -116,7 +117,7 @@ def next_message(algorithm: AnyAlgorithm, task: Task, down: Any, upload: Any) ->
 
 
 def leave_out(algorithm: Any, server: Any, clients: Tensor) -> Any:
-    """The server that gives these clients, [N] bool, no weight from the next round on; see `wrappers.evidence`."""
+    """The server that gives these clients, [N] bool, no weight from now on; see `wrappers.evidence`."""
     return algorithm.leave_out(server, clients)
 
 

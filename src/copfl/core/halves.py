@@ -1,7 +1,7 @@
 """Two random halves of a round's clients, and what a client's loss is with the model of either.
 
-The training goes on with all uploads. `engine.halves` compares the halves in the simulation, `flower` in a federation,
-and `experiment.benefit` estimates from many rounds what each client is worth to the others.
+The training goes on with all uploads. `engine.halves` compares the halves in the simulation, `flower` in a
+federation, and `experiment.benefit` estimates from many rounds what each client is worth to the others.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ HALF, DIFFERENCE = (
 
 
 def first_half(seed: int, round: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of these clients in the first half, each set equally likely; of an odd number the smaller part."""
+    """The clients of the first half, each set equally likely; of an odd number the smaller part."""
     order = np.argsort(hashed(seed, HALVES, round, ids.astype(np.uint64)))
     return ids[order[: len(ids) // 2]]
 
@@ -36,7 +36,7 @@ def loss_with(algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, data:
 
 
 def not_a_mean(algorithm: AnyAlgorithm, task: Task, example: ClientOutput, clients: int) -> str:
-    """Why halves of the uploads are not comparable; "" where a client's next model depends on their mean alone.
+    """Why halves of uploads are not comparable; "" where a client's next model depends on their mean alone.
 
     A mean stays the same if all uploads come twice, and changes with them.
     """

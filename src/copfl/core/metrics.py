@@ -156,7 +156,7 @@ def metric(name: str, kind: str) -> Metric:
 
 
 def _accuracy(predictions: Array, targets: Array) -> float:
-    """The fraction that is right: of the samples, of their labels, or of the tokens of each sample with any."""
+    """The fraction that is right: of the samples, of their labels, or of each sample's tokens."""
     if targets.dtype.kind == "f":
         return float((_labels(predictions) == targets).mean())
     counts = targets != PADDING

@@ -55,10 +55,10 @@ def update_of(down: Any, upload: Any) -> Update:
     sent = sent.values if isinstance(sent, Masked) else sent
     if sent is None or getattr(getattr(down, "w", None), "shape", None) != sent.shape:
         raise UsageError(
-            "attacks, robust aggregation and privacy work on the weights that a client sends back for the one "
-            "model that it received; "
-            f"this algorithm's messages have {', '.join(innermost(down)._fields)} and back "
-            f"{', '.join(upload._fields)}; choose another algorithm, or leave them out"
+            "attacks, robust aggregation and privacy work on the weights that a client sends back for the "
+            "one model that it received; this algorithm's messages have "
+            f"{', '.join(innermost(down)._fields)} and back {', '.join(upload._fields)}; choose another "
+            "algorithm, or leave them out"
         )
     reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):
@@ -84,7 +84,7 @@ def with_reported_weight(record: Any, reported_weight: Tensor | None) -> Any:
 
 
 def counted(algorithm: Any, client: Any, down: Any, update: Update) -> Any:
-    """The record of a client after its local update, where the server counts this update in place of its upload.
+    """A client's record after its local update, where the server counts this update in place of its upload.
 
     It stays as it is, unless the algorithm has a method of this name: one whose clients keep their upload and
     their weight, to remove them from the mean later.

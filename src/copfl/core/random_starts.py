@@ -1,4 +1,4 @@
-"""Random numbers for what the server starts with beside the initial weights, drawn from the weights themselves.
+"""Random numbers for what the server starts with beside the initial weights, drawn from these weights.
 
 Every party has the initial weights, so the server and a node draw the same numbers on every device.
 """

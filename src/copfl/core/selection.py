@@ -19,8 +19,8 @@ class BestRounds:
     """Each client's best round so far, a function of the metrics of the rounds alone.
 
     Of equal values the later round counts: few validation samples allow few values, and the later model has
-    trained for longer. A client without a value so far, for lack of validation samples, has its last evaluation.
-    A round whose result is not finite never counts.
+    trained for longer. A client without a value so far, for lack of validation samples, has its last
+    evaluation. A round whose result is not finite never counts.
     """
 
     metric: MetricInfo

@@ -44,8 +44,9 @@ def total_is_one_sum(
     def adds_up(name: str) -> bool:
         """Whether a further field adds up too, by itself or weighted, and is no second model update.
 
-        SCAFFOLD's control variates are the update again, with other weights: two sums of the same vectors. A field of
-        whole numbers or truth values, such as the number of a cluster, cannot be tested by small changes, and is none.
+        SCAFFOLD's control variates are the update again, with other weights: two sums of the same vectors. A
+        field of whole numbers or truth values, such as the number of a cluster, cannot be tested by small
+        changes, and is none.
         """
         field = getattr(upload, name)
         if not field.is_floating_point():

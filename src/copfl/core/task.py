@@ -121,7 +121,8 @@ class Task:
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
     batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
     public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
-    # Whether the model draws random numbers in training, as dropout does: `probed` finds out that it does not.
+    # Whether the model draws random numbers in training, as dropout does: `probed` finds out that it does
+    # not.
     random: bool = True
     metrics: tuple[Metric, ...] = usual_metrics("classification")  # of an evaluation; the first is primary
 
@@ -192,8 +193,9 @@ class Task:
     def probed(self, data: Data) -> Task:
         """The same task, with `random` found out by one forward pass in training mode on two samples.
 
-        Unchanged where the model does not fit the samples, which the choice of an engine reports. A UsageError
-        if it also draws random numbers in evaluation mode, where no two predictions would be the same.
+        Unchanged where the model does not fit the samples, which the choice of an engine reports. A
+        UsageError if it also draws random numbers in evaluation mode, where no two predictions would be the
+        same.
         """
         x = self.numbers(tree.each(lambda t: t[:2], data.x))
         try:
@@ -310,9 +312,7 @@ class Task:
         statistics = self.layout.split(buffers, buffers=True)
         if training:  # in new tensors: under vmap, writes into views of a vector are lost
             statistics = {name: b.clone() for name, b in statistics.items()}
-        if not (
-            mapped() or torch.is_grad_enabled()
-        ):  # torch folds the axes of products that require a gradient
+        if not (mapped() or torch.is_grad_enabled()):  # torch folds axes of products that require a gradient
             tensors = {name: t.detach().requires_grad_() for name, t in tensors.items()}
         nothing, key = contextlib.nullcontext(), x.key if isinstance(x, Keyed) and training else None
         arguments = arguments_of(self.module, x.x if isinstance(x, Keyed) else x)

@@ -61,8 +61,8 @@ def descend(
 
     `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may
     take the gradient at another point. `objective` replaces the task's and may use the features. A step
-    without a valid sample changes nothing. With `ends` nobody needs the state after the last step, and the one in
-    the result may be any.
+    without a valid sample changes nothing. With `ends` nobody needs the state after the last step, and the
+    one in the result may be any.
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())

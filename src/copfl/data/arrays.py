@@ -117,13 +117,14 @@ def from_arrays(
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
     Args:
-        x: The samples. uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised
-            by the mean and deviation of the train images. Other arrays are used as they are. Samples of several arrays
-            are a dict.
+        x: The samples. uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are
+            normalised by the mean and deviation of the train images. Other arrays are used as they are.
+            Samples of several arrays are a dict.
         y: The targets: whole numbers, texts or one-hot labels; of other targets see `targets_of`.
         x_test: The test samples.
         y_test: Their targets.
-        group: Whose sample it is, any whole numbers or texts. A group is a client, unless a partition says otherwise.
+        group: Whose sample it is, any whole numbers or texts. A group is a client, unless a partition says
+            otherwise.
         group_test: The same of the test samples.
         classes: The names of the classes, in the order of their numbers.
         groups: The names of the groups, in the order of their numbers.

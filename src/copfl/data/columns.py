@@ -44,15 +44,12 @@ class Table:
 def column_of(values: Any) -> Column:
     """Values of Python, numpy, pandas or Arrow as a column; None, nan and the empty text are missing.
 
-    Parameters
-    ----------
-    values : sequence, numpy array, pandas series, Arrow array
-        Dates, times and bytes become texts, and so does a mixture of types.
-        Lists and records stay what they are: a table may have them in columns that are left out.
+    Args:
+        values: Dates, times and bytes become texts, and so does a mixture of types. Lists and records stay
+            what they are: a table may have them in columns that are left out.
 
-    Returns
-    -------
-    An Arrow array of the type string, int64, double or bool, or of a nested type.
+    Returns:
+        An Arrow array of the type string, int64, double or bool, or of a nested type.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -200,7 +197,7 @@ def words(column: Column) -> NDArray[np.object_]:
 
 
 def row_texts(table: Table) -> dict[str, NDArray[np.object_]]:
-    """All cells of a table as texts, by column; None where one is missing. They say which rows are the same."""
+    """All cells of a table as texts, by column; None where one is missing. They tell which rows are alike."""
     import pyarrow as pa
 
     return {

@@ -1,8 +1,9 @@
 """The data contract of a federation: what the members' data must be, as a file that people agree on.
 
-It has columns with types, units, ranges and categories, the targets, and what happens to missing values. Its means,
-deviations and categories are given, or agreed by sums (`copfl.data.statistics`); with all of them it is frozen, and
-every site's table becomes the same numbers. As text for people it is TOML (`contract_file`), in messages JSON.
+It has columns with types, units, ranges and categories, the targets, and what happens to missing values. Its
+means, deviations and categories are given, or agreed by sums (`copfl.data.statistics`); with all of them it
+is frozen, and every site's table becomes the same numbers. As text for people it is TOML (`contract_file`),
+in messages JSON.
 """
 
 import dataclasses
@@ -137,7 +138,7 @@ class Contract:
         if (self.data == ARRAYS) != bool(self.shape) or not is_shape:
             yield "arrays have the shape of a sample, and other data none"
 
-    # -- what follows from it ----------------------------------------------------------------------------------
+    # -- what follows from it --------------------------------------------------------------------------------
 
     @property
     def features(self) -> tuple[Column, ...]:
@@ -217,7 +218,7 @@ class Contract:
 
         return dataclasses.replace(self, columns=of(self.columns), targets=of(self.targets))
 
-    # -- as text -----------------------------------------------------------------------------------------------
+    # -- as text ---------------------------------------------------------------------------------------------
 
     def as_table(self) -> dict[str, Any]:
         """Plain values, without those that are defaults."""

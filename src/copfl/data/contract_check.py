@@ -36,7 +36,7 @@ class Difference(NamedTuple):
     """One thing in which a site's data differ from the contract."""
 
     column: str  # of the contract; empty: of the whole file
-    what: str  # for programs: missing_column, type, unit, range, categories, classes, dates, decimal_commas, ...
+    what: str  # for programs: missing_column, type, unit, range, categories, classes, dates, ...
     text: str  # for the owner of the data
     is_note: bool = False  # true: the data fit nevertheless
 
@@ -134,7 +134,7 @@ def _column_differences(contract: Contract, column: Column, cells: Cells) -> Ite
 
 
 def _missing_column(contract: Contract, column: Column, table: Table, spare: Sequence[str]) -> Difference:
-    """A column that is not there, with the one that may be meant: by its name, or the only one with such values."""
+    """A column that is not there, with the one that may be meant: by its name, or alone by its values."""
     plain = {_plain(name): name for name in reversed(spare)}
     near = plain.get(_plain(column.name)) or next(
         (plain[name] for name in difflib.get_close_matches(_plain(column.name), plain, n=1)), ""
@@ -243,7 +243,8 @@ def _is_scaled(column: Column, values: NDArray[np.float64], exponent: int) -> bo
     spread, factor = float(values.std()), 10.0**exponent
     if spread <= 0 or abs(math.log10(spread / deviation) - exponent) > NEAR:
         return False
-    # The mean in units of the deviation does not depend on the unit; near zero only the deviation says something.
+    # The mean in units of the deviation does not depend on the unit; near zero only the deviation says
+    # something.
     return abs(float(values.mean()) - mean * factor) <= max(deviation * factor, 0.4 * abs(mean) * factor)
 
 
@@ -253,7 +254,8 @@ def _category_differences(column: Column, cells: Cells, is_class: bool) -> Itera
     if not known:
         return
     if column.type == CATEGORY and counts and all(map(DATES.fullmatch, counts)):
-        text = f'"{column.name}" has dates as text such as "{next(iter(counts))}", and categories in the contract'
+        dates = f'dates as text such as "{next(iter(counts))}"'
+        text = f'"{column.name}" has {dates}, and categories in the contract'
         yield Difference(column.name, "dates", text)
         return
     places = Encoder(column.name, categories=known).places(list(counts))
@@ -283,8 +285,8 @@ def _unknown(
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     effect = "these rows cannot be used" if what == "classes" else "they would count as none"
     text = (
-        f'"{column.name}" has {what} that the contract does not have, in {sum(unknown.values()):,} of {rows:,} rows: '
-        f"{few}{more}; {effect}. The contract has {listed(list(known), 8)}"
+        f'"{column.name}" has {what} that the contract does not have, in {sum(unknown.values()):,} of '
+        f"{rows:,} rows: {few}{more}; {effect}. The contract has {listed(list(known), 8)}"
     )
     yield Difference(column.name, what, text)
 

@@ -1,7 +1,7 @@
 """A first data contract from one site's table, with nothing in it that should not leave the site.
 
-It has no value of a row: categories are those of at least so many rows, ranges are rounded outward to a power of ten,
-and means and deviations are written only if the owner asks for them.
+It has no value of a row: categories are those of at least so many rows, ranges are rounded outward to a power
+of ten, and means and deviations are written only if the owner asks for them.
 """
 
 import math
@@ -14,17 +14,7 @@ import numpy as np
 
 from copfl.data.columns import Column as Cells
 from copfl.data.columns import Table, column_of, floats, is_number, words
-from copfl.data.contract import (
-    BOOLEAN,
-    CATEGORY,
-    DATE,
-    FREE_TEXT,
-    NUMBER,
-    TABLE,
-    TEXT,
-    Column,
-    Contract,
-)
+from copfl.data.contract import BOOLEAN, CATEGORY, DATE, FREE_TEXT, NUMBER, TABLE, TEXT, Column, Contract
 from copfl.data.encoders import MOST_CATEGORIES
 from copfl.data.samples import CLASSIFICATION, MULTILABEL
 from copfl.data.statistics import SMALLEST_COUNT, SMALLEST_DEVIATION, counts_of, may_leave
@@ -162,9 +152,7 @@ def _described(
         return column
     deviation = float(values.std())
     return replace(
-        column,
-        mean=float(values.mean()),
-        deviation=deviation if deviation > SMALLEST_DEVIATION else 1.0,
+        column, mean=float(values.mean()), deviation=deviation if deviation > SMALLEST_DEVIATION else 1.0
     )
 
 

@@ -1,4 +1,4 @@
-"""Indices divided at random: into equal parts, in proportions, by class. Every function draws from its generator."""
+"""Indices divided at random: into equal parts, in proportions, by class."""
 
 import numpy as np
 from numpy.typing import NDArray

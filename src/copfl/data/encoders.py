@@ -53,8 +53,8 @@ class Encoder:
     def places(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """The index of the category of each value, -1 for one that is none.
 
-        A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values, and true
-        for the text True.
+        A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values,
+        and true for the text True.
         """
         index = {category: number for number, category in enumerate(self.categories)}
 
@@ -79,18 +79,14 @@ class TableInfo:
 def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:
     """The features of a table.
 
-    Parameters
-    ----------
-    encoders : sequence of Encoder
-        One for each column that is used.
-    table : Table
-        With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or numbers.
-    rows : slice or array of int
-        The rows to encode; by default all of them.
+    Args:
+        encoders: One for each column that is used.
+        table: With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or
+            numbers.
+        rows: The rows to encode; by default all of them.
 
-    Returns
-    -------
-    An array [rows, features] in the order of the encoders.
+    Returns:
+        An array [rows, features] in the order of the encoders.
     """
     count = len(np.arange(len(table))[rows])
     features = np.zeros((count, sum(encoder.width for encoder in encoders)), np.float32)
@@ -131,16 +127,11 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
 def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
     """The encoder of a column.
 
-    Parameters
-    ----------
-    name : str
-        Of the column.
-    columns : sequence of Column
-        The column in each table; numbers only if it is a column of numbers in all of them.
-    rows : array of int
-        The train rows of the first table.
-    is_category : bool
-        Whether numbers are categories.
+    Args:
+        name: Of the column.
+        columns: The column in each table; numbers only if it is a column of numbers in all of them.
+        rows: The train rows of the first table.
+        is_category: Whether numbers are categories.
     """
     if not is_category and all(is_number(column) for column in columns):
         numbers = floats(columns[0])[rows]
@@ -153,8 +144,8 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
     if len(different) > MOST_CATEGORIES:
         raise DataError(
             f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
-            f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the text "
-            f"to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
+            f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the "
+            f"text to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
             f"{how_to_set('data.client', name, '--client')}"
         )
     return Encoder(name, categories=different or ("",))

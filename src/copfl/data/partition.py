@@ -207,7 +207,7 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
 
 
 def with_validation(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
-    """The partition with validation parts from its train parts beside its test parts: every class in proportion.
+    """The partition with validation parts taken from its train parts: every class in proportion.
 
     The part of a client that shares no sample with another is that of `validation_part`.
     """
@@ -224,7 +224,7 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
 
 
 def validation_part(labels: Indices, fraction: float, seed: int, client: int) -> NDArray[np.bool_]:
-    """Which of a client's training samples are for validation, by their labels alone: what a node can compute.
+    """Which of a client's training samples are for validation, by their labels: what a node can compute.
 
     Args:
         labels: The class of each of its samples; 0 where targets are not classes.
@@ -265,7 +265,8 @@ def _split(
 ) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
     """Each client's train part without this fraction, and the fraction.
 
-    `rng_of` is that of a client. `labels` are those of a Partition, by which its samples are then in proportion.
+    `rng_of` is that of a client. `labels` are those of a Partition, by which its samples are then in
+    proportion.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")

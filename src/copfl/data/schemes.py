@@ -236,7 +236,8 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
     notes: list[str] = []
     if clients < len(present):
         notes.append(
-            f"{len(present)} groups are joined to {clients} clients; leave out the number of clients for one each"
+            f"{len(present)} groups are joined to {clients} clients; leave out the number of clients for one "
+            "each"
         )
     for position, group in enumerate(present):
         members = range(position % clients, clients, len(present))  # may have other groups too

@@ -1,9 +1,9 @@
 """Means, deviations and categories of a table whose rows are at several sites, from sums of the sites.
 
-A site gives, for each column of numbers that the contract leaves open, the number of values and their sum; then, when
-the mean is known, the sums of the differences to it and of their squares. Of categories it gives which ones it has.
-Nothing of fewer rows than a smallest count is given: the sums of such a column are zero, such a category is not named.
-The two passes make the deviation as exact as that of the pooled table.
+A site gives, for each column of numbers that the contract leaves open, the number of values and their sum;
+then, when the mean is known, the sums of the differences to it and of their squares. Of categories it gives
+which ones it has. Nothing of fewer rows than a smallest count is given: the sums of such a column are zero,
+such a category is not named. The two passes make the deviation as exact as that of the pooled table.
 """
 
 import math
@@ -35,7 +35,7 @@ ROUNDING = 1e-6  # of a range: by which the mean of equal values may be out of i
 
 
 class Scale(NamedTuple):
-    """Units in which a column is added up: its agreed range becomes -1 to 1, without one it stays as it is."""
+    """Units in which a column is added up: its agreed range becomes -1 to 1; without one it is unchanged."""
 
     middle: float = 0.0
     half: float = 1.0
@@ -141,7 +141,7 @@ def may_leave(values: NDArray[np.float64], smallest: int) -> bool:
 
 
 class Moments(NamedTuple):
-    """All that an answer depends on, whatever the range and the centre: floats round sums, and never single values.
+    """All that an answer depends on, whatever range and centre: floats round sums, and never single values.
 
     Of values over a huge range, only the large ones would be above zero in a sum of squares.
     """
@@ -217,8 +217,8 @@ def centres_of(question: Question, total: Vector) -> Vector:
     if len(lacking := np.flatnonzero(np.rint(counts) < 1)):
         name = question.numbers[lacking[0]].name
         raise DataError(
-            f'no site has enough values of "{name}" to give their sum: give its mean and deviation in the contract, or '
-            "leave the column out"
+            f'no site has enough values of "{name}" to give their sum: give its mean and deviation in the '
+            "contract, or leave the column out"
         )
     scales = [Scale.of(column) for column in question.numbers]
     middles, halves = np.array(scales, np.float64).reshape(-1, 2).T
@@ -268,17 +268,18 @@ def _require_in_range(column: Column, mean: float) -> None:
     rounding = ROUNDING * (high - low if math.isfinite(high - low) else abs(mean))
     if not low - rounding <= mean <= high + rounding:
         raise DataError(
-            f'the mean of "{column.name}" over all sites is {mean:.4g}, which is not in {low:g} to {high:g}: a site '
-            "has it in another unit, or the range is wrong. `copfl federate check` at each site says which; "
-            "one that corrects its table gives its sums again if its policy has statistics.questions = 2"
+            f'the mean of "{column.name}" over all sites is {mean:.4g}, which is not in {low:g} to {high:g}: '
+            "a site has it in another unit, or the range is wrong. `copfl federate check` at each site says "
+            "which; one that corrects its table gives its sums again if its policy has statistics.questions "
+            "= 2"
         )
 
 
 def _ordered(column: Column, names: Collection[str]) -> tuple[str, ...]:
     if not names:
         raise DataError(
-            f'no site has a category of "{column.name}" in enough rows: list its categories in the contract, or leave '
-            "the column out"
+            f'no site has a category of "{column.name}" in enough rows: list its categories in the contract, '
+            "or leave the column out"
         )
     if len(names) > MOST_CATEGORIES:
         raise DataError(

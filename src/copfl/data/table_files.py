@@ -31,16 +31,13 @@ ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
 def read_table(path: Path) -> Table:
     """The columns of a table in a file.
 
-    Parameters
-    ----------
-    path : Path
-        A file of a kind in `READERS`, in UTF-8, of at most `LARGEST_FILE` bytes. The first line of a .csv or
-        .tsv file names the columns; its separator is the most frequent of comma, semicolon, tab and bar there.
-        A line of a .jsonl file is an object, a line of a .txt file a text.
+    Args:
+        path: A file of a kind in `READERS`, in UTF-8, of at most `LARGEST_FILE` bytes. The first line of a
+            .csv or .tsv file names the columns; its separator is the most frequent of comma, semicolon, tab
+            and bar there. A line of a .jsonl file is an object, a line of a .txt file a text.
 
-    Returns
-    -------
-    A table with at least one row. `DataError` names the line of a damaged file.
+    Returns:
+        A table with at least one row. `DataError` names the line of a damaged file.
     """
     if path.suffix.lower() not in READERS:
         raise DataError(f"{path} is no table; expected {', '.join(READERS)}")
@@ -99,10 +96,10 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _cells(column: Column, separator: str) -> tuple[Column, bool]:
-    """The texts without spaces around them and null where one is missing; whether decimal commas became points.
+    """The texts without spaces around them, null where one is missing; whether decimal commas became points.
 
-    A comma is decimal where it does not separate cells and no number of the column has a point: in 1.500 and 0,5
-    the point may separate thousands.
+    A comma is decimal where it does not separate cells and no number of the column has a point: in 1.500 and
+    0,5 the point may separate thousands.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -130,7 +127,8 @@ def _check_rows(path: Path, separator: str, count: int) -> None:
             for row in rows:
                 if row and len(row) != count:
                     raise DataError(
-                        f"{path}, line {rows.line_num}, has {len(row)} values; the first line names {count} columns"
+                        f"{path}, line {rows.line_num}, has {len(row)} values; the first line names {count} "
+                        "columns"
                     )
 
 

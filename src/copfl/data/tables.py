@@ -56,27 +56,18 @@ def table_file(
 ) -> Dataset:
     """A table in a file as a data set.
 
-    Parameters
-    ----------
-    path : Path
-        The file of the train rows, or of all rows; a fifth of them is test then.
-    target : str
-        The column to predict, or several separated by commas.
-    client : str
-        The column that says whose row it is.
-    text : str
-        The column of the texts to learn from; all other columns are left out.
-    test : str
-        The file of the test rows.
-    drop : str
-        Columns to leave out, separated by commas.
-    categories : str
-        Columns of numbers that are categories, separated by commas.
-    missing : str
-        What happens to missing values: "refuse"; "fill" (the column's mean, or no category); "drop" (their rows).
-    kind : str or None
-        The kind of the targets, of `copfl.data.samples.KINDS`; None: inferred. With "next_token" the text is its
-        own target; a .txt file has nothing else, a text per line.
+    Args:
+        path: The file of the train rows, or of all rows; a fifth of them is test then.
+        target: The column to predict, or several separated by commas.
+        client: The column that says whose row it is.
+        text: The column of the texts to learn from; all other columns are left out.
+        test: The file of the test rows.
+        drop: Columns to leave out, separated by commas.
+        categories: Columns of numbers that are categories, separated by commas.
+        missing: What happens to missing values: "refuse"; "fill" (the column's mean, or no category); "drop"
+            (their rows).
+        kind: The kind of the targets, of `copfl.data.samples.KINDS`; None: inferred. With "next_token" the
+            text is its own target; a .txt file has nothing else, a text per line.
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
@@ -110,18 +101,12 @@ def from_tables(
 ) -> Dataset:
     """A table of train rows, or of train and test rows, as a data set.
 
-    Parameters
-    ----------
-    tables : iterable of Table
-        One or two.
-    name : str
-        Of the data set.
-    classes : sequence of str or None
-        The names of the classes, where the table does not have all of them.
-    encoders : sequence of Encoder
-        Those that are agreed with others; else they are learned from the train rows.
-    target, client, text, drop, categories, missing, kind
-        As of `table_file`.
+    Args:
+        tables: One or two.
+        name: Of the data set.
+        classes: The names of the classes, where the table does not have all of them.
+        encoders: Those that are agreed with others; else they are learned from the train rows.
+        target, client, text, drop, categories, missing, kind: As of `table_file`.
     """
     one_of(("refuse", "fill", "drop"), missing=missing)
     tables = list(tables)
@@ -222,14 +207,10 @@ def train_rows(
 ) -> Table:
     """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
 
-    Parameters
-    ----------
-    tables : sequence of Table
-        One, of which some rows are for testing, or train and test.
-    targets, features : sequence of str
-        The columns that a federation uses; the result has all columns of the first table.
-    missing, kind
-        As of `table_file`.
+    Args:
+        tables: One, of which some rows are for testing, or train and test.
+        targets, features: The columns that a federation uses; the result has all columns of the first table.
+        missing, kind: As of `table_file`.
     """
     used = [*targets, *features]
     numbered = [
@@ -247,7 +228,7 @@ def train_rows(
 
 
 def numbers_of(name: str, column: Column) -> Column | None:
-    """The column as numbers, None if it has texts; a DataError if most are numbers and some are not finite ones."""
+    """The column as numbers, None if it has texts; a DataError if most are numbers and some not finite."""
     numbers = as_numbers(column)
     if numbers is None:
         wrong = not_numbers(column)
@@ -256,13 +237,14 @@ def numbers_of(name: str, column: Column) -> Column | None:
         if 2 * len(wrong) >= len(column) - column.null_count and not has_commas:
             return None
         raise DataError(
-            f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}; '
-            f"correct it (1.5, not 1,5), or if its values are categories: {how_to_set('data.categories', name)}"
+            f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}; correct it (1.5, '
+            f"not 1,5), or if its values are categories: {how_to_set('data.categories', name)}"
         )
     if len(wrong := np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)):
         cell = str(column[int(wrong[0])])[:40]
         raise DataError(
-            f'the column "{name}" has {cell} in row {wrong[0] + 1}; numbers must be finite, up to {LARGEST_NUMBER:g}'
+            f'the column "{name}" has {cell} in row {wrong[0] + 1}; numbers must be finite, up to '
+            f"{LARGEST_NUMBER:g}"
         )
     return numbers
 

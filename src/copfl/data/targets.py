@@ -65,8 +65,8 @@ def targets_of(
     lost = np.abs(y.astype(np.float32) - exact).max(axis=0)
     if ((lost > 0.01 * exact.std(axis=0)) & (np.ptp(exact, axis=0) > 0)).any():  # it would change results
         raise DataError(
-            f"{called} has values up to {np.abs(exact).max():.4g} that differ by little: float32 rounds them by up "
-            f"to {lost.max():.2g}; subtract a constant from all of them, such as their mean"
+            f"{called} has values up to {np.abs(exact).max():.4g} that differ by little: float32 rounds them "
+            f"by up to {lost.max():.2g}; subtract a constant from all of them, such as their mean"
         )
     outputs = y.shape[1] if y.ndim == 2 else 1
     names = tuple(map(str, classes)) if classes else tuple(f"target {k}" for k in range(outputs))

@@ -23,11 +23,8 @@ class Recording(NamedTuple):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether a GPU ran out of memory; torch and the libraries below it each report that in their own way."""
-    reports = (
-        "out of memory",
-        "ALLOC_FAILED",
-        "CUDNN_STATUS_INTERNAL_ERROR",
-    )  # cuDNN: no memory for its handle
+    # The last one: cuDNN has no memory for its handle.
+    reports = ("out of memory", "ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR")
     return isinstance(error, torch.cuda.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(report in str(error) for report in reports)
     )

@@ -1,7 +1,7 @@
 """Two random halves of a round's uploads, and what each client's loss is with the model of either.
 
-The training goes on with all uploads: nothing here changes a run. `experiment.benefit` estimates from many rounds what
-each client is worth to the others.
+The training goes on with all uploads: nothing here changes a run. `experiment.benefit` estimates from many
+rounds what each client is worth to the others.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Halves(NamedTuple):
     participants: int  # how many of them take part in a round
 
     def first(self, seed: int, round: int) -> Ids:
-        """The clients of the first half in this round, each set equally likely; of an odd number the smaller part."""
+        """The clients of the first half in this round, each set equally likely; of an odd number fewer."""
         ids = self.population[choose(seed, round, len(self.population), self.participants)]
         return first_half(seed, round, ids)
 
@@ -43,7 +43,7 @@ def loss_differences(
     clients: Store,
     parts: Sequence[Ids],
 ) -> Values:
-    """Each participant's loss with the second half's model minus that with the first's; nan where it has none.
+    """Each participant's loss with the second half's model minus that with the first's; nan where none.
 
     On its validation samples where it has such, else on its training samples.
 

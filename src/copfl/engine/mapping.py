@@ -29,7 +29,8 @@ RULES = {  # of user code that vmap maps, by what torch says where it is broken
     "control flow": "it is a Python branch on a tensor; write torch.where",
     ".item()": READ,
     "data pointer": READ,
-    "dynamic shape": "the shape of its result depends on a tensor's values; write torch.where in place of a mask",
+    "dynamic "
+    "shape": "the shape of its result depends on a tensor's values; write torch.where in place of a mask",
     "is not possible because there exists a Tensor": WRITE,
     "doesn't match the broadcast shape": WRITE,
 }

@@ -1,6 +1,7 @@
 """NVIDIA's MPS: programs of several processes run on a GPU at the same time. Without it they take turns.
 
-Its daemon is started for as long as it is needed, with a folder of its own, so that it concerns no other process.
+Its daemon is started for as long as it is needed, with a folder of its own, so that it concerns no other
+process.
 """
 
 import contextlib

@@ -40,8 +40,8 @@ R = TypeVar("R")
 def can_batch(simulations: Sequence[Simulation]) -> bool:
     """Whether these simulations have the same program, and their clients fit in one chunk of each.
 
-    They may differ in the seed, in the learning rate, and in how many samples the clients have. On a GPU the chunks
-    follow from the memory that was free when each was prepared, and may differ too.
+    They may differ in the seed, in the learning rate, and in how many samples the clients have. On a GPU the
+    chunks follow from the memory that was free when each was prepared, and may differ too.
     """
     programs = {_program(simulation) for simulation in simulations}
     clients = sum(simulation.federation.clients for simulation in simulations)

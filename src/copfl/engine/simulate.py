@@ -86,7 +86,8 @@ def simulate(
 ) -> Generator[Round, None, None]:
     """Each round as it ends; `state` is then the start of the next round.
 
-    Everything random is a function of the seed, the round and the client, so the loop can stop and resume anywhere.
+    Everything random is a function of the seed, the round and the client, so the loop can stop and resume
+    anywhere.
 
     Args:
         simulation: What is the same in every round.
@@ -97,10 +98,10 @@ def simulate(
         eval_models: Which models are evaluated, of EVAL_MODELS.
         population: The clients from which those of each round are chosen; None: all.
         executor: Runs the local updates; None: in this process.
-        models: Gets each client's model of its last evaluation, which no record has: algorithms may evaluate one that
-            is neither uploaded nor stored.
-        best: Each client's best evaluation so far, which is kept up to date; `models` gets the model of that one
-            instead.
+        models: Gets each client's model of its last evaluation, which no record has: algorithms may evaluate
+            one that is neither uploaded nor stored.
+        best: Each client's best evaluation so far, which is kept up to date; `models` gets the model of that
+            one instead.
         patience: With `best`, the rounds end after so many evaluations without a better one; 0: never.
     """
     algorithm, task, federation, mapping, seed, batch, halves = simulation
@@ -164,7 +165,7 @@ def simulate(
 def _last_rounds(
     rounds: Iterator[int], population: Ids, clients_of: Callable[[int], Ids]
 ) -> dict[int, list[int]]:
-    """The clients whose last evaluation is in a round, by round; `rounds` are those that evaluate, the last first."""
+    """The clients whose last evaluation is in a round, by round; `rounds` are those, the last first."""
     last: dict[int, list[int]] = {}
     left = set(population.tolist())
     for round in rounds:

@@ -2,22 +2,25 @@
 
 In round t the uploads are also averaged in two random halves, and client j measures on its own samples
 
-    d_tj = loss of the second half's model - loss of the first half's     positive: the first half is better for j
+    d_tj = loss of the second half's model - loss of the first half's     positive: the first half is better
+    for j
 
-A regression over the rounds, d_tj = Σ_i x_ti b_ij + error, with the membership x_ti = 1 in the first half, -1 in the
-second and 0 for an absent client, estimates by how much a half with client i lowers the loss of j. The benefit of i
-is the mean over the others j ≠ i of b_ij minus the mean of b_kj over all k ≠ j. So it is relative to the mean
-client, and no client's judgement of itself counts, neither for itself nor in what the others are compared with.
+A regression over the rounds, d_tj = Σ_i x_ti b_ij + error, with the membership x_ti = 1 in the first half, -1
+in the second and 0 for an absent client, estimates by how much a half with client i lowers the loss of j. The
+benefit of i is the mean over the others j ≠ i of b_ij minus the mean of b_kj over all k ≠ j. So it is
+relative to the mean client, and no client's judgement of itself counts, neither for itself nor in what the
+others are compared with.
 
-The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise those
-whose losses are large would decide: clients with wrong labels, or that report false numbers.
+The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise
+those whose losses are large would decide: clients with wrong labels, or that report false numbers.
 
-The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they cover
-the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as gains
-shrink, which HC2 standard errors allow for.
+The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they
+cover the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as
+gains shrink, which HC2 standard errors allow for.
 
-A judge needs the memberships and its own differences; all that is needed of several judges is a sum (`Judgement`).
-As each leaves itself out, that sum hides less than a sum over all: see tests/flower/test_what_sums_reveal.py.
+A judge needs the memberships and its own differences; all that is needed of several judges is a sum
+(`Judgement`). As each leaves itself out, that sum hides less than a sum over all: see
+tests/flower/test_what_sums_reveal.py.
 """
 
 import math
@@ -44,7 +47,7 @@ class Judgement(NamedTuple):
 
 
 class Benefit(NamedTuple):
-    """The benefit of each client to the others, as loss per round; nan where it is not known. [clients] each."""
+    """The benefit of each client to the others, as loss per round; nan where not known. [clients] each."""
 
     value: Numbers
     error: Numbers  # standard errors
@@ -57,7 +60,7 @@ class Benefit(NamedTuple):
 
     @property
     def p_values(self) -> Numbers:
-        """Of a benefit like the mean client's, corrected by Holm for the number of clients; nan where not known."""
+        """Of a benefit like the mean client's, by Holm for the number of clients; nan where not known."""
         from scipy import stats
 
         known = np.flatnonzero(np.isfinite(self.error))
@@ -168,7 +171,7 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
 
 
 def worth_to_itself(membership: Numbers, differences: Numbers) -> Benefit:
-    """How much more a client's uploads lower its own loss than those of the others do: b_ii - mean of b_ki over k ≠ i.
+    """How much more a client's uploads lower its own loss than others' do: b_ii - mean of b_ki over k ≠ i.
 
     Only the client itself measures it: it is no evidence against one that lies.
 

@@ -90,8 +90,8 @@ class InMemory:
 class InFolder:
     """The models in the folder models/ of a run: a folder per client with the weights.
 
-    A run that was stopped goes on from its last checkpoint. So a model of a later round replaces an earlier one
-    only with the next checkpoint.
+    A run that was stopped goes on from its last checkpoint. So a model of a later round replaces an earlier
+    one only with the next checkpoint.
     """
 
     path: Path

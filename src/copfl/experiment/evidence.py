@@ -1,14 +1,16 @@
 """Weights by evidence: equal weights, but none for a client that is known to do harm.
 
-    w_i = 0  once  benefit_i + t se_i < 0  and  b_ii < mean of b_ki over k ≠ i,  else 1     (see `experiment.benefit`)
+    w_i = 0  once  benefit_i + t se_i < 0  and  b_ii < mean of b_ki over k ≠ i,  else 1     (see
+    `experiment.benefit`)
 
-The benefit to the others is relative to the mean client, so many honest clients are below it: with few classes each,
-their updates disturb the others. What distinguishes them is the second condition: their uploads lower their own loss.
-So no client loses its weight whose own losses speak for it. One that reports false losses keeps it: this is for
-clients that are broken; `clip`, `trimmed_mean` and `median` are for those that attack.
+The benefit to the others is relative to the mean client, so many honest clients are below it: with few
+classes each, their updates disturb the others. What distinguishes them is the second condition: their uploads
+lower their own loss. So no client loses its weight whose own losses speak for it. One that reports false
+losses keeps it: this is for clients that are broken; `clip`, `trimmed_mean` and `median` are for those that
+attack.
 
-There are few looks, as each may err: after 2n rounds with n clients, then every n rounds. A client without weight is
-in no half, so nothing more is learned about it, and it does not return.
+There are few looks, as each may err: after 2n rounds with n clients, then every n rounds. A client without
+weight is in no half, so nothing more is learned about it, and it does not return.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a finished run folder and its data give beside the bundles; the folder is read with the data of the run."""
+"""What a finished run folder, read with the data of the run, gives beside the bundles."""
 
 import dataclasses
 from pathlib import Path

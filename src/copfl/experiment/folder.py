@@ -5,7 +5,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           rounds.jsonl       one line per round, the same bytes for the same run
           timing.jsonl       the seconds of each round
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
-          models/            each client's model, as its last evaluation measured it, or its best one: run.select
+          models/            each client's model as last evaluated, or its best one: run.select
           environment.json   versions and hardware
           data.npz           the samples, if `Result.save` stored them
 """
@@ -136,7 +136,7 @@ class RunFolder:
     def restore(
         self, state: State, fingerprints: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it."""
+        """The records and seconds up to the checkpoint; the state is set and the files are cut to it."""
         lines = self.load_state(state, fingerprints)
         # The rounds after the checkpoint are trained again.
         timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []

@@ -88,7 +88,7 @@ def cross_evaluation(
     clients: Sequence[int],
     samples: int = SAMPLES,
 ) -> Cross:
-    """Every model of these clients on the test samples of each, at most so many; by class, on all of its own."""
+    """Every model of these clients on test samples of each, at most so many; by class, on all of its own."""
     count = len(clients)
     whole = [tree.row(federation.test.rows([n]), 0) for n in clients]
     tests = [evenly_chosen(data, samples) for data in whole]

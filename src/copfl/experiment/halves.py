@@ -19,12 +19,13 @@ def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, example: Client
     """
     if run.privacy:
         raise UsageError(
-            "run.benefit=true releases more sums of the same uploads than [privacy] accounts for; leave out one of them"
+            "run.benefit=true releases more sums of the same uploads than [privacy] accounts for; leave out "
+            "one of them"
         )
     if run.run.participants < LEAST:
         raise UsageError(
-            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here {run.run.participants} "
-            "take part"
+            f"run.benefit=true compares halves of at least {LEAST} clients in a round; here "
+            f"{run.run.participants} take part"
         )
     if problem := not_a_mean(algorithm, task, example, clients):
         name = run.algorithm.title or "the algorithm"
@@ -37,5 +38,6 @@ def check_evidence(run: Run) -> None:
     """A UsageError where weights by evidence have none to decide by."""
     if run.robust.name == "evidence" and not run.run.benefit:
         raise UsageError(
-            "robust.name=evidence decides by the benefit of each client to the others; add run.benefit=true (--benefit)"
+            "robust.name=evidence decides by the benefit of each client to the others; add run.benefit=true "
+            "(--benefit)"
         )

@@ -151,7 +151,8 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
     found = []
     if diverged := _diverged(lines, federation):
         found.append(
-            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; {_remedy(server)}"
+            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; "
+            f"{_remedy(server)}"
         )
     losses = [line["mean"]["loss"] for line in lines if line["mean"].get("loss") is not None]
     if server and losses and max(losses) > EXPLODED * losses[0] and losses[-1] > losses[0]:
@@ -163,8 +164,8 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         found.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class gives {constant}. "
-            f"Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or another "
-            "model, or test on more samples"
+            f"Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or "
+            "another model, or test on more samples"
         )
     return found
 

@@ -66,9 +66,9 @@ def tokenizer_of(model: Model) -> text.Tokenizer | text.HashedWords | text.Bytes
     folder = base if model.tokenizer is None else Path(model.tokenizer)
     if folder is None:
         raise UsageError(
-            f"the data set has sentences, and the model has no tokenizer; take {_model('embedding')}, a model of "
-            f"transformers, such as {_model('hf:FOLDER')}, or name a folder with the tokenizer of yours: "
-            f"{how_to_set('model.tokenizer', 'FOLDER')}"
+            f"the data set has sentences, and the model has no tokenizer; take {_model('embedding')}, a "
+            f"model of transformers, such as {_model('hf:FOLDER')}, or name a folder with the tokenizer of "
+            f"yours: {how_to_set('model.tokenizer', 'FOLDER')}"
         )
     return text.Tokenizer(folder, length, base)
 

@@ -139,7 +139,7 @@ def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
 
 
 def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:
-    """Local training with the algorithm's optimizer, number of epochs and training add-ons; None: no optimizer."""
+    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer."""
     local = local_baseline(algorithm)
     return build("addons", addons, algorithm=local) if local is not None and addons else local
 
@@ -161,7 +161,7 @@ def _accuracies(
     federation: Federation,
     models: Models | None = None,
 ) -> tuple[Numbers, Numbers]:
-    """The primary metric of each client's model after all local updates, on its test and its validation samples.
+    """The primary metric of each client's model after all local updates, on test and validation samples.
 
     nan without an algorithm, and without such samples.
     """

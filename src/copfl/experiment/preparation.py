@@ -128,7 +128,7 @@ def dataset(run: Run, tell: Tell) -> Dataset:
 
 
 def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
-    """The samples of each client: by a scheme, from a file, or as a value; with validation samples if asked for."""
+    """The samples of each client: by a scheme, a file or a value; with validation samples if asked for."""
     chosen, settings = run.partition, run.run
     if chosen.value is not None:
         parts: Partition = chosen.value

@@ -18,7 +18,7 @@ ENVIRONMENT = {
 
 @contextlib.contextmanager
 def environment() -> Iterator[None]:
-    """Inside, the variables of ENVIRONMENT that are not set are; torch reads some of them when it is loaded."""
+    """Inside, the variables of ENVIRONMENT that are not set are; torch reads some of them when it loads."""
     added = [name for name in ENVIRONMENT if name not in os.environ]
     os.environ.update({name: ENVIRONMENT[name] for name in added})
     try:
@@ -30,7 +30,7 @@ def environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """What a run sets up in the process is as before when it ends: torch's settings, sys.path, the environment."""
+    """What a run sets in the process is as before when it ends: torch's settings, sys.path, environment."""
     import torch
 
     path, threads = list(sys.path), torch.get_num_threads()

@@ -123,7 +123,7 @@ def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: in
 
 
 class Pace:
-    """When lines are printed: the first after FIRST seconds, so that a short run has none, then every INTERVAL."""
+    """When lines are printed: the first after FIRST seconds (a short run has none), then every INTERVAL."""
 
     def __init__(self) -> None:
         self.next = time.monotonic() + FIRST
@@ -138,7 +138,7 @@ class Pace:
 
 
 class TimeLeft:
-    """The seconds that are left of a run: its rounds, what is computed and saved after them, the training alone.
+    """The seconds that are left of a run: its rounds, what is computed after them, the training alone.
 
     A round of the training alone is taken for one of the run until it begins, and what is saved for one more.
     """

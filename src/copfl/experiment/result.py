@@ -226,12 +226,12 @@ class Result:
         return scores
 
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:
-        """A copy of the network with this client's weights as its evaluation measured them, see `rounds_taken`.
+        """A copy of the network with this client's weights as they were evaluated, see `rounds_taken`.
 
         Args:
             client: Its number, from 0. Of a mixture, the weights are those with the largest share.
-            before_training: The weights that the client has after the last aggregation instead, from which it would
-                train in a further round.
+            before_training: The weights that the client has after the last aggregation instead, from which it
+                would train in a further round.
         """
         return self._network(self.client_model(client, before_training=before_training))
 
@@ -290,7 +290,7 @@ class Result:
 
     @cached_property
     def rounds_taken(self) -> Ids:
-        """The round, from 1, of each client's model and final metrics, see run.select; 0: it was not evaluated."""
+        """The round, from 1, of each client's model and final metrics, see run.select; 0: not evaluated."""
         e = self.experiment
         if e.settings.select == "best":
             return records.best_rounds(self.records, self.primary, e.clients).rounds

@@ -59,13 +59,15 @@ def run(
     (2, 10)
 
     Args:
-        algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value or its
-            class, with the learning rate of the data set where it chooses none. Or a complete `copfl.Run`, which then
-            has all settings but `out` and `on_round`. By default what suits the data, see docs/results.md.
-        dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch Dataset, a
-            pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
-        model: A name, "module:Class", an nn.Module, or a function of (shape, classes) that makes one. Parameters
-            with requires_grad=False are not trained. By default it follows from the samples.
+        algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value
+            or its class, with the learning rate of the data set where it chooses none. Or a complete
+            `copfl.Run`, which then has all settings but `out` and `on_round`. By default what suits the data,
+            see docs/results.md.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch
+            Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per
+            client.
+        model: A name, "module:Class", an nn.Module, or a function of (shape, classes) that makes one.
+            Parameters with requires_grad=False are not trained. By default it follows from the samples.
         partition: A scheme, "module:function", a file, or a Partition.
         optimizer: A name, "module:Class", or an optimizer; by default the algorithm's.
         lr: Learning rate; by default the optimizer's for the data set.
@@ -84,7 +86,8 @@ def run(
         settings: Other settings of [run], such as `eval_every=5`; options of a choice, as
             `algorithm_options={"rate": 0.1}`, `partition_options={"per_client": 3}`,
             `model_options={"norm": "batch"}`; and other tables, as `task={"metrics": ["auc"]}`,
-            `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of them.
+            `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of
+            them.
     """
     if isinstance(algorithm, Run):
         description = algorithm
@@ -135,8 +138,8 @@ def resume(
         path: The run folder.
         rounds: Continue to this many rounds in all; by default to those of the run.
         on_round: Called with each round as it ends, and its seconds.
-        values: What was passed to `run` as a value: `algorithm` and `model` must be passed again. The folder has the
-            data, unless they are larger than half a gigabyte.
+        values: What was passed to `run` as a value: `algorithm` and `model` must be passed again. The folder
+            has the data, unless they are larger than half a gigabyte.
     """
     with run_folder.claimed(Path(path), new=False) as folder:
         return _warned(train(reopen(folder, rounds, **values), folder, on_round))

@@ -1,4 +1,4 @@
-"""The training of one experiment: its rounds, its new clients, its clients' models, and the training alone."""
+"""The training of one experiment: its rounds, new clients, clients' models, and the training alone."""
 
 import contextlib
 import dataclasses

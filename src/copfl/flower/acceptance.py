@@ -1,8 +1,8 @@
-"""Which proposals a node accepts: by its policy, which names coordinators, or one by one by hand. Without torch.
+"""Which proposals a node accepts: by its policy, which names coordinators, or by hand. Without torch.
 
 What a node was asked for and has not accepted waits in `state-dir/.proposals`. There is also what the owner
-approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused. What one
-coordinator revokes says nothing of another's members: a node may take part in two federations.
+approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused.
+What one coordinator revokes says nothing of another's members: a node may take part in two federations.
 """
 
 import json

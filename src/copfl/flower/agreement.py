@@ -52,7 +52,7 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
 
 
 def samples_of(contract: Contract) -> dict[str, Any]:
-    """What of the table [samples] follows from a contract; before it is frozen, with two classes and few categories."""
+    """What of [samples] follows from a contract; before it is frozen, with two classes and few categories."""
     outputs = contract.outputs
     is_named = contract.task == CLASSIFICATION and outputs != tuple(map(str, range(len(outputs))))
     means, deviations = contract.scale

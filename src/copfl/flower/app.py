@@ -58,9 +58,10 @@ def init(
         host: The address of the server.
         port: Its port.
         secure: Whether certificates are made; the default for every host but this machine.
-        trial: Whether a key is made for every member, and all private keys stay in the folder: for a federation whose
-            machines have one owner, as on this machine, where it is the default. Else members make their own keys,
-            and those of the coordinator and of the authority are in `authority_of(folder)`, outside of the server's.
+        trial: Whether a key is made for every member, and all private keys stay in the folder: for a
+            federation whose machines have one owner, as on this machine, where it is the default. Else
+            members make their own keys, and those of the coordinator and of the authority are in
+            `authority_of(folder)`, outside of the server's.
         contract: What the members' data are; None: they are like the data set of the settings.
     """
     folder = Path(folder)
@@ -116,7 +117,7 @@ def authority_of(folder: Path) -> Path:
 
 
 def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) -> Federation:
-    """The federation that trains what `complete` describes, for samples of a contract or like those of its data set."""
+    """The federation that trains what `complete` describes, for samples of a contract or of its data set."""
     example = None if contract is None else contract.example()
     own: Tables = {title: {} for title in OWN}
     for layer in layers:
@@ -150,7 +151,8 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
         raise SettingError(
             "run.patience",
             run.run.patience,
-            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it out",
+            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it "
+            "out",
         )
     if run.run.precision not in PRECISIONS:
         raise SettingError(
@@ -187,7 +189,7 @@ def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
 
 
 def _run_config(federation: Federation) -> dict[str, Mapping[str, Any]]:
-    """The run config as pyproject.toml has it, with every option: Flower overrides only keys that are there."""
+    """The run config of pyproject.toml, with every option: Flower overrides only keys that are there."""
     return {
         title: {key: flat(value) for key, value in table.items() if key != "code"}  # a path of this machine
         for title, table in federation.tables().items()

@@ -1,8 +1,8 @@
 """What left a node, written down on the node: hash-chained lines of JSON in its state-dir. Without torch.
 
-Each line has the hash of the line before, and its own. So a line that was changed, removed or moved is found. Lines
-that were removed at the end are found by whoever noted the last hash (`copfl federate log` prints it). Whoever can
-write to the file, and knows all lines, can write a whole new log: only noted hashes show that.
+Each line has the hash of the line before, and its own. So a line that was changed, removed or moved is found.
+Lines that were removed at the end are found by whoever noted the last hash (`copfl federate log` prints it).
+Whoever can write to the file, and knows all lines, can write a whole new log: only noted hashes show that.
 """
 
 import contextlib

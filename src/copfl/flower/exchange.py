@@ -31,9 +31,8 @@ class Round:
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
     means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
-    per_client: dict[str, dict[int, float | None]] = field(
-        default_factory=dict
-    )  # what the server itself knows
+    # What the server itself knows.
+    per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
 
 

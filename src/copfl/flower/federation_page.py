@@ -1,4 +1,4 @@
-"""The coordinator's page: a federation's members, rounds and audit log, while a run continues and afterwards."""
+"""The coordinator's page: a federation's members, rounds and audit log, during a run and afterwards."""
 
 import datetime
 from collections.abc import Mapping, Sequence

@@ -27,14 +27,14 @@ TABLE_ROUNDS = 60  # rounds of which a table has a row
 HEAT_ROUNDS = 100  # rounds of which a table in colours has a column: the last ones
 LOG_LINES = 300  # of the audit log that the page has
 HIDDEN = (
-    "Hidden by secure aggregation: the nodes send masked uploads, and the server learns their sum. So it has means, "
-    "and no value of a single member."
+    "Hidden by secure aggregation: the nodes send masked uploads, and the server learns their sum. So it has "
+    "means, and no value of a single member."
 )
 OWN_GAIN = "A member's own gain over training alone does not leave its node: the command copfl report shows it there."
 NO_INTERVAL = (
-    "Scores of the algorithm in each round, without an interval: how far they would change with other batches or "
-    "another seed is not known. They are no measured contribution: run.benefit=true measures what each member is worth "
-    "to the others, with intervals."
+    "Scores of the algorithm in each round, without an interval: how far they would change with other "
+    "batches or another seed is not known. They are no measured contribution: run.benefit=true measures what "
+    "each member is worth to the others, with intervals."
 )
 
 
@@ -194,8 +194,8 @@ def _privacy(watched: Watched) -> Section:
         rows.append([name, str(uploads), *(number(last.get(n) if uploads else 0.0, ".2f") for n in names)])
     head = ["member", "uploads in this run", *(f"epsilon {text}, at most" for text in names.values())]
     note = (
-        "Of this run alone, as the server counts. What a member's data have spent over all runs is in its own ledger, "
-        "which does not leave its node: the command copfl federate status shows it there."
+        "Of this run alone, as the server counts. What a member's data have spent over all runs is in its "
+        "own ledger, which does not leave its node: the command copfl federate status shows it there."
     )
     return Section(
         "privacy", "Epsilon", title, [chart], [Table("Epsilon of each member", head, rows)], [note]
@@ -220,7 +220,7 @@ def _benefit(watched: Watched) -> Section:
 
 
 def contributions_of(watched: Watched) -> contributions.Contributions | None:
-    """What the server knows of each member's part in the run; None where the benefit is not measured, or not yet."""
+    """What the server knows of each member's part in the run; None where no benefit is measured yet."""
     summed = None
     if watched.benefit:
         with raised_as(

@@ -1,8 +1,9 @@
 """Two halves of a federation's rounds: who is in them, and the messages about them.
 
-After a round the server sends the models of both halves to its clients (`HALVES`), and each finds its loss with either
-on its own samples. Without secure aggregation it answers with the two losses. With it, the losses stay at the nodes:
-after the last round the server asks a `Question`, and the nodes add up in a secure sum what they conclude from them.
+After a round the server sends the models of both halves to its clients (`HALVES`), and each finds its loss
+with either on its own samples. Without secure aggregation it answers with the two losses. With it, the losses
+stay at the nodes: after the last round the server asks a `Question`, and the nodes add up in a secure sum
+what they conclude from them.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def memberships(federation: Federation, rounds: Sequence[int]) -> Floats:
 
 
 def check_halves(federation: Federation) -> None:
-    """UsageError if halves are too small: all members receive the models of both, and see what a sum of few reveals."""
+    """UsageError if halves are too small: all members see both models, and what a small sum reveals."""
     if (half := federation.selected // 2) < SMALLEST_COHORT:
         raise UsageError(
             f"run.benefit=true shows all members the means of two halves, here of {half} clients, and "
@@ -55,7 +56,8 @@ def check_halves(federation: Federation) -> None:
         )
     if federation.secure.aggregation and federation.selected < federation.clients:
         raise UsageError(
-            "run.benefit=true with secure.aggregation needs every client in every round; set run.participation=1"
+            "run.benefit=true with secure.aggregation needs every client in every round; set "
+            "run.participation=1"
         )
 
 
@@ -101,8 +103,8 @@ def words_of(judgement: Judgement, rules: Rules) -> Words:
 def judgement_from(values: Floats, rounds: int, clients: int, rules: Rules) -> Judgement:
     """The sum over the judges; WireError if none of theirs have it, so that a member added other numbers.
 
-    What a judge says of the others adds up to nothing, and it has one weight for all of them and none for itself. A
-    member that makes up its losses, and adds what follows from them, is not found.
+    What a judge says of the others adds up to nothing, and it has one weight for all of them and none for
+    itself. A member that makes up its losses, and adds what follows from them, is not found.
     """
     value, weight, *errors, unknown = values.reshape(rounds + 3, clients)
     table, unknown = np.array(errors).reshape(rounds, clients), np.rint(unknown)

@@ -1,7 +1,8 @@
-"""Signing keys of the members and of the coordinator: elliptic-curve keys (P-384) in OpenSSH's format. Without torch.
+"""Signing keys of the members and of the coordinator: P-384, in OpenSSH's format. Without torch.
 
-A member has one key. With it the node proves to the server who it is, and signs its part of secure sums. All that
-is signed here begins with its purpose, so that no signature can be used for another. (Flower signs times alone.)
+A member has one key. With it the node proves to the server who it is, and signs its part of secure sums. All
+that is signed here begins with its purpose, so that no signature can be used for another. (Flower signs times
+alone.)
 """
 
 import hashlib

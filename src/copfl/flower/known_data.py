@@ -1,4 +1,4 @@
-"""Which of a node's data are the same: by hashes of their samples, whatever a file, a run or the server is called.
+"""Which of a node's data are the same: by hashes of their samples, whatever file, run or server is named.
 
 Data are the same if they have a sample in common. What a node has given away of its data is remembered under
 their names: the members of secure sums (`secure_memory`), and the epsilon that was spent (`ledger`).

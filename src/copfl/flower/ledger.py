@@ -1,11 +1,11 @@
-"""What a node has given away of its data over all runs: a line for each release, and the epsilon of all together.
+"""What a node has given away of its data over all runs: a line per release, and the epsilon of all.
 
-A line has the mechanism, its noise, its sampling and its steps. The accountant composes the lines of the same data
-by Renyi divergences: a sum of epsilons would be larger, and would add up their deltas too. Lines belong to data by
-the hashes of their samples, so neither another run name nor a rollback begins a new budget. A line is on disk before
-its value leaves. It has the least noise that a receiver can see: of a secure sum that of the fewest clients that can
-be in one, until the node has seen who was. A value that is sent again is one release. Without torch until an epsilon
-is computed.
+A line has the mechanism, its noise, its sampling and its steps. The accountant composes the lines of the same
+data by Renyi divergences: a sum of epsilons would be larger, and would add up their deltas too. Lines belong
+to data by the hashes of their samples, so neither another run name nor a rollback begins a new budget. A line
+is on disk before its value leaves. It has the least noise that a receiver can see: of a secure sum that of
+the fewest clients that can be in one, until the node has seen who was. A value that is sent again is one
+release. Without torch until an epsilon is computed.
 """
 
 import math
@@ -25,8 +25,8 @@ from copfl.flower.registry import Event
 
 FILE, LOCK = "ledger.jsonl", "ledger.lock"  # in the folder of known data
 WAIT = 60.0  # seconds for another process of this node
-# The same in every line: one client's data are replaced by any others, the server knows who takes part, and a round is
-# one step. `noise` is the deviation over the clip, as `wrappers.privacy.epsilon_of` takes it.
+# The same in every line: one client's data are replaced by any others, the server knows who takes part, and a
+# round is one step. `noise` is the deviation over the clip, as `wrappers.privacy.epsilon_of` takes it.
 MECHANISM = {"mechanism": "gaussian", "relation": "replace-one-client", "sampling": 1.0, "steps": 1}
 UPLOAD, SUM = "upload", "sum"  # where the noise is that protects a release
 
@@ -111,10 +111,11 @@ class Ledger:
 
 
 def _is_same(release: Release, other: Release) -> bool:
-    """Whether a release adds nothing to another: the same value again, or data that have left without noise."""
+    """Whether a release adds nothing to another: the same value again, or data that left without noise."""
     if release.noise == 0:
         return other.noise == 0 and other.samples == release.samples
-    # A sum whose members are certain is the only one of its value: the others refuse it with any other members.
+    # A sum whose members are certain is the only one of its value: the others refuse it with any other
+    # members.
     is_certain = other.is_settled and other.place == release.place
     return other.value == release.value and (other.noise <= release.noise or is_certain)
 
@@ -149,7 +150,7 @@ class Spent(NamedTuple):
 
 
 def spent(state_dir: Path, privacy: Privacy, *further: float) -> Spent | None:
-    """What the node's last used data have spent, and with further releases of these noises; None if it is nothing."""
+    """What the node's last used data have spent, and with further releases of these noises; None: nothing."""
     ledger = Ledger(state_dir / FOLDER)
     everything = ledger.releases()
     releases = ledger.of(everything[-1].samples) if everything else []

@@ -1,7 +1,7 @@
-"""The coordinator's side: who is a member, whose key is revoked, and the proposals that the coordinator signs.
+"""The coordinator's side: who is a member, whose key is revoked, and the proposals that it signs.
 
-The list of members is `members.json` in the app's folder. The coordinator's key is in the same folder only in a
-trial on one machine; else it is where `init` put it, and is moved off the server. Without torch.
+The list of members is `members.json` in the app's folder. The coordinator's key is in the same folder only in
+a trial on one machine; else it is where `init` put it, and is moved off the server. Without torch.
 """
 
 import datetime
@@ -97,8 +97,8 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
         raise UsageError(f'name="{name[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
     if number is None and not free:
         raise UsageError(
-            f"all {clients} clients have a member; raise run.clients in pyproject.toml first, or if `init` made their "
-            "keys for a trial, make the app again with --no-trial"
+            f"all {clients} clients have a member; raise run.clients in pyproject.toml first, or if `init` "
+            "made their keys for a trial, make the app again with --no-trial"
         )
     member = Member(free[0] if number is None else number, name, public)
     if member.number not in free:
@@ -146,7 +146,7 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
 
 
 def rotate_member(path: Path) -> Path:
-    """Makes a new key in place of a member's; the file of the rotation, in which the old key signs the new one."""
+    """Makes a member's new key; the file of the rotation, in which the old key signs the new one."""
     old, kept = read_key(path), path.with_name(path.name + ".old")
     if kept.exists():
         raise RunError(
@@ -206,14 +206,15 @@ def make_member_keys(folder: Path, clients: int) -> None:
 
 
 def coordinator_key(folder: Path, path: Path | None = None) -> SigningKey:
-    """The coordinator's key: that of the file, of a trial, or where `init` put it; UsageError if it is not here."""
+    """The coordinator's key: of the file, of a trial, or where `init` put it; UsageError if not here."""
     authority = read_app(folder).get(AUTHORITY)
     places = [folder / "keys" / COORDINATOR, *([Path(authority) / COORDINATOR] if authority else [])]
     found = [place for place in ([path] if path else places) if place.expanduser().exists()]
     if not found:
         raise UsageError(
-            f"the coordinator's key is not on this machine ({path or places[-1]}); where it is, sign a proposal with "
-            "`copfl federate propose FOLDER --key FILE`, and start it here with `run --proposal FILE`"
+            f"the coordinator's key is not on this machine ({path or places[-1]}); where it is, sign a "
+            "proposal with `copfl federate propose FOLDER --key FILE`, and start it here with `run "
+            "--proposal FILE`"
         )
     return read_key(found[0])
 
@@ -246,7 +247,7 @@ def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:
 
 
 def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> Signed | None:
-    """The proposal that a run config carries; None if it has none. UsageError if the server's policy refuses it."""
+    """The proposal that a run config carries, or None. UsageError if the server's policy refuses it."""
     text, known = run_config.get(KEY), policy.proposals.coordinators
     if not text and policy.proposals.unsigned:
         return None

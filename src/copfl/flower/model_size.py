@@ -46,7 +46,8 @@ def require_size(
         raise PolicyError((Refusal("bounds.parameters", why),))
     needed = (forward_bytes(module, shape, batch) + 4 * count) / GIB
     if needed > bounds.memory:
-        why = f"the model needs about {needed:.3g} GiB for {batch:,} samples, and {bounds.memory:g} are the most"
+        about = f"about {needed:.3g} GiB for {batch:,} samples"
+        why = f"the model needs {about}, and {bounds.memory:g} are the most"
         raise PolicyError((Refusal("bounds.memory", why),))
 
 

@@ -70,9 +70,7 @@ class Trained(NamedTuple):
 def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
     """The client's local update for one round."""
     head, down, about = decode(settings, node_config, packet)
-    if (
-        head.round == settings.federation.rounds
-    ):  # after the last one new clients are fitted, and nobody trains
+    if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     data = load_data(settings, numbered(node_config, head))
     algorithm, task = settings.algorithm, data.task
@@ -112,7 +110,7 @@ def _log_gpu(device: torch.device, round: int) -> None:
 def _enter_release(
     settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
 ) -> None:
-    """Writes the upload into the node's ledger, before it leaves; PolicyError if it costs too much epsilon."""
+    """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
     folder = state_dir(node_config) / FOLDER
     release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
     if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):

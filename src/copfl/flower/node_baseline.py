@@ -1,4 +1,4 @@
-"""Training alone at a node: its model without the federation, on the same batches. Nothing of it leaves the node."""
+"""Training alone at a node: its model without the federation, on the same batches. It stays at the node."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Alone(NamedTuple):
 def train_alone(
     settings: Settings, data: NodeData, client: int, rounds: Sequence[Measurement], tell: Tell
 ) -> Alone:
-    """The client as the simulation's baseline trains it: in these rounds, on their batches, evaluated as they were.
+    """The client as the simulation's baseline trains it: in these rounds, on their batches, with their tests.
 
     Args:
         settings: Those of the federation.

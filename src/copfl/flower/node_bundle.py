@@ -1,7 +1,7 @@
-"""The model of a client as a bundle in its node's folder: `copfl predict`, `evaluate` and `export` take the folder.
+"""A client's model as a bundle in its node's folder, which `copfl predict`, `evaluate` and `export` take.
 
-It is the model that the node's last evaluation measured, of whatever round that was; with run.select="best" that of the
-best round by the node's own validation samples. It needs no server, and the folder may be moved.
+It is the model that the node's last evaluation measured, of whatever round that was; with run.select="best"
+that of the best round by the node's own validation samples. It needs no server, and the folder may be moved.
 """
 
 import dataclasses
@@ -45,9 +45,7 @@ def write_bundle(
     takes_text, base = general.input.text is not None, folder / BASE
     if not base.is_dir() and not write_base(base, settings.task, table_of(settings.run.model), takes_text):
         base.mkdir()  # nothing is frozen: it is not tried again
-    client = (
-        head.client if head.client < settings.federation.clients else None
-    )  # that of a new one is no number
+    client = head.client if head.client < settings.federation.clients else None  # a new one has no number
     facts = dataclasses.replace(
         general,
         base=f"../{BASE}" if any(base.iterdir()) else "",

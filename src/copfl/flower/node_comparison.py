@@ -26,7 +26,7 @@ NO_HALVES = "it is about halves of the clients, and the run does not measure the
 def compare_halves(
     settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData
 ) -> Packet:
-    """The client's losses with the models of both halves; with secure aggregation only whether it has them."""
+    """The client's losses with the models of both halves; in secure aggregation only whether it has them."""
     if not settings.run.run.benefit:
         raise WireError(NO_HALVES)
     head = head_of(settings, node_config, packet)._replace(kind=HALVES)
@@ -37,8 +37,8 @@ def compare_halves(
     found = known.get(head.round)
     if found is not None and found.message != message:
         raise WireError(
-            f"this node has compared the halves of round {head.round + 1}, and is asked to compare other models: "
-            "it gives two losses a round"
+            f"this node has compared the halves of round {head.round + 1}, and is asked to compare other "
+            "models: it gives two losses a round"
         )
     if found is None:
         if head.round not in records.rounds():
@@ -62,8 +62,9 @@ def _losses(
 
     Not on fewer than `least`: with run.validation near zero they would be of one row, which run.seed chooses.
 
-    With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send any models,
-    would learn whether it is: with a model that is nearly infinite for one class, how many samples a node has of it.
+    With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send
+    any models, would learn whether it is: with a model that is nearly infinite for one class, how many
+    samples a node has of it.
     """
     samples = data.validation if settings.run.run.validation else data.train
     if samples is None or int(samples.size) < max(least, 1):

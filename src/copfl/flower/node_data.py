@@ -43,7 +43,7 @@ class NodeData(NamedTuple):
     train: Data
     test: Data
     samples: Hashes  # of those for training
-    task: Task  # what is trained on the samples: the model, or its tail, where they are features of its frozen front
+    task: Task  # what is trained on the samples: the model, or its tail, where they are features of its front
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
     validation: Data | None = None  # samples that it does not train on; None: it trains on all
     left_out: int = 0  # rows of its table that lack a value which the data contract asks for
@@ -53,7 +53,7 @@ LoadData = Callable[[Settings, NodeConfig], NodeData]
 
 
 def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
-    """The data that the node's configuration names: a table, an .npz file, an image folder, or "module:function"."""
+    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
     source = node_config.get("data")
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
@@ -95,8 +95,8 @@ def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Dat
 def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Hashes, int]:
     """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
-    A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a server that
-    proposes other encoders, or other columns, asks for the same data.
+    A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
+    server that proposes other encoders, or other columns, asks for the same data.
     """
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
@@ -121,7 +121,8 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
 def log_problems(contract: Contract, table: Table) -> None:
     """Tells the node's owner, and nobody else, in which the table differs from the contract.
 
-    The node does not refuse: a coordinator that proposes one range after another would learn the largest value.
+    The node does not refuse: a coordinator that proposes one range after another would learn the largest
+    value.
     """
     for problem in check_table(contract, table).problems:
         logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)

@@ -1,4 +1,4 @@
-"""What a node notes of the halves of each round: its losses with both models. The file never leaves the node."""
+"""What a node notes of the halves of each round: its losses with both models. It never leaves the node."""
 
 import json
 import math
@@ -65,9 +65,9 @@ class Concluded(KnownData):
         others = {known for name, known, _ in self._read() if known != run and self.overlap(samples, name)}
         if len(others) >= allowed:
             raise WireError(
-                "this node has concluded what the others are worth from the same data in another run, and another run "
-                "is another question about them; leave out run.benefit, or ask the node's owner to raise "
-                f"statistics.questions above {allowed}"
+                "this node has concluded what the others are worth from the same data in another run, and "
+                "another run is another question about them; leave out run.benefit, or ask the node's owner "
+                f"to raise statistics.questions above {allowed}"
             )
 
     def enter(self, samples: str, run: str, digest: str, allowed: int) -> None:

@@ -1,4 +1,4 @@
-"""What a node answers as a new client of a trained federation: its metric before and after its own updates."""
+"""What a node answers as a new client of a trained federation: its metric before and after its updates."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What a node knows of a message before it does anything: its owner's policy, and whether it was asked for this run."""
+"""What a node checks of a message first: its owner's policy, and whether it was asked for this run."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ def _trained_gain(
     data: str | None,
     tell: Tell,
 ) -> SiteGain:
-    """The gain over training alone, which is done now; its model and its rounds are kept in the run's folder."""
+    """The gain over training alone, which is done now; its model and rounds are kept in the run's folder."""
     settings, samples = _settings_and_data(run, remembered, data)
     alone = train_alone(settings, samples, int(remembered.node_config["client"]), rounds, tell)
     layout = settings.task.layout

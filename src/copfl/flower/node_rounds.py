@@ -18,7 +18,7 @@ ALONE = "alone.jsonl"  # the same of training alone
 
 
 def enter(folder: Path, round: int, found: Measured, file: str = FILE) -> None:
-    """Notes a round, from 0, in place of what was noted of it and of later ones before the run went back to it."""
+    """Notes a round, from 0, in place of what was noted of it and of later ones before a rollback."""
     values = {name: plain(float(value)) for name, value in sorted((found.tested | found.validated).items())}
     path, line = folder / file, {"round": round + 1, "metrics": values}
     whole = path.read_bytes() if path.exists() else b""

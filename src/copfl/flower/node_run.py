@@ -1,4 +1,4 @@
-"""What a node remembers of a run to train on its own, without the server: the settings, and where its data are."""
+"""What a node remembers of a run to train without the server: the settings, and where its data are."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Code of a machine's owner that a policy allows: one file, by its hash, from the folder that the owner names."""
+"""Code of a machine's owner that a policy allows: one file, by its hash, from the owner's folder."""
 
 import hashlib
 import importlib.machinery
@@ -90,7 +90,7 @@ def _load(code: Code) -> None:
 
 
 def _is_imported_from(module: str, path: Path) -> bool:
-    """Whether a module is imported already, as that of the node's data may be; UsageError if from elsewhere."""
+    """Whether a module is imported already, as the node's data may do; UsageError if from elsewhere."""
     known = sys.modules.get(module)
     if known is None:
         return False

@@ -1,9 +1,9 @@
 """Two planes at one port: members reach the fleet interface alone, and control is for this machine.
 
-Flower serves its fleet, control and runtime interfaces at the same port, and asks for a login at the fleet interface
-alone. Whoever reaches control can start and stop runs, and register and unregister nodes; whoever reaches runtime can
-take the place of the ServerApp. Here a request from another machine is answered by the fleet interface or not at
-all. Of control, only what copfl uses is served, to anybody.
+Flower serves its fleet, control and runtime interfaces at the same port, and asks for a login at the fleet
+interface alone. Whoever reaches control can start and stop runs, and register and unregister nodes; whoever
+reaches runtime can take the place of the ServerApp. Here a request from another machine is answered by the
+fleet interface or not at all. Of control, only what copfl uses is served, to anybody.
 """
 
 import ipaddress

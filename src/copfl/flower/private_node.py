@@ -2,8 +2,8 @@
 
 A node answers one message per round. Asked again for the same, it adds the same noise; asked for a round with
 another model, it refuses: two noised uploads of a round reveal more than the epsilon states. So does the same
-noise on another upload, as the settings of another run config or changed data would give: the difference of both
-has no noise. A node that would send one refuses too.
+noise on another upload, as the settings of another run config or changed data would give: the difference of
+both has no noise. A node that would send one refuses too.
 """
 
 import hashlib
@@ -46,8 +46,9 @@ class SecretNoise(Private):
     def draw(self, _: Tensor, like: Tensor) -> Tensor:
         """Standard normal numbers by the Box-Muller transform; a probe without a key has none.
 
-        They depend on the change `like` that they hide, and on their scale. So two uploads have the same noise only
-        if they are the same, also on a node that has forgotten the first: one whose state-dir was restored.
+        They depend on the change `like` that they hide, and on their scale. So two uploads have the same
+        noise only if they are the same, also on a node that has forgotten the first: one whose state-dir was
+        restored.
         """
         if not self.key:
             return torch.zeros_like(like)
@@ -67,8 +68,8 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
     message, answered = _digest(received), _answered(folder)
     if round < answered.round or (round == answered.round and message != answered.message):
         raise WireError(
-            f"this node has sent a noised upload of round {answered.round + 1}, and is asked for another one of "
-            f"round {round + 1}: epsilon counts one upload per round"
+            f"this node has sent a noised upload of round {answered.round + 1}, and is asked for another one "
+            f"of round {round + 1}: epsilon counts one upload per round"
         )
     if round > answered.round:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,12 +79,12 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
 
 
 def enter_upload(folder: Path, upload: object) -> str:
-    """The digest of the round's noised upload, written down before it is sent; WireError if another one was."""
+    """The digest of the round's noised upload, noted before it is sent; WireError if another one was."""
     digest, answered = _digest(upload), _answered(folder)
     if answered.upload not in ("", digest):
         raise WireError(
-            f"this node has sent a noised upload of round {answered.round + 1}, and its settings or its data have "
-            "changed since: the difference of two uploads with the same noise would have none"
+            f"this node has sent a noised upload of round {answered.round + 1}, and its settings or its data "
+            "have changed since: the difference of two uploads with the same noise would have none"
         )
     write_json(folder / ANSWERED, answered._replace(upload=digest)._asdict())
     return digest

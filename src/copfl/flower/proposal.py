@@ -1,7 +1,8 @@
-"""A proposal: the settings of a run, its members and who is revoked, as one document that the coordinator signs.
+"""A proposal: a run's settings, its members and who is revoked, as one document that the coordinator signs.
 
-A run config carries the signed document as text, so every message has it. A node trains on the settings of the
-document that it accepted (see `acceptance`): a run config that says anything else is refused. Without torch.
+A run config carries the signed document as text, so every message has it. A node trains on the settings of
+the document that it accepted (see `acceptance`): a run config that says anything else is refused. Without
+torch.
 """
 
 import base64
@@ -160,7 +161,7 @@ def _statement(proposal: Proposal) -> bytes:
 
 
 def from_text(text: object) -> Signed:
-    """The signed proposal in a run config; UsageError if it is none, or not signed by the key that it names."""
+    """The signed proposal in a run config; UsageError if it is none, or not signed by the key it names."""
     with raised_as(UsageError, "the proposal cannot be read: {}", ValueError, zlib.error, binascii.Error):
         if not isinstance(text, str):
             raise ValueError("it is no text")
@@ -172,7 +173,7 @@ def from_text(text: object) -> Signed:
 
 
 def read(content: bytes) -> Signed:
-    """The signed proposal in a file's content; UsageError if it is none, or not signed by the key that it names."""
+    """The signed proposal in a file's content; UsageError if it is none, or not signed by its key."""
     malformed = ValueError, KeyError, TypeError, RecursionError, AttributeError, CopflError
     with raised_as(UsageError, "the proposal cannot be read: {}", *malformed):
         fields = json.loads(content)

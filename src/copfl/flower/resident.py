@@ -110,9 +110,8 @@ class Resident:
 def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
     """PolicyError if a batch of the node's own samples needs more memory than the owner allows."""
     run, samples = settings.run, settings.federation.samples
-    shape = (
-        shape_of(train.x) if isinstance(train.x, dict) else settings.shape
-    )  # the length of texts is the node's
+    # The length of texts is the node's.
+    shape = shape_of(train.x) if isinstance(train.x, dict) else settings.shape
     batch = min(run.run.batch, int(train.size))
     require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
@@ -121,8 +120,8 @@ def _require_rows(statistics: Statistics, found: NodeData) -> None:
     """PolicyError if the contract chooses so few of the node's rows that an upload would reveal them."""
     if found.left_out and int(found.train.size) < statistics.smallest_count:
         why = (
-            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
-            "contract, and an upload would reveal them; fill missing values, or leave such a column out"
+            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the "
+            "data contract, and an upload would reveal them; fill missing values, or leave such a column out"
         )
         raise PolicyError((Refusal("statistics.smallest_count", why),), "request")
 

@@ -1,7 +1,7 @@
-"""What a server or a node may forget: old runs, their apps and logs. Nothing of a run that continues. Without torch.
+"""What a server or a node may forget: old runs, apps and logs, but nothing of a running one. Without torch.
 
-A node's memory of its data stays: the sums in which they were, the epsilon that they have spent, and of each run
-which rounds had noise. Otherwise a run of the same name could be asked for again.
+A node's memory of its data stays: the sums in which they were, the epsilon that they have spent, and of each
+run which rounds had noise. Otherwise a run of the same name could be asked for again.
 """
 
 import shutil
@@ -57,9 +57,7 @@ def clean(folder: Path, *, days: float = DAYS, keep: int = KEEP, is_rehearsal: b
         if is_node(folder):
             for part in gone:
                 part.unlink(missing_ok=True)
-            for part in sorted(
-                path.rglob("*"), reverse=True
-            ):  # those of the bundle; a folder after its content
+            for part in sorted(path.rglob("*"), reverse=True):  # of the bundle; a folder after its content
                 if part.is_dir() and not any(part.iterdir()):
                     part.rmdir()
         elif path.is_dir():

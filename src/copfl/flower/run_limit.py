@@ -1,4 +1,4 @@
-"""How many runs may begin on a node in a day: each costs it time and a folder, whatever the server calls them."""
+"""How many runs may begin on a node in a day: each costs it time and a folder, whatever its name."""
 
 import json
 import time

@@ -1,8 +1,9 @@
 """The server's rounds with secure aggregation: it receives masked vectors and learns their sum.
 
 A client may be lost in every phase. If too few are left before they reveal their shares, the round begins
-again with fresh keys. If too few reveal theirs, the round ends without a result: nodes refuse to add it up again
-with other clients, because two sums of the same uploads over different clients differ by single uploads.
+again with fresh keys. If too few reveal theirs, the round ends without a result: nodes refuse to add it up
+again with other clients, because two sums of the same uploads over different clients differ by single
+uploads.
 """
 
 import math

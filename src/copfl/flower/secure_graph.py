@@ -1,9 +1,9 @@
 """How many neighbours a client of SecAgg+ needs, and how many shares reveal a secret (Bell et al., 2020).
 
-Clients form a ring in random order, and each shares its secrets with the k nearest. The server breaks a sum if
-it separates the honest clients that stay into two parts, or collects enough shares of both secrets of one
-client: together with a probability below 2**-SECURITY. A sum fails because too few neighbours of a client stay
-with a probability below 2**-CORRECTNESS.
+Clients form a ring in random order, and each shares its secrets with the k nearest. The server breaks a sum
+if it separates the honest clients that stay into two parts, or collects enough shares of both secrets of one
+client: together with a probability below 2**-SECURITY. A sum fails because too few neighbours of a client
+stay with a probability below 2**-CORRECTNESS.
 """
 
 import math
@@ -35,8 +35,8 @@ Threshold = Callable[[Degree], int]
 def smallest_threshold(holders: int, corrupt: int) -> int:
     """The fewest shares that may reveal a secret, of so many holders of a share.
 
-    The server may ask an honest holder for a share of one of two secrets. It has all shares of the corrupt ones.
-    So it has both secrets if 2 t <= holders + corrupt (Bonawitz et al., 2017, section 6.2).
+    The server may ask an honest holder for a share of one of two secrets. It has all shares of the corrupt
+    ones. So it has both secrets if 2 t <= holders + corrupt (Bonawitz et al., 2017, section 6.2).
     """
     return (holders + corrupt) // 2 + 1
 
@@ -53,10 +53,7 @@ def ring_threshold(degree: Degree) -> int:
 
 @cache
 def smallest_degree(
-    clients: int,
-    corrupt: float = CORRUPT,
-    dropped: float = DROPPED,
-    threshold: Threshold = ring_threshold,
+    clients: int, corrupt: float = CORRUPT, dropped: float = DROPPED, threshold: Threshold = ring_threshold
 ) -> Degree:
     """The smallest even number of neighbours that is secure; all other clients if no smaller one is."""
     for neighbours in range(2, clients - 1, 2):

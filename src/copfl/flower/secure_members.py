@@ -1,8 +1,8 @@
 """Who takes part in a secure sum: the members' long-term keys, and what they sign.
 
-A member is a node's own key; the signed proposal lists those of all members. Its signature of the fresh keys of
-a sum shows the others that the server did not replace them. Its signature of the cohort and of the context, which
-has the model and the settings, shows that all members were asked for the same sum.
+A member is a node's own key; the signed proposal lists those of all members. Its signature of the fresh keys
+of a sum shows the others that the server did not replace them. Its signature of the cohort and of the
+context, which has the model and the settings, shows that all members were asked for the same sum.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from copfl.flower.keys import statement
 from copfl.flower.secure_sum import Keys, Rules
 from copfl.flower.settings import Terms
 
-# Settings whose values may be paths of a machine: of a base, or of code. The layout has the hash of a base, and of
-# the public samples.
+# Settings whose values may be paths of a machine: of a base, or of code. The layout has the hash of a base,
+# and of the public samples.
 PLACES = {("model", key) for key in ("name", "code", "tokenizer", "weights")}
 PLACES |= {(kind, "code") for kind in ("task", "algorithm", "optimizer", "adapter", "server", "robust")}
 PLACES |= {("samples", "public")}

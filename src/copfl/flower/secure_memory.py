@@ -1,14 +1,14 @@
 """A node's memory of the secure sums that contain its data, whatever the server calls the runs.
 
-Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by one
-member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed, after
-a rollback, or if the server changes the model by a little. The same holds for two sums of which one leaves out rows of
-a node. So a node's data are added up with one cohort and one selection of rows only, unless the node's owner allows
-them to change.
+Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
+one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
+after a rollback, or if the server changes the model by a little. The same holds for two sums of which one
+leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
+unless the node's owner allows them to change.
 
-A sum may be of two halves of the cohort (`run.benefit`): then the server has the sum of either, and of all. The halves
-of a round follow from the run's seed and the clients' numbers. Other halves of the same upload, and those of a second
-seed or of other numbers, are other sums.
+A sum may be of two halves of the cohort (`run.benefit`): then the server has the sum of either, and of all.
+The halves of a round follow from the run's seed and the clients' numbers. Other halves of the same upload,
+and those of a second seed or of other numbers, are other sums.
 """
 
 import json
@@ -47,7 +47,7 @@ class History(tuple[Added, ...]):
     """The sums that contain some data, in order."""
 
     def changes(self, *further: Added) -> int:
-        """How often the cohort, the rows, or the seed or numbers of the halves have changed, with further sums.
+        """How often the cohort, the rows, or the seed or numbers of halves have changed, with further sums.
 
         Halves after whole sums of the same cohort, and whole sums after halves, are no change of the halves.
         """
@@ -64,7 +64,7 @@ class History(tuple[Added, ...]):
             raise self._refusal(likely)
 
     def admit(self, asked: Added, allowed: int) -> None:
-        """WireError if a sum over the cohort, or over a half of it, could be subtracted from an earlier one."""
+        """WireError if a sum over the cohort, or half of it, could be subtracted from an earlier one."""
         for added in self:
             for earlier in added.uploads:
                 for upload in asked.uploads:
@@ -72,8 +72,8 @@ class History(tuple[Added, ...]):
                     if upload.digest == earlier.digest and (added.cohort != asked.cohort or is_other_half):
                         raise WireError(
                             "the same upload of this node was added up with other members than "
-                            f"{upload.half or fingerprint(asked.cohort)}: the difference of both sums would reveal "
-                            "single uploads"
+                            f"{upload.half or fingerprint(asked.cohort)}: the difference of both sums would "
+                            "reveal single uploads"
                         )
         if self.changes(asked) > allowed:
             raise self._refusal(asked)
@@ -83,9 +83,10 @@ class History(tuple[Added, ...]):
         seeds = {added.divided for added in (*self, asked) if added.divided}
         if (self[-1].cohort, self[-1].rows) == (cohort, rows) and len(seeds) > 1:
             return WireError(
-                "this node's data were added up in halves of the members by another seed, or with other numbers of the "
-                "clients: with many such halves single uploads can be computed; keep run.seed, run.clients and the "
-                f"numbers, leave out run.benefit, or ask the node's owner to set {CHANGES}={changes}"
+                "this node's data were added up in halves of the members by another seed, or with other "
+                "numbers of the clients: with many such halves single uploads can be computed; keep "
+                "run.seed, run.clients and the numbers, leave out run.benefit, or ask the node's owner to "
+                f"set {CHANGES}={changes}"
             )
         if self[-1].rows != rows:
             return WireError(
@@ -96,8 +97,8 @@ class History(tuple[Added, ...]):
         before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
         return WireError(
             f"this node's data were added up with the members {before}, and are asked for with "
-            f"{fingerprint(cohort)}: the difference of two sums over different members reveals single uploads; "
-            f"wait for the same members, or ask the node's owner to set {CHANGES}={changes}"
+            f"{fingerprint(cohort)}: the difference of two sums over different members reveals single "
+            f"uploads; wait for the same members, or ask the node's owner to set {CHANGES}={changes}"
         )
 
 

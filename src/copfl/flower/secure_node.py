@@ -102,9 +102,9 @@ class Training:
 class Judging(Training):
     """The secure sum, after the last round, of what each client concludes from its losses.
 
-    A node answers one question in a run, and of its data in as many runs as its owner allows: from several, the
-    differences of each judge could be solved for. Every judge must have been shown the same models: else the
-    conclusions of all but one could be made zero, and the sum would be that of a single client.
+    A node answers one question in a run, and of its data in as many runs as its owner allows: from several,
+    the differences of each judge could be solved for. Every judge must have been shown the same models: else
+    the conclusions of all but one could be made zero, and the sum would be that of a single client.
     """
 
     def contribution(self, asked: Asked, packet: Packet) -> Contribution:
@@ -148,7 +148,7 @@ class Judging(Training):
 
 
 def division_of(settings: Terms, client: int) -> str:
-    """What the halves follow from: the seed, the number of clients, and this node's; empty: there are no halves.
+    """What the halves follow from: the seed, the number of clients, and this node's; empty: no halves.
 
     Where members exchange their numbers, these have other ones, and refuse; without them no other adds up.
     """

@@ -1,10 +1,10 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
-answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data have
-changed since: two vectors with the same masks differ by the uploads alone. All phases have the same settings: with
-the threshold of another run config, too few clients would have to agree. What was added up with whom is remembered
-for the data, not for the run: see `secure_memory`.
+answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data
+have changed since: two vectors with the same masks differ by the uploads alone. All phases have the same
+settings: with the threshold of another run config, too few clients would have to agree. What was added up
+with whom is remembered for the data, not for the run: see `secure_memory`.
 """
 
 import hashlib
@@ -45,9 +45,7 @@ class Session:
 
     name: str = ""
     requests: dict[str, str] = field(default_factory=dict)  # phase -> checksum of its request
-    replies: dict[str, Packet] = field(
-        default_factory=dict
-    )  # of all phases but MASKED, which is computed again
+    replies: dict[str, Packet] = field(default_factory=dict)  # without MASKED, which is computed again
     secrets: Secrets | None = None
     cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
     settings: str = ""  # digest of the settings with which it began
@@ -111,7 +109,7 @@ class Summand(Protocol):
         """What this node adds; WireError if it may not."""
 
     def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
-        """Writes down a sum of these members, before this node signs it; WireError if it may not take part."""
+        """Notes a sum of these members, before this node signs it; WireError if it may not take part."""
 
 
 Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
@@ -196,7 +194,7 @@ def _keys(asked: Asked) -> Answer:
 
 
 def _shares(asked: Asked) -> Answer:
-    """Shares of this client's secrets for its neighbours, if each neighbour's keys are signed by its member."""
+    """Shares of this client's secrets for its neighbours, if their keys are signed by their members."""
     rules, own = asked.settings.rules, asked.head.client
     cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
     keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
@@ -234,8 +232,8 @@ def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
     vector = hashlib.sha256(content).hexdigest()
     if session.vector not in ("", vector):
         raise WireError(
-            "this node has sent its vector of this sum, and its data have changed since: the difference of two "
-            "vectors with the same masks would reveal its upload"
+            "this node has sent its vector of this sum, and its data have changed since: the difference of "
+            "two vectors with the same masks would reveal its upload"
         )
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     reply = wire.encode(record, asked.head._replace(kind=MASKED), about=added.about)
@@ -274,8 +272,8 @@ def _revealed(asked: Asked) -> Answer:
     agreeing = [n for n in signers if is_signed(session.cohort[n], statement, signatures[n])]
     if len(agreeing) < rules.threshold:
         raise WireError(
-            f"{len(agreeing)} clients signed the same model, settings and members of the sum; the threshold is "
-            f"{rules.threshold}"
+            f"{len(agreeing)} clients signed the same model, settings and members of the sum; the threshold "
+            f"is {rules.threshold}"
         )
     if session.noised:  # two sets of members cannot both have so many signatures
         noise = sum_noise(asked.settings.noised, len(session.survivors))

@@ -97,7 +97,7 @@ class SecureServer(Server, SecureExchange):
         return float(about[Field.COMPARED])
 
     def _conclude(self) -> None:
-        """Writes the benefit, from the sum of what the clients conclude; the log says why where there is none.
+        """Writes the benefit, from the sum of what clients conclude; the log says why where there is none.
 
         Of the rounds in which every client has compared the same models.
         """

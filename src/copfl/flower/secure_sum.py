@@ -4,13 +4,14 @@
     shares      each client draws a seed; it sends others encrypted shares of the seed and of its masking key
     masked      each client sends its vector plus a mask from its seed and masks per pair, which cancel out
     consistent  each client signs the list of clients that sent their vectors
-    revealed    each client that sees enough signatures of the same list sends a share of the seed of every client
+    revealed    each client that sees enough signatures of the same list sends a share of the seed of every
+    client
                 in it, and a share of the masking key of every other client: never both
 
-The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are in
-`secure_members`. Key agreement, Shamir's shares and encryption are Flower's. Its
-generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried.
-The masks here are a stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
+The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
+in `secure_members`. Key agreement, Shamir's shares and encryption are Flower's. Its generator of masks is not
+used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried. The masks here are a stream of
+AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 
 import base64
@@ -232,8 +233,8 @@ def mask(
 ) -> tuple[Secrets, bytes]:
     """Phase 3: the masked vector.
 
-    `sealed` has the shares of the neighbours that take part further. Masks of pairs with different contexts do
-    not cancel out.
+    `sealed` has the shares of the neighbours that take part further. Masks of pairs with different contexts
+    do not cancel out.
     """
     shares = secrets.shares | {peer: _opened(secrets, peer, text) for peer, text in sealed.items()}
     if len(shares) < rules.threshold:

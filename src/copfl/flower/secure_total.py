@@ -66,8 +66,8 @@ def words_of(sums: Sums, rules: Rules, *, noised: bool = False) -> Words:
 def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> None:
     """WireError if noised uploads of this model would be out of range, or too small for the step of a sum.
 
-    By the model and the noise alone. Whether one upload is out of range would tell the server about it, and it has a
-    part of the noise that the sum has.
+    By the model and the noise alone. Whether one upload is out of range would tell the server about it, and
+    it has a part of the noise that the sum has.
 
     Args:
         model: that the client received.
@@ -83,8 +83,8 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
     typical = math.sqrt(float(model.double().square().mean()) + deviation**2)
     if rules.step / math.sqrt(12) > LARGEST_ERROR * typical:
         raise WireError(
-            f"noised values of about {typical:.2g} are too small for steps of {rules.step:.2g}; raise secure.bits, or "
-            "lower secure.range"
+            f"noised values of about {typical:.2g} are too small for steps of {rules.step:.2g}; raise "
+            "secure.bits, or lower secure.range"
         )
 
 
@@ -116,7 +116,7 @@ def example(
     evaluated: bool = True,
     halves: bool = False,
 ) -> Sums:
-    """The structure of every contribution to a round that is evaluated or not, from an update on blank samples."""
+    """The structure of contributions to a round, evaluated or not, from an update on blank samples."""
     data, clients = blank_samples(task, shape), rules.clients
     output = example_output(algorithm, task, data, augment, clients)
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))

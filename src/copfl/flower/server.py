@@ -18,13 +18,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import (
-    AnyAlgorithm,
-    blank_samples,
-    example_output,
-    message_to_new_client,
-    received,
-)
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, message_to_new_client, received
 from copfl.core.batches import choose
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric

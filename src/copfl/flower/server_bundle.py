@@ -1,6 +1,7 @@
-"""The global model of a server's run as a bundle: `copfl evaluate` and `export` take the app's folder with --global.
+"""A run's global model as a bundle: `copfl evaluate` and `export` take the app's folder with --global.
 
-A site that does not train can so evaluate it on its own samples. It is what a client receives that never took part.
+A site that does not train can so evaluate it on its own samples. It is what a client receives that never took
+part.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The settings of a federation as values, from Flower's run config: the same on the server and on every node."""
+"""A federation's settings as values, from Flower's run config: the same on the server and on every node."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Settings(Terms):
-    """A federation's settings as values; the layout is that of the model, of its base and of the public samples."""
+    """A federation's settings as values; the layout is of the model, its base and the public samples."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -84,7 +84,7 @@ def rules_of(federation: Federation) -> Rules:
 
 
 def federation_of(run_config: Mapping[str, Any]) -> Federation:
-    """The record that a run config describes, with every default; SettingError names the key that is invalid."""
+    """The record that a run config describes, with every default; SettingError names an invalid key."""
     tables: Tables = {title: {} for title in TITLES} | nested(run_config)
     for title, table in tables.items():
         if title not in TITLES:

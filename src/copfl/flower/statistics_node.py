@@ -1,8 +1,9 @@
-"""A node's sums for the encoders of a federation: means, deviations and categories that its contract leaves open.
+"""A node's sums for the encoders of a federation: means, deviations and categories of an open contract.
 
-They are given once. A node remembers, for its data and whatever the server calls a run, what it was asked and with
-whose data its own were added up. Another question about the same rows, the same question about some more rows, or
-other members of a sum could be subtracted: they are refused, unless the policy of the node's owner allows more.
+They are given once. A node remembers, for its data and whatever the server calls a run, what it was asked and
+with whose data its own were added up. Another question about the same rows, the same question about some more
+rows, or other members of a sum could be subtracted: they are refused, unless the policy of the node's owner
+allows more.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ class Given(KnownData):
     """A node's memory of the statistics that it gave."""
 
     def ask(self, samples: str, part: int, question: str, allowed: int) -> None:
-        """Writes down a question before it is answered; WireError if it is another one about the same data."""
+        """Notes a question before it is answered; WireError if it is another one about the same data."""
         with self._alone():
             self._ask(samples, part, question, allowed)
 
@@ -55,9 +56,9 @@ class Given(KnownData):
             return
         if len(known) >= allowed:
             raise WireError(
-                "statistics of this node's data were given: another question, or the same about other rows, could be "
-                "subtracted. Give the means and categories in the contract, or ask the node's owner to raise "
-                f"statistics.questions above {allowed}"
+                "statistics of this node's data were given: another question, or the same about other rows, "
+                "could be subtracted. Give the means and categories in the contract, or ask the node's owner "
+                f"to raise statistics.questions above {allowed}"
             )
         self._write([*asked, (samples, part, question)], cohorts)
 
@@ -73,8 +74,9 @@ class Given(KnownData):
             return
         if len(known) >= allowed:
             raise WireError(
-                "statistics of this node's data were added up with other members: the difference of both sums would "
-                f"reveal single members; ask the node's owner to raise statistics.questions above {allowed}"
+                "statistics of this node's data were added up with other members: the difference of both "
+                "sums would reveal single members; ask the node's owner to raise statistics.questions above "
+                f"{allowed}"
             )
         self._write(asked, [*cohorts, (samples, cohort)])
 

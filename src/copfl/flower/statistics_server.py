@@ -1,4 +1,4 @@
-"""The server's part in the encoders of a federation: it adds up the nodes' statistics, and freezes the contract."""
+"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract."""
 
 import time
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class StatisticsServer(Exchange):
 
     @property
     def needed(self) -> int:
-        """Number of members that must answer: all, unless the settings say how many; later those of the first pass."""
+        """Members that must answer: all, unless the settings say how many; later those of the first pass."""
         first = self.federation.network.min_replies or self.federation.clients
         return len(self.members) if self.round else first
 

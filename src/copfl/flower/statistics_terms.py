@@ -53,8 +53,8 @@ def terms_of(run_config: Mapping[str, Any]) -> StatisticsTerms:
         raise UsageError("the data contract is frozen: it leaves nothing to agree on")
     if federation.run.privacy:
         raise UsageError(
-            "the uploads of this federation have noise, and sums for encoders have none, which would void its epsilon: "
-            "give the means, deviations and categories in the contract"
+            "the uploads of this federation have noise, and sums for encoders have none, which would void "
+            "its epsilon: give the means, deviations and categories in the contract"
         )
     with raised_as(UsageError, "{}", DataError):
         question = Question.of(contract)
@@ -62,12 +62,13 @@ def terms_of(run_config: Mapping[str, Any]) -> StatisticsTerms:
         without_range = [c.name for c in question.numbers if c.minimum is None or c.maximum is None]
         if question.free:
             raise UsageError(
-                f'the categories of "{question.free[0].name}" are open, and a secure sum is of numbers: list them in '
-                "the contract as categories, or as candidates of which those are kept that a site has"
+                f'the categories of "{question.free[0].name}" are open, and a secure sum is of numbers: list '
+                "them in the contract as categories, or as candidates of which those are kept that a site has"
             )
         if without_range:
             raise UsageError(
-                f'"{without_range[0]}" needs a minimum and a maximum in the contract: a secure sum has a fixed step'
+                f'"{without_range[0]}" needs a minimum and a maximum in the contract: a secure sum has a '
+                "fixed step"
             )
     return StatisticsTerms(federation, f"statistics-{contract.digest}", contract, question)
 

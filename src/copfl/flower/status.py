@@ -122,12 +122,13 @@ def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
 
 
 def other_runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs that the SuperLink has and that have no folder: somebody submitted them, and they have not begun."""
+    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
     database = folder / DATABASE
     if not database.exists():
         return []
     columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
-    query = f"SELECT {columns} FROM run LEFT JOIN task ON task.task_id = run.primary_task_id ORDER BY task.pending_at"
+    both = "run LEFT JOIN task ON task.task_id = run.primary_task_id"
+    query = f"SELECT {columns} FROM {both} ORDER BY task.pending_at"
     found = []
     with (
         contextlib.suppress(sqlite3.Error),  # of another version of Flower

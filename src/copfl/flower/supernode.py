@@ -87,9 +87,7 @@ def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
     configure_logging()
     if address.key is not None:
         node_config = {**node_config, "key": str(address.key.expanduser().absolute())}
-    policy = policy_of(
-        node_config, state_dir(node_config)
-    )  # an error in it is reported before anything is sent
+    policy = policy_of(node_config, state_dir(node_config))  # its errors come before anything is sent
     if not (coordinators(policy, node_config) or policy.proposals.unsigned or policy.proposals.by_hand):
         logger.warning(
             "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
@@ -143,8 +141,8 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                         return
                     if ahead := clock_ahead(error.response):
                         sides = "ahead of" if ahead > 0 else "behind"
-                        text = "copfl: this machine's clock is %.0f s %s the server's, which refuses it; set the clock"
-                        logger.warning(text, abs(ahead), sides)
+                        clock = "copfl: this machine's clock is %.0f s %s the server's"
+                        logger.warning(f"{clock}, which refuses it; set the clock", abs(ahead), sides)
                     else:
                         text = "copfl: waiting until %s.pub is registered at the server: %s"
                         logger.warning(text, address.key, printable(error.response.text))
@@ -161,7 +159,7 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
 
 
 def clock_ahead(response: httpx.Response) -> float:
-    """How many seconds this machine's clock is ahead of the server's; 0 if Flower tolerates the difference."""
+    """The seconds that this machine's clock is ahead of the server's; 0 if Flower tolerates them."""
     try:
         server = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):

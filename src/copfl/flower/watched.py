@@ -214,7 +214,7 @@ def _number(value: Any) -> float | None:
 
 
 def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
-    """The proposal of a run and what is wrong with it: as the server received it, or as the coordinator wrote it."""
+    """A run's proposal and what is wrong with it: as the server received it, or the coordinator wrote it."""
     for file in (path / SIGNED, folder / PROPOSALS / f"{run}.json"):
         if file.exists():
             try:
@@ -250,7 +250,7 @@ def _members(
     needed: int,
     now: datetime.datetime,
 ) -> list[MemberState]:
-    """The members of the signed proposal, then those who were admitted since; without both, the clients of the log.
+    """The members of the signed proposal, then those admitted since; without both, the clients of the log.
 
     Args:
         signed: the proposal.
@@ -298,7 +298,7 @@ def _members(
 
 
 def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
-    """The replies that a round of so many selected clients needs, as `copfl.settings.federation` defines it."""
+    """The replies that a round of so many clients needs, as `copfl.settings.federation` defines it."""
     is_secure = bool(settings.get("secure.aggregation"))
     usual = selected if is_secure else (selected + 1) // 2
     needed = int(settings.get("network.min_replies") or usual)

@@ -66,7 +66,8 @@ def dense(task: Task, w: Tensor) -> Tensor:
 
 
 def factored(task: Task, w: Tensor, products: Tensor) -> Tensor:
-    """w whose adapters have the best approximation of these products by their rank: B = U S / scaling, A = Vᵀ.
+    """w whose adapters have the best approximation of these products by their rank: B = U S / scaling, A =
+    Vᵀ.
 
     Singular values fall, so the first components are the best of every smaller rank. A component of which
     nothing is left has B = 0 and the A of before, as an adapter begins. The largest entry of a row of A is

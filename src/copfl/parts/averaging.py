@@ -165,7 +165,7 @@ class Averaging:
         return Server(w), {"shared": (~task.where(*self.parts(task)))[: task.d].to(w.dtype).mean()}
 
     def global_statistics(self, task: Task, client: Any) -> Tensor:
-        """Those of the model that the client trained from the global one, at the end of its personal entries."""
+        """Those of the model that the client trained from the global one, after its personal entries."""
         personal: Tensor = client.personal
         return personal[len(personal) - (len(task.initial) - task.d) :]
 

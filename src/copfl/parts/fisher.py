@@ -1,4 +1,4 @@
-"""The diagonal of the Fisher information on a few samples, and the weight of two estimates with such variances."""
+"""The diagonal of the Fisher information on a few samples, and the weight of two such estimates."""
 
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ def groups_of(epoch: Epoch, samples: int, together: int) -> tuple[Batch, ...]:
 def curvature(task: Task, w: Tensor, data: Data, groups: tuple[Batch, ...]) -> Curvature:
     """The mean over the groups of (samples in it) * (mean gradient)^2, and the mean gradient.
 
-    With one sample in a group this is the mean of the squared gradients of single samples; with several it has the
-    same expectation where the gradients' mean is zero, at a fraction of the cost.
+    With one sample in a group this is the mean of the squared gradients of single samples; with several it
+    has the same expectation where the gradients' mean is zero, at a fraction of the cost.
     """
     fisher = gradient = torch.zeros_like(w[: task.d])
     used = samples = w.new_zeros(())
@@ -46,8 +46,9 @@ def curvature(task: Task, w: Tensor, data: Data, groups: tuple[Batch, ...]) -> C
 def merging_weight(first: Curvature, second: Curvature, damping: float) -> Tensor:
     """[] in 0..1, the weight of the first in the mixture of two estimates with the smallest variance.
 
-    (b - c) / (a + b - 2 c): a and b are the traces of the inverse Fisher informations, c that of the covariance, the
-    correlation of the two gradients, from 0 to 1, times sqrt(a b). Half where the variances are the same.
+    (b - c) / (a + b - 2 c): a and b are the traces of the inverse Fisher informations, c that of the
+    covariance, the correlation of the two gradients, from 0 to 1, times sqrt(a b). Half where the variances
+    are the same.
     """
     scale = (first.fisher.mean() + second.fisher.mean()) / 2
     damped = damping * torch.where(scale > 0, scale, 1)

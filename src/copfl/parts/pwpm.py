@@ -45,7 +45,8 @@ class Pwpm:
                 standard error; others are shared again. Rate, budget, candidates, count do not apply
     until       rounds after which the mask stays as it is, and all samples are trained on with
                 criterion="held_out"; 0: never
-    head        "shared": nothing is personal at first (Paper). "personal": the head is, in all rounds, and rate
+    head        "shared": nothing is personal at first (Paper). "personal": the head is, in all rounds, and
+    rate
                 and budget count the entries of the body
     """
 

@@ -144,7 +144,8 @@ class Adagrad(_Adaptive):
 
 @dataclass(frozen=True)
 class FedExP:
-    """w + η Δ, η = max(1, mean |Δ_i|² / (2 (|Δ|² + ε))): long steps where the clients disagree, nothing to tune.
+    """w + η Δ, η = max(1, mean |Δ_i|² / (2 (|Δ|² + ε))): long steps where the clients disagree, nothing to
+    tune.
 
     With P clients of equal length in orthogonal directions the quotient is P / 2. More than that comes from
     unequal weights or rounding alone, so it is the largest η.

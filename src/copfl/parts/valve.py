@@ -1,4 +1,4 @@
-"""GPFL's trained parts beside the model: an embedding of each class, and the conditional valve of the features."""
+"""GPFL's trained parts beside the model: an embedding of each class, and the valve of the features."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 
 def initial(task: Task) -> Tensor:
-    """[e]: normal embeddings; the Linear layers as torch distributes them, in the variance; norms of 1 and 0."""
+    """[e]: normal embeddings; Linear layers with the variance that torch gives them; norms of 1 and 0."""
     classes, f = head_shape(task)
     drawn = normals(task, classes * f + 2 * (f * f + f), 0)
     embeddings, *linear = torch.split(drawn, [classes * f, f * f + f, f * f + f])
@@ -67,12 +67,13 @@ def parts_of(task: Task, vector: Tensor) -> Parts:
 
 
 def head_shape(task: Task) -> tuple[int, int]:
-    """[C, f] of the head's matrix; UsageError if the head is not the Linear layer that gives the classes' logits."""
+    """[C, f] of the head's matrix; UsageError if the head is no Linear layer of the classes' logits."""
     shape, kind = task.layout.head_shape, task.criterion.kind
     if kind != "classification" or len(shape) != 2 or shape[0] != task.classes:
         raise UsageError(
-            f"gpfl has an embedding for each class and a Linear head after a valve; this task is {kind}, with "
-            f'the head "{task.layout.head}". Choose another algorithm, or name a Linear head, such as head="fc"'
+            f"gpfl has an embedding for each class and a Linear head after a valve; this task is {kind}, "
+            f'with the head "{task.layout.head}". Choose another algorithm, or name a Linear head, such as '
+            'head="fc"'
         )
     return shape[0], shape[1]
 

@@ -1,4 +1,4 @@
-"""What is known of each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain."""
+"""Each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from copfl.tables import NONE, Table, interval, number, plain, size
 UNIT = 1000  # benefits are shown in thousandths
 ROWS = 30  # of more clients than this, those whose benefit differs most from the mean client's
 ABOUT = (
-    "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one of two "
-    "random halves of the uploads than with the mean client. Its own judgement does not count. Higher, lower: than the "
-    "mean client, corrected for the number of clients. Rank: those that no interval excludes; - where all others are "
-    "not distinguishable. It is no measure of effort: a client that sends nothing new may be above those whose updates "
-    "disturb the others (docs/audit.md)."
+    "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one "
+    "of two random halves of the uploads than with the mean client. Its own judgement does not count. "
+    "Higher, lower: than the mean client, corrected for the number of clients. Rank: those that no interval "
+    "excludes; - where all others are not distinguishable. It is no measure of effort: a client that sends "
+    "nothing new may be above those whose updates disturb the others (docs/audit.md)."
 )
 ABOUT_ITSELF = (
-    "To itself: how much more its uploads lower its own loss than those of the others do, by its own account. Where it "
-    "is not above 0, what it sends may be broken, or nothing."
+    "To itself: how much more its uploads lower its own loss than those of the others do, by its own "
+    "account. Where it is not above 0, what it sends may be broken, or nothing."
 )
 
 
@@ -110,10 +110,7 @@ def table(found: Contributions) -> Table:
     notes = [ABOUT]
     if clients > ROWS:
         chosen = sorted(np.argsort(np.nan_to_num(benefit.p_values, nan=2.0), kind="stable")[:ROWS].tolist())
-        notes.insert(
-            0,
-            f"The {ROWS} of {clients} clients whose benefit differs most clearly.",
-        )
+        notes.insert(0, f"The {ROWS} of {clients} clients whose benefit differs most clearly.")
     if found.rounds < (wanted := rounds_wanted(clients)):
         notes.append(
             f"{found.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."

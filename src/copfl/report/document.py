@@ -98,7 +98,7 @@ def _rounded(value: Any) -> Any:
 
 @cache
 def content_security_policy(*, live: bool) -> str:
-    """What a browser lets a page do: execute these scripts alone, by their hashes, and ask its own server if `live`.
+    """What a browser lets a page do: execute these scripts, by their hashes, and ask its server if `live`.
 
     So text from elsewhere that became markup by mistake would still not execute.
     """
@@ -135,7 +135,7 @@ def _templates() -> Environment:
 
 
 def _directed(value: Any) -> Any:
-    """A text without the marks that turn the direction of what follows: names and reasons come from other machines."""
+    """A text without marks that turn the direction of what follows: names come from other machines."""
     return DIRECTIONS.sub("\ufffd", value) if type(value) is str else value
 
 

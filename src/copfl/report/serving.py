@@ -31,7 +31,7 @@ class Page(Protocol):
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page under one address, which has a random token: other users of this machine cannot read it.
+    """Serves one page under an address with a random token: other users of this machine cannot read it.
 
     Args:
         page: What is served.

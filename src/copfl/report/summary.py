@@ -229,7 +229,7 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
 
 
 def _selection(result: Result) -> str:
-    """Which rounds the values are of, and the validation value where there are such samples; "" if of the last."""
+    """Which rounds the values are of, and the validation value where there is one; "" if of the last."""
     e, metric = result.experiment, result.primary
     if e.federation.validation is None:
         return ""
@@ -310,7 +310,7 @@ def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def honest_gains(result: Result) -> Gains | None:
-    """The gains of all clients but those that the simulation attacks with; alone they trained on right labels."""
+    """The gains of all but the clients of a simulated attack, which alone trained on right labels."""
     if result.gains is None:
         return None
     personal = np.where(_malicious(result), np.nan, result.gains.personal)

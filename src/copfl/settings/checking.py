@@ -1,4 +1,4 @@
-"""Values as people write them, checked against types, limits and signatures; one error for all that does not fit."""
+"""Values as people write them, checked against types, limits and signatures; one kind of error."""
 
 import dataclasses
 import difflib
@@ -69,7 +69,7 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
 
 
 def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
-    """The value as the type of the hint, a plain type, a tuple of one, or a choice of those, within its limits."""
+    """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits."""
     limits = limits or {}
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     for option in typing.get_args(hint) if union else (hint,):
@@ -134,8 +134,8 @@ class Parameter(typing.NamedTuple):
 def parameters_of(factory: Callable[..., Any], skip: Iterable[str] = ()) -> dict[str, Parameter]:
     """The keywords of a function or class; those of a dataclass's parts are its own.
 
-    A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it is
-    a kind of its own.
+    A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it
+    is a kind of its own.
     """
     try:
         every = _parameters_of(factory)

@@ -1,4 +1,4 @@
-"""The one place where layers of settings become a complete record. Below `complete` no mapping of settings exists."""
+"""Where layers of settings become a complete record. Below `complete` no mapping of settings exists."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def complete(
     """The record of a run with every name checked and every default filled in.
 
     Args:
-        layers: Settings by title and key, as in run.toml; later ones win. Where a layer chooses another algorithm,
-            model, ..., the options of the former one are dropped; another algorithm has its own optimizer.
+        layers: Settings by title and key, as in run.toml; later ones win. Where a layer chooses another
+            algorithm, model, ..., the options of the former one are dropped; another algorithm has its own
+            optimizer.
         preset: The name of a preset, which is below the layers.
         values: By kind, an algorithm, a data set, a model, a partition or an optimizer that a program has.
         sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
@@ -103,7 +104,7 @@ def complete(
 def _algorithm_of_value(
     tables: Tables, algorithm: Any, rates: Mapping[str, float], by_rule: bool
 ) -> schema.Algorithm:
-    """An algorithm that a program passed, with the optimizer and the rate of the data set where it chooses none."""
+    """An algorithm that a program passed, with the data set's optimizer and rate where it chooses none."""
     options = {**tables["algorithm"], **tables["optimizer"]}
     used = traits(algorithm).optimizer
     if used is not None and by_rule and not is_chosen(used):

@@ -1,4 +1,4 @@
-"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, of an installed package or of the user."""
+"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, a package or the user."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WRAPPERS = ("server", "addons", "robust", "privacy", "attack")  # around the alg
 
 @lru_cache(maxsize=1)
 def algorithms() -> Mapping[str, Callable[..., AnyAlgorithm]]:
-    """The algorithms by name: copfl's, and those that installed packages add as entry points `copfl.algorithms`."""
+    """The algorithms by name: copfl's, and those of installed packages' entry points `copfl.algorithms`."""
     found: dict[str, Callable[..., AnyAlgorithm]] = {}
     for entry in metadata.entry_points(group="copfl.algorithms"):
         unusable = (
@@ -120,8 +120,8 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
 
     Args:
         kind: Such as "optimizer".
-        table: What is set. A declared setting has the type and the limits of the schema, another one the type of the
-            component's parameter.
+        table: What is set. A declared setting has the type and the limits of the schema, another one the type
+            of the component's parameter.
         fill: Whether what is not set gets the component's default.
     """
     record = schema.KINDS[kind]
@@ -155,7 +155,7 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
 
 
 def _undecorated(factory: Any, name: str) -> str:
-    """The class that declares this name as a dataclass does its fields, without being one; empty if there is none."""
+    """The class that declares this name as a dataclass would, without being one; empty if there is none."""
     classes = factory.__mro__ if inspect.isclass(factory) else ()
     undecorated = (c for c in classes if "__dataclass_params__" not in vars(c))
     return next((c.__name__ for c in undecorated if name in inspect.get_annotations(c)), "")

@@ -209,15 +209,15 @@ class Federation:
             raise SettingError(
                 "robust.name",
                 self.run.robust.name,
-                "decides during the run by each member's losses, and with secure.aggregation these stay at the nodes, "
-                "which add up what they conclude once, at its end; leave one of them out",
+                "decides during the run by each member's losses, and with secure.aggregation these stay at "
+                "the nodes, which add up what they conclude once, at its end; leave one of them out",
             )
         if self.secure.aggregation and self.run.robust:
             raise SettingError(
                 "robust.name",
                 self.run.robust.name,
-                "compares single uploads, and with secure.aggregation the server sees only their sum; leave one "
-                "of them out",
+                "compares single uploads, and with secure.aggregation the server sees only their sum; leave "
+                "one of them out",
             )
 
     @property
@@ -277,8 +277,9 @@ def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
             raise SettingError(
                 "run.new_clients",
                 value,
-                "is for the simulation, which keeps a fraction of its clients out of the training; here a new "
-                "client joins after it: `copfl federate join FOLDER --data FILE`, or session.join=3 in a run",
+                "is for the simulation, which keeps a fraction of its clients out of the training; here a "
+                "new client joins after it: `copfl federate join FOLDER --data FILE`, or session.join=3 in a "
+                "run",
             )
         if key not in RUN_KEYS:
             raise unknown_key(f"run.{key}", value, RUN_KEYS, [p for p in paths() if not p.startswith("run.")])

@@ -1,9 +1,9 @@
 """What is trained where nobody names an algorithm, and how: the rule that studies/defaults found.
 
-It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the best;
-where clients have no class in common it was below training alone, and APFL equals it.
-The batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds; a
-named algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
+It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
+best; where clients have no class in common it was below training alone, and APFL equals it. The batch size
+and the learning rate follow from the number of samples that a client has, and sees in all rounds; a named
+algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
 """
 
 import math
@@ -185,10 +185,11 @@ def usual_name(tables: Tables, passed: Mapping[str, Any]) -> str:
 
 
 def follows_rule(tables: Tables, passed: Mapping[str, Any]) -> bool:
-    """Whether a named algorithm trains by the rule: a model from scratch, on a user's own data or a small set.
+    """Whether a named algorithm trains by the rule: a model from scratch, on a user's own data or a small
+    set.
 
-    Published data sets keep the paper's protocol, and pretrained models their own rates. An algorithm that declares an
-    optimizer has that.
+    Published data sets keep the paper's protocol, and pretrained models their own rates. An algorithm that
+    declares an optimizer has that.
 
     Args:
         tables: One of each kind, from all layers.

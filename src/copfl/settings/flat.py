@@ -1,4 +1,4 @@
-"""Settings as Flower's run config has them: one level of keys with a dot, whose values are words and numbers."""
+"""Settings as Flower's run config has them: one level of keys with a dot; values are words and numbers."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def flat(value: Any) -> Any:
 
 
 def nested(run_config: Mapping[str, Any]) -> Tables:
-    """The tables of a flat run config, or of one with tables as in pyproject.toml; SettingError if it is none."""
+    """The tables of a run config, flat or with tables as in pyproject.toml; SettingError if it is none."""
     tables: Tables = {}
     for path, value in run_config.items():
         title, dot, key = path.partition(".")

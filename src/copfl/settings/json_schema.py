@@ -1,4 +1,4 @@
-"""The JSON Schema of run.toml and the reference page of settings, derived from the records and the signatures."""
+"""The JSON Schema of run.toml and the reference page of settings, derived from records and signatures."""
 
 from __future__ import annotations
 

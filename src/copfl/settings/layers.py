@@ -1,6 +1,7 @@
 """Layers of settings to one table of each kind. A layer is a plain mapping; later ones win.
 
-From below: the defaults of a data set, a preset or else the rule of `first_choice`, a run file, the command line.
+From below: the defaults of a data set, a preset or else the rule of `first_choice`, a run file, the command
+line.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Layer = Mapping[str, Mapping[str, Any]]
 def merged(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
     """One table of each kind: each layer on top of the ones before it.
 
-    Where a layer chooses another algorithm, model, ..., the options of the former one are dropped; another algorithm
-    has its own optimizer.
+    Where a layer chooses another algorithm, model, ..., the options of the former one are dropped; another
+    algorithm has its own optimizer.
 
     Args:
         layers: Settings by title and key, from below; `check_layer` found nothing wrong.
@@ -111,7 +112,7 @@ def _current(kind: str, tables: Tables, passed: Mapping[str, Any]) -> str:
 
 
 def check_layer(layer: Layer) -> None:
-    """Nothing, if the layer has tables of known kinds, whose values can be written to a file and read back."""
+    """Nothing, if the layer has tables of known kinds, whose values a file can have and give back."""
     for kind, table in layer.items():
         if kind not in KINDS:
             raise unknown_key(kind, dict(table) if isinstance(table, Mapping) else table, KINDS)

@@ -33,9 +33,8 @@ def model_record(table: Mapping[str, Any], adapted: bool = False, value: Any = N
         ours = [f.name for f in declared(schema.Model) if f.metadata["ours"]]
         return record_of_value("model", table, value, type(value).__name__, *ours)  # type: ignore[no-any-return]
     name = str(table.get("name", ""))
-    if not (
-        pretrained.is_pretrained(name) or "sha256" in table
-    ):  # a record of a run has the hash, and no place
+    # A record of a run has the hash, and no place.
+    if not (pretrained.is_pretrained(name) or "sha256" in table):
         return component("model", table, fill=name in MODELS)  # type: ignore[no-any-return]
     if table.get("train") == "head" and not adapted and "sha256" not in table:
         table.setdefault("frozen_dropout", False)

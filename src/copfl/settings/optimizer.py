@@ -16,9 +16,9 @@ from copfl.settings.toml import Tables
 from copfl.settings.usual import SMALL_SETS
 from copfl.settings.values import record_of_value
 
-# Learning rates at which the built-in models, and adapters or a head alone, learn within tens of rounds on a user's
-# own data; for a model from scratch the rule of `first_choice` may choose another one. A pretrained model that is
-# trained as a whole keeps the optimizer's.
+# Learning rates at which the built-in models, and adapters or a head alone, learn within tens of rounds on a
+# user's own data; for a model from scratch the rule of `first_choice` may choose another one. A pretrained
+# model that is trained as a whole keeps the optimizer's.
 OWN_RATES = {"adam": 1e-3, "mamo": 1e-3, "sgd": 0.1}
 ADAPTER_RATES = {"adam": 1e-2, "mamo": 1e-2, "sgd": 0.1}
 
@@ -32,8 +32,9 @@ def optimizer_record(
 ) -> schema.Optimizer:
     """The optimizer of an algorithm.
 
-    The learning rate that counts is the first of these: what is set, on the command line, in a file, a preset, or by
-    `first_choice`; what the algorithm's authors chose; what suits the data set; the default of the optimizer.
+    The learning rate that counts is the first of these: what is set, on the command line, in a file, a
+    preset, or by `first_choice`; what the algorithm's authors chose; what suits the data set; the default of
+    the optimizer.
 
     Args:
         algorithm: The algorithm, whose own optimizer is the default.

@@ -1,4 +1,4 @@
-"""What a record of settings is: fields with type, default, limits and help, and their check. Without torch."""
+"""What a record of settings is: fields with type, default, limits and help, and their check."""
 
 import dataclasses
 import typing

@@ -1,8 +1,8 @@
 """The complete description of a run as typed, frozen records.
 
-A record is a table of run.toml, a field a key. A field has its type, default, limits, and a sentence of help; with
-names such as "--lr" it is an option of the command line, too. The options of a component (an algorithm, a model,
-...) are the fields of its dataclass or the keywords of its function, and are in `options`.
+A record is a table of run.toml, a field a key. A field has its type, default, limits, and a sentence of help;
+with names such as "--lr" it is an option of the command line, too. The options of a component (an algorithm,
+a model, ...) are the fields of its dataclass or the keywords of its function, and are in `options`.
 
 Nothing here imports torch, so that `copfl --help` is fast.
 """
@@ -32,7 +32,8 @@ class Algorithm(Component):
 
     name: str = setting(
         "",
-        "An algorithm (`copfl list algorithms`) or module:Class; modules are searched in the current folder too.",
+        "An algorithm (`copfl list algorithms`) or module:Class; modules are searched in the current folder "
+        "too.",
         "Training",
         "--algorithm -a",
         shown="what suits the data",
@@ -326,8 +327,8 @@ class RunSettings:
         enum=("auto", "sequential", "vmap", "cuda_graph"),
     )
     chunk: int = setting(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
-    # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens the
-    # activations too; what is trained stays fp32.
+    # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens
+    # the activations too; what is trained stays fp32.
     precision: str = setting(
         "auto",
         "auto, fp32, tf32, bf16 or fp64; auto is tf32 on a GPU and fp32 elsewhere.",
@@ -376,8 +377,8 @@ class RunSettings:
         checked_fields(self, "run")
         if self.patience and self.select != "best":
             raise UsageError(
-                f"run.patience={self.patience} is the number of evaluations without a better one on validation "
-                'samples; it needs run.select="best" (--select best)'
+                f"run.patience={self.patience} is the number of evaluations without a better one on "
+                'validation samples; it needs run.select="best" (--select best)'
             )
         if self.select == "best" and not self.validation:
             object.__setattr__(self, "validation", SELECTION)

@@ -75,5 +75,5 @@ def assignment(text: str) -> tuple[str, str, Any]:
 
 
 def _path_like(key: str) -> str:
-    """The path of the declared setting with this key, such as "optimizer.lr" for "lr"; empty if there is none."""
+    """The path of the declared setting with this key, such as "optimizer.lr" for "lr"; empty: none."""
     return next((path for path in paths() if key and path.rpartition(".")[2] == key), "")

@@ -45,7 +45,7 @@ def check_no_file(kind: str, name: str) -> None:
 
 
 def in_current_folder(kind: str, name: str) -> str:
-    """What to write for a name without a colon that is a module of the current folder; empty if it is none."""
+    """What to write for a name without colon that is a module of the current folder; empty if it is none."""
     module = str(Path(name)).removesuffix(".py")
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
         return ""
@@ -56,7 +56,7 @@ def in_current_folder(kind: str, name: str) -> str:
 
 
 def candidates(kind: str, module: str, holder: Any) -> list[str]:
-    """The names in a module or class that can be components of this kind: its own, and nothing that it imports."""
+    """The names in a module or class that can be components of this kind: its own, not what it imports."""
 
     def fits(value: Any) -> bool:
         if not inspect.isclass(value) and not inspect.isfunction(value):

@@ -16,7 +16,7 @@ from copfl.settings.toml import Tables
 
 
 def layer_of(kind: str, value: Any) -> Tables:
-    """The settings of an algorithm or optimizer of copfl or of an importable module; none if it has no name there.
+    """The settings of an algorithm or optimizer of copfl or an importable module; none if it has no name.
 
     What nobody chose is left out, numbers and the optimizer: it depends on the data set.
     """

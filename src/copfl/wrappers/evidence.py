@@ -1,7 +1,7 @@
 """Weights that the server sets: clients without weight do not count in the mean.
 
-The weights come from the evidence on each client's benefit (`experiment.evidence`). The server multiplies what a client
-adds to the total by the client's weight, so sums suffice.
+The weights come from the evidence on each client's benefit (`experiment.evidence`). The server multiplies
+what a client adds to the total by the client's weight, so sums suffice.
 """
 
 from dataclasses import dataclass

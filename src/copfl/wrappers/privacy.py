@@ -72,8 +72,9 @@ class Private(RoundWrapper):
         # The difference of two large numbers may overflow where both are finite.
         finite = tree.finite((output.client, output.upload, update.change), task.device)
         change = torch.where(finite, update.change, 0)
-        # In double precision: squares of small numbers are 0 in single precision, and long sums are inexact, so a
-        # norm would be too small, and the update larger than the clip. The one rounding is after the noise.
+        # In double precision: squares of small numbers are 0 in single precision, and long sums are inexact,
+        # so a norm would be too small, and the update larger than the clip. The one rounding is after the
+        # noise.
         exact = change.double()
         exact = exact * (self.clip / exact.norm().clamp(min=self.clip))
         deviation = self.noise * self.clip / self.taking_part**0.5

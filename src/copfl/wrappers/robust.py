@@ -8,9 +8,9 @@ evidence       Leaves out clients that are known to do harm, from what each uplo
 trimmed_mean   Entry by entry, the mean without the largest and the smallest `trim` of the values.
 median         Entry by entry, the median.
 
-The trimmed mean and the median need all uploads at once: the server's memory grows with the clients of a round, partial
-sums do not suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every client
-that shares an entry weighs the same there.
+The trimmed mean and the median need all uploads at once: the server's memory grows with the clients of a
+round, partial sums do not suffice, and single uploads cannot be hidden from the server. They ignore the
+reported weights: every client that shares an entry weighs the same there.
 """
 
 from collections.abc import Callable

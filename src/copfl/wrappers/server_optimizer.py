@@ -1,4 +1,4 @@
-"""Server optimizers around any algorithm that averages: the server moves further, or less far, than to the mean.
+"""Server optimizers around algorithms that average: the server moves further, or less far, than the mean.
 
 Only what is averaged and trained moves by the optimizer. Averaged batch-norm statistics are a plain mean. An
 entry that no client shared in a round keeps its value and its moments.
@@ -28,9 +28,7 @@ class OptimizedTotal(NamedTuple):
     total: Any
     clients: Tensor  # [], their number
     weight: Tensor  # [], float64: the sum of their weights p_i
-    sharers: (
-        Tensor | tuple[()]
-    )  # [s], the sum of p_i over the clients that share the entry; (): all share all
+    sharers: Tensor | tuple[()]  # [s], the sum of p_i over those that share the entry; (): all share all
     squares: Tensor | tuple[()]  # [], float64: the sum of p_i |w_i - w_0|² over shared, trained entries
 
 
@@ -45,16 +43,16 @@ class ServerOptimizer(Wrapper):
     def server_init(self, task: Task, clients: int) -> OptimizedServer:
         if reason := traits(self.algorithm).only_mean:
             raise UsageError(
-                f"{type(self.algorithm).__name__.lower()} takes no step of the server but the mean: {reason}; leave "
-                f"the server optimizer out ({how_to_set('server.name', 'mean', '--server')}), or name another algorithm"
+                f"{type(self.algorithm).__name__.lower()} takes no step of the server but the mean: "
+                f"{reason}; leave the server optimizer out "
+                f"({how_to_set('server.name', 'mean', '--server')}), or name another algorithm"
             )
         server = self.algorithm.server_init(task, clients)
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
-                f"the server of {type(self.algorithm).__name__.lower()} has no one vector of weights, so it has "
-                "no step; "
-                'leave the server optimizer out, which is server.name="mean", or name an algorithm that shares '
-                "all of the model, such as fedavg_ft"
+                f"the server of {type(self.algorithm).__name__.lower()} has no one vector of weights, so it "
+                'has no step; leave the server optimizer out, which is server.name="mean", or name an '
+                "algorithm that shares all of the model, such as fedavg_ft"
             )
         return OptimizedServer(server, self.rule.init(server.w))
 
@@ -120,7 +118,7 @@ class ServerOptimizer(Wrapper):
         return w
 
     def _trained(self, task: Task) -> Tensor:
-        """Which entries of the server's weights are trained, [s] or [] for all: averaged statistics are not."""
+        """Which entries of the server's weights are trained, [s] or [] for all: not averaged statistics."""
         if task.buffers != "average" or len(task.initial) == task.d:
             return torch.ones((), dtype=torch.bool, device=task.device)
         marked = torch.ones_like(task.initial)

@@ -73,7 +73,7 @@ def _with_code(kind: str, table: Mapping[str, Any], names: Sequence[str]) -> dic
         except UsageError as error:
             raise RunError(
                 f"the {kind} of this bundle is {name}, and a bundle has no code: the module {module} must be "
-                f"importable, as it was in training. Install its package, start in the folder that has it, or "
+                "importable, as it was in training. Install its package, start in the folder that has it, or "
                 f"add that to PYTHONPATH ({error})"
             ) from error
     return dict(table) if is_here else {key: value for key, value in table.items() if key != "code"}

@@ -119,8 +119,8 @@ class Bundle:
 
         Args:
             data: A data frame, columns by name, arrays, or a list of texts.
-            missing: "fill" takes a missing value of a table as the column's mean, or as no category; "refuse" is an
-                error. By default as in training.
+            missing: "fill" takes a missing value of a table as the column's mean, or as no category; "refuse"
+                is an error. By default as in training.
         """
         return self.decided(self._outputs_of(data, missing))
 
@@ -279,9 +279,11 @@ def load(
 
     Args:
         path: The folder of a bundle, of a run, or the state-dir of a node.
-        client: In a run folder, a number from 0, or the client's name in the data; "global" is the global model.
-        before_training: The model that the client has after the last aggregation, before it trains again, in place
-            of the one that the table scores. It is made from the run's checkpoint and data, which must be there.
+        client: In a run folder, a number from 0, or the client's name in the data; "global" is the global
+            model.
+        before_training: The model that the client has after the last aggregation, before it trains again, in
+            place of the one that the table scores. It is made from the run's checkpoint and data, which must
+            be there.
         model: An nn.Module or the function that makes it, where the run was given one.
         values: With `before_training`, what else a program passed to the run: `algorithm`, `data`.
     """
@@ -338,7 +340,7 @@ def located(path: Path, client: int | str | None = None) -> Path:
 
 
 def of_node(path: Path) -> Path | None:
-    """The bundle in the state-dir of a node, of the run that was trained last, or in its folder of one run."""
+    """The bundle in the state-dir of a node, of its last run, or in its folder of one run."""
     found = [*path.glob(f"{OF_NODE}/{FILE}"), *path.glob(f"*/{OF_NODE}/{FILE}")]
     return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
 

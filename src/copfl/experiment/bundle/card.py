@@ -39,7 +39,8 @@ def card(description: Description, folder: str) -> str:
         f"- **State:** {origin.stage}{_round(description)}",
         f"- **Data:** {origin.data}{f'. {origin.note}' if origin.note else ''}",
         f"- **Takes:** {_input(description)}",
-        f"- **Returns:** {output.kind}: {_listed(output.names) if output.names else f'{output.count} tokens'}",
+        f"- **Returns:** {output.kind}: "
+        f"{_listed(output.names) if output.names else f'{output.count} tokens'}",
         *(f"- **{METRICS[s.metric].title if s.metric in METRICS else s.metric}:** {s.value:.4f} on "
           f"{s.samples:,} {s.split} samples of the client" for s in description.scores),
         f"- **Network:** {json.dumps(description.model, ensure_ascii=False)}",

@@ -168,7 +168,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
             if needed and name not in value:
                 raise RunError(f'{where} is damaged: it lacks "{name}"; restore it from a copy')
-        return hint(**{name: _value(hints[name], item, f"{where}, {name}") for name, item in value.items()})  # type: ignore[operator]
+        values = {name: _value(hints[name], item, f"{where}, {name}") for name, item in value.items()}
+        return hint(**values)  # type: ignore[operator]
     if origin is tuple and isinstance(value, list):
         return tuple(_value(arguments[0], item, f"{where}, {n}") for n, item in enumerate(value))
     if origin is dict and isinstance(value, Mapping):

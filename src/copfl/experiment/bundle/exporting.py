@@ -1,4 +1,4 @@
-"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, a model of MLflow, or a bundle to send."""
+"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, MLflow, or a bundle to send."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ CHECKED = 50  # samples on which a file is compared with the model
 
 
 def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
-    """Writes a model in a format of other programs; returns the files and folders, the first of which is the path.
+    """Writes a model in a format of other programs; returns the files and folders, the path first.
 
     Args:
         bundle: The model.

@@ -1,4 +1,4 @@
-"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or from Python."""
+"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or Python."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -268,7 +268,7 @@ def _without_targets(x: Inputs) -> Labelled:
 
 
 def _fitting(encoder: Encoder, column: Column) -> Column:
-    """The column as its encoder takes it; a DataError names a cell that is nested, or no number among numbers."""
+    """The column as its encoder takes it; a DataError names a nested cell, or no number among numbers."""
     check_plain(encoder.name, column)
     if encoder.categories:
         return column

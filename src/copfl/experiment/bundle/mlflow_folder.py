@@ -1,4 +1,4 @@
-"""A bundle as a model of MLflow: `mlflow models serve`, `mlflow.pyfunc.load_model`. Nothing in it is unpickled.
+"""A bundle as a model of MLflow: `mlflow models serve`, `mlflow.pyfunc.load_model`. Nothing is unpickled.
 
 MLmodel            the python_function flavour, with this module as its loader, and the signature
 bundle/            the bundle itself

@@ -1,4 +1,4 @@
-"""A bundle as an ONNX file: raw columns, images, arrays or tokens in, classes and probabilities or values out.
+"""A bundle as an ONNX file: columns, images, arrays or tokens in, classes and probabilities or values out.
 
 Names of the outputs are those of skl2onnx: label and probabilities; of a regression, values.
 """

@@ -50,7 +50,8 @@ ADDONS: dict[str, Any] = {  # with the values that add nothing
     "lr_rounds": 0,
     "lr_schedule": "constant",
 }
-# An average of the node's own weights never leaves it; a schedule can only lower the rate that the owner accepted.
+# An average of the node's own weights never leaves it; a schedule can only lower the rate that the owner
+# accepted.
 USUAL_ADDONS = ("ema", "lr_rounds", "lr_schedule")
 ROBUST = ("clip", "evidence", "median", "trimmed_mean")
 ADAPTERS = ("lora",)

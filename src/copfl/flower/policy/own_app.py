@@ -16,7 +16,7 @@ from copfl.settings.user_code import is_reference
 
 
 def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
-    """The policy with the code, the files, the add-ons and the benefit that a run config of its own user names.
+    """The policy with the code, files, add-ons and benefit that a run config of its own user names.
 
     `federation` is the record of its settings, which has the folders and the hashes.
     """
@@ -31,8 +31,8 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
         if is_reference(reference) and not pretrained.is_pretrained(reference):
             if folder is None:
                 raise UsageError(
-                    f'"{reference}" is of an installed package, and a federation executes no code of one that a '
-                    "run config names; put a function of your own around it, into a file of the app"
+                    f'"{reference}" is of an installed package, and a federation executes no code of one '
+                    "that a run config names; put a function of your own around it, into a file of the app"
                 )
             code.append(own_code.entered(reference, Path(folder)))
     bases, files = [], []

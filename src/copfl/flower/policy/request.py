@@ -26,7 +26,7 @@ DEFAULT_CLIP = 1.0  # of noised uploads
 
 
 def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ...]:
-    """What the run config asks for and the policy does not allow. It opens, imports and constructs nothing."""
+    """What the run config asks for and the policy does not allow. It opens, imports and makes nothing."""
     if malformed := tuple(_malformed(run_config)):
         return malformed
     try:
@@ -40,7 +40,7 @@ def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ..
 
 
 def _completed(tables: Tables) -> Tables:
-    """The tables with the defaults of the keys that are left out. Those of components are in `check_tables`."""
+    """The tables with the defaults of keys that are left out. Those of components are in `check_tables`."""
     completed = {title: {**DEFAULTS.get(title, {}), **tables.get(title, {})} for title in TITLES}
     completed["run"] = {
         key: value

@@ -111,14 +111,15 @@ def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterato
         how = "only with secure.aggregation=true" if policy.benefit == "sums" else "never"
         yield Refusal(
             "benefit",
-            f"run.benefit=true: halves of the clients are compared {how}; leave it out, or ask the owner to allow it",
+            f"run.benefit=true: halves of the clients are compared {how}; leave it out, or ask the owner to "
+            "allow it",
         )
     least = max(policy.secure_aggregation.cohort, SMALLEST_SUM)
     if selected // 2 < least:
         yield Refusal(
             "secure_aggregation.cohort",
-            f"run.benefit=true shows all members the means of halves of {selected // 2} clients, and {least} are the "
-            f"least: a round must select at least {2 * least} clients",
+            f"run.benefit=true shows all members the means of halves of {selected // 2} clients, and {least} "
+            f"are the least: a round must select at least {2 * least} clients",
         )
 
 

@@ -26,7 +26,7 @@ def _pixel(p, HIGH: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _operand(x, PRECISION: tl.constexpr):
-    """For tf32 rounded to its 10 bits, to the nearest as in torch's products: a matrix unit cuts the others off."""
+    """For tf32 rounded to its 10 bits, to the nearest as torch does: a matrix unit cuts the others off."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         nearest = (x.to(tl.int32, bitcast=True) + 4096 & -8192).to(tl.float32, bitcast=True)
         return tl.where(x == x, nearest, x)  # a nan stays one
@@ -149,7 +149,8 @@ def _merged(outs: int, ins: int) -> int:
 def convolve(source: Tensor, weight: Tensor, size, groups: int, geometry, back: bool = False) -> Tensor:
     """The convolution of x [N*B, H, W, C] with kernels [N, O, C / groups, kh, kw]: [N*B, *size, O].
 
-    With `back`, the source is the gradient of the outputs, and the result that of the inputs, [N*B, *size, C].
+    With `back`, the source is the gradient of the outputs, and the result that of the inputs, [N*B, *size,
+    C].
 
     Args:
         source: Channels last.

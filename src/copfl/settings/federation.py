@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, unknown_key
 from copfl.settings.record import checked_fields, declared, setting
-from copfl.settings.schema import Run, record_of
+from copfl.settings.schema import Run, in_federation, record_of
 
 WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token")
@@ -68,16 +68,10 @@ class Network(Checked):
     min_replies: int = setting(
         0, "Replies that a round needs; 0: half of the selected, in secure sums all.", minimum=0
     )
-    deadline: float = setting(
-        600.0,
-        "Seconds that a round waits for more replies than it needs.",
-        "Federation",
-        "--deadline",
-        exclusiveMinimum=0,
+    deadline: float = in_federation(
+        600.0, "Seconds that a round waits for more replies than it needs.", "--deadline", exclusiveMinimum=0
     )
-    wire: str = setting(
-        "fp32", "Numbers in messages: fp32, fp16 or bf16.", "Federation", "--wire", enum=WIRES
-    )
+    wire: str = in_federation("fp32", "Numbers in messages: fp32, fp16 or bf16.", "--wire", enum=WIRES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +80,9 @@ class Secure(Checked):
 
     title: ClassVar[str] = "secure"
 
-    aggregation: bool = setting(
+    aggregation: bool = in_federation(
         False,
         "The server receives only the sum of the uploads (SecAgg+).",
-        "Federation",
         "--secure-aggregation",
         shown="off",
     )

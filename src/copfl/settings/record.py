@@ -12,9 +12,9 @@ from copfl.settings.checking import converted
 def setting(
     default: Any,
     help: str,
-    panel: str = "",
     names: str = "",
     *,
+    panel: str = "",
     ours: bool = False,
     shown: str = "",
     **limits: Any,
@@ -24,8 +24,8 @@ def setting(
     Args:
         default: The value where none is given.
         help: One sentence about it.
-        panel: The group in the help of a command.
         names: Its names on the command line, such as "--rounds -r"; empty: only --set sets it.
+        panel: The group in the help of a command.
         ours: Whether it is no argument of the component that the record describes.
         shown: The default as the help shows it, where it depends on other settings.
         limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.

@@ -10,7 +10,7 @@ Nothing here imports torch, so that `copfl --help` is fast.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from copfl.errors import UsageError
@@ -24,39 +24,32 @@ if TYPE_CHECKING:
 EVAL_MODELS = ("all", "personal", "final")
 SWITCH = ("auto", "on", "off")
 SELECTION = 0.2  # of each client's training samples, for the choice of its round
+# A setting whose option is in this panel of the help.
+in_data, in_model, in_training = (partial(setting, panel=panel) for panel in ("Data", "Model", "Training"))
+in_federation, in_robustness = (partial(setting, panel=panel) for panel in ("Federation", "Robustness"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
     """[algorithm]: the method of federated learning."""
 
-    name: str = setting(
+    name: str = in_training(
         "",
         "An algorithm (`copfl list algorithms`) or module:Class; modules are searched in the current folder "
         "too.",
-        "Training",
         "--algorithm -a",
         shown="what suits the data",
     )
-    epochs: int | None = setting(
-        None, "Local epochs per round.", "Training", "--epochs", shown="1", minimum=0
-    )
+    epochs: int | None = in_training(None, "Local epochs per round.", "--epochs", shown="1", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Component):
     """[optimizer]: the rule of the local steps."""
 
-    name: str = setting(
-        "", "sgd, adam, mamo or module:Class.", "Training", "--optimizer", shown="the algorithm's"
-    )
-    lr: float | None = setting(
-        None,
-        "Learning rate.",
-        "Training",
-        "--lr",
-        shown="what suits the optimizer and the data",
-        exclusiveMinimum=0,
+    name: str = in_training("", "sgd, adam, mamo or module:Class.", "--optimizer", shown="the algorithm's")
+    lr: float | None = in_training(
+        None, "Learning rate.", "--lr", shown="what suits the optimizer and the data", exclusiveMinimum=0
     )
 
 
@@ -64,37 +57,26 @@ class Optimizer(Component):
 class Data(Component):
     """[data]: the samples."""
 
-    name: str = setting(
-        "", "A name, file, folder, hf:NAME or module:function.", "Data", "--dataset -d", shown="digits"
+    name: str = in_data(
+        "", "A name, file, folder, hf:NAME or module:function.", "--dataset -d", shown="digits"
     )
-    dir: str | None = setting(
-        None, "Folder of the data sets.", "Data", "--data-dir", ours=True, shown="$COPFL_DATA"
+    dir: str | None = in_data(None, "Folder of the data sets.", "--data-dir", ours=True, shown="$COPFL_DATA")
+    target: str | None = in_data(None, "The column of a table to predict; several with commas.", "--target")
+    client: str | None = in_data(None, "The column that names the client.", "--client")
+    text: str | None = in_data(None, "The column of texts to learn from.", "--text")
+    kind: str | None = in_data(
+        None, "classification, multilabel, regression or next_token.", "--task", shown="by the targets"
     )
-    target: str | None = setting(
-        None, "The column of a table to predict; several with commas.", "Data", "--target"
-    )
-    client: str | None = setting(None, "The column that names the client.", "Data", "--client")
-    text: str | None = setting(None, "The column of texts to learn from.", "Data", "--text")
-    kind: str | None = setting(
-        None,
-        "classification, multilabel, regression or next_token.",
-        "Data",
-        "--task",
-        shown="by the targets",
-    )
-    skip_corrupt: bool | None = setting(
-        None, "Leave out damaged images of a folder.", "Data", "--skip-corrupt"
-    )
+    skip_corrupt: bool | None = in_data(None, "Leave out damaged images of a folder.", "--skip-corrupt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(Component):
     """[partition]: which client has which samples."""
 
-    name: str = setting(
+    name: str = in_data(
         "",
         "Of `copfl list partitions`, a file of a run, or module:function.",
-        "Data",
         "--partition",
         shown="by_group where the data has clients, else classes",
     )
@@ -104,31 +86,20 @@ class Partition(Component):
 class Model(Component):
     """[model]: the network, and what of it is trained."""
 
-    name: str = setting(
+    name: str = in_model(
         "",
         "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME.",
-        "Model",
         "--model -m",
         shown="by the samples",
     )
-    weights: str | None = setting(
-        None, "Of a pretrained model: default, none or a file.", "Model", "--weights", shown="default"
+    weights: str | None = in_model(
+        None, "Of a pretrained model: default, none or a file.", "--weights", shown="default"
     )
-    train: str | None = setting(
-        None,
-        "Parameters to train: parts or patterns, as head,*.bias.",
-        "Model",
-        "--train",
-        ours=True,
-        shown="all",
+    train: str | None = in_model(
+        None, "Parameters to train: parts or patterns, as head,*.bias.", "--train", ours=True, shown="all"
     )
-    freeze: str | None = setting(
-        None,
-        "Parameters to keep as they are, as body or *.lora_A*.",
-        "Model",
-        "--freeze",
-        ours=True,
-        shown="none",
+    freeze: str | None = in_model(
+        None, "Parameters to keep as they are, as body or *.lora_A*.", "--freeze", ours=True, shown="none"
     )
     head: str | None = setting(
         None, "The name of the last layer, if it is not the last of the module.", ours=True
@@ -143,24 +114,18 @@ class Model(Component):
 class Adapter(Component):
     """[adapter]: low-rank matrices beside the layers of a model."""
 
-    name: str = setting(
-        "", "lora, or lora:r=8,alpha=16,targets=query+value.", "Model", "--adapter", shown="none"
-    )
+    name: str = in_model("", "lora, or lora:r=8,alpha=16,targets=query+value.", "--adapter", shown="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """[task]: the objective and the metrics."""
 
-    loss: str | None = setting(
-        None,
-        "squared, absolute, huber or module:function.",
-        "Training",
-        "--objective",
-        shown="by the targets",
+    loss: str | None = in_training(
+        None, "squared, absolute, huber or module:function.", "--objective", shown="by the targets"
     )
-    metrics: tuple[str, ...] = setting(
-        (), "Metrics, the first is primary, as auc,accuracy.", "Training", "--metrics", shown="by the targets"
+    metrics: tuple[str, ...] = in_training(
+        (), "Metrics, the first is primary, as auc,accuracy.", "--metrics", shown="by the targets"
     )
     delta: float | None = setting(None, "Where the Huber loss becomes linear.")
     class_weights: tuple[float, ...] = setting((), "The weight of each class, or of each label.")
@@ -181,10 +146,9 @@ class Task:
 class Server(Component):
     """[server]: how far the server moves in the direction of the clients' mean update."""
 
-    name: str = setting(
+    name: str = in_training(
         "",
         "The server's step: mean, momentum, adam, yogi, adagrad, fedexp or module:Class.",
-        "Training",
         "--server",
         shown="mean where an algorithm is named, else what suits the data",
     )
@@ -199,10 +163,9 @@ class Addons(Component):
 class Robust(Component):
     """[robust]: aggregation against malicious clients."""
 
-    name: str = setting(
+    name: str = in_robustness(
         "",
         "Robust aggregation: clip, evidence, trimmed_mean, median or module:Class.",
-        "Robustness",
         "--robust",
         shown="none",
     )
@@ -212,10 +175,9 @@ class Robust(Component):
 class Privacy(Component):
     """[privacy]: clipped and noised uploads."""
 
-    noise: float | None = setting(
+    noise: float | None = in_robustness(
         None,
         "Clip the uploads and add noise to their sum, in multiples of privacy.clip.",
-        "Robustness",
         "--privacy",
         shown="none",
     )
@@ -225,62 +187,42 @@ class Privacy(Component):
 class Attack(Component):
     """[attack]: simulated malicious clients."""
 
-    name: str = setting(
-        "",
-        "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider.",
-        "Robustness",
-        "--attack",
-        shown="none",
+    name: str = in_robustness(
+        "", "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider.", "--attack", shown="none"
     )
-    fraction: float | None = setting(
-        None, "Fraction of malicious clients.", "Robustness", "--attackers", shown="0.2"
-    )
+    fraction: float | None = in_robustness(None, "Fraction of malicious clients.", "--attackers", shown="0.2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """[run]: the federation's size, the rounds, and how they are computed."""
 
-    clients: int = setting(
+    clients: int = in_federation(
         10,
         "Number of clients.",
-        "Federation",
         "--clients -n",
         minimum=1,
         maximum=10**7,
         shown="the natural clients of the data, else 10",
     )
-    rounds: int = setting(
-        100,
-        "Number of rounds.",
-        "Federation",
-        "--rounds -r",
-        minimum=1,
-        maximum=10**9,
-        shown="40 on digits, 100 elsewhere",
+    rounds: int = in_federation(
+        100, "Number of rounds.", "--rounds -r", minimum=1, maximum=10**9, shown="40 on digits, 100 elsewhere"
     )
-    seed: int = setting(0, "Seed of all randomness.", "Training", "--seed", minimum=0, maximum=2**63 - 1)
-    batch: int = setting(
+    seed: int = in_training(0, "Seed of all randomness.", "--seed", minimum=0, maximum=2**63 - 1)
+    batch: int = in_training(
         32,
         "Samples per training step.",
-        "Training",
         "--batch-size",
         minimum=1,
         maximum=10**9,
         shown="8 or 32, by the samples of a client; 32 on published sets with a named algorithm",
     )
-    participation: float = setting(
-        1.0,
-        "Fraction of the clients in each round.",
-        "Federation",
-        "--participation",
-        exclusiveMinimum=0,
-        maximum=1,
+    participation: float = in_federation(
+        1.0, "Fraction of the clients in each round.", "--participation", exclusiveMinimum=0, maximum=1
     )
-    new_clients: float = setting(
+    new_clients: float = in_federation(
         0.0,
         "Fraction of the clients that never train, and are fitted after the last round.",
-        "Federation",
         "--new-clients",
         minimum=0,
         exclusiveMaximum=1,
@@ -291,26 +233,23 @@ class RunSettings:
         "Which models are evaluated; personal: without the global model; final: only after local training.",
         enum=EVAL_MODELS,
     )
-    validation: float = setting(
+    validation: float = in_federation(
         0.0,
         "Fraction of each client's training samples that nobody trains on, for a validation score.",
-        "Federation",
         "--validation",
         minimum=0,
         exclusiveMaximum=1,
         shown=f"{SELECTION} with --select best",
     )
-    select: str = setting(
+    select: str = in_federation(
         "last",
         "Each client's model: of its last evaluation, or of the best one on its validation samples.",
-        "Federation",
         "--select",
         enum=("last", "best"),
     )
-    patience: int = setting(
+    patience: int = in_federation(
         0,
         "With --select best: end the run after so many evaluations in which no client improved; 0: never.",
-        "Federation",
         "--patience",
         minimum=0,
         maximum=10**9,
@@ -318,38 +257,34 @@ class RunSettings:
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
     buffers: str = setting("local", "Batch-norm statistics: local, or average.", enum=("local", "average"))
     augment: bool = setting(True, "Random crops and flips of images, on data sets that have them.")
-    device: str = setting("cpu", "cpu, cuda, cuda:N or auto.", "Training", "--device")
-    engine: str = setting(
+    device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device")
+    engine: str = in_training(
         "auto",
         "auto, sequential, vmap or cuda_graph; auto is the fastest.",
-        "Training",
         "--engine",
         enum=("auto", "sequential", "vmap", "cuda_graph"),
     )
     chunk: int = setting(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
     # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens
     # the activations too; what is trained stays fp32.
-    precision: str = setting(
+    precision: str = in_training(
         "auto",
         "auto, fp32, tf32, bf16 or fp64; auto is tf32 on a GPU and fp32 elsewhere.",
-        "Training",
         "--precision",
         enum=("auto", "fp32", "tf32", "bf16", "fp64"),
     )
     threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
-    workers: int = setting(
+    workers: int = in_training(
         1,
         "Processes that train clients, on a CPU; 0: the fastest number by a short measurement.",
-        "Training",
         "--workers",
         minimum=0,
         maximum=1024,
         shown="0 in `copfl run`, 1 elsewhere",
     )
-    store: str = setting(
+    store: str = in_federation(
         "memory",
         "Where client states are between rounds: memory, or disk for many clients.",
-        "Federation",
         "--store",
         enum=("memory", "disk"),
     )
@@ -358,17 +293,15 @@ class RunSettings:
         "The outputs of a frozen front, computed once; auto: where they take little memory.",
         enum=SWITCH,
     )
-    local_baseline: bool = setting(
+    local_baseline: bool = in_training(
         False,
         "Train each client alone as well, on the same batches.",
-        "Training",
         "--local-baseline/--no-local-baseline",
         shown="on in `copfl run`",
     )
-    benefit: bool = setting(
+    benefit: bool = in_federation(
         False,
         "Measure what each client is worth to the others, from random halves of the uploads.",
-        "Federation",
         "--benefit",
     )
     save_models: bool = setting(True, "Write every client's personal model when the run ends.")

@@ -131,10 +131,10 @@ def library(name: str, why: str = "") -> Any:
         raise UsageError(f"{needed} cannot be imported ({reason}); {install}") from error
 
 
-def unknown(kind: str, given: object, known: Iterable[str], meant: str | None = None) -> UsageError:
-    """The error for an unknown name, with the one that is `meant`, or else the nearest known one."""
+def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:
+    """The error for an unknown name, with the nearest known one."""
     names = sorted(known)
-    near = [meant] if meant else difflib.get_close_matches(str(given), names, n=1)
+    near = difflib.get_close_matches(str(given), names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else "."
     return UsageError(f'no {kind} "{given}"{hint} Known: {", ".join(names) or "none"}')
 

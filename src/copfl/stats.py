@@ -166,7 +166,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DRAWS) -> Interval:
+def over_clients(gains: Sequence[Numbers], level: float = LEVEL) -> Interval:
     """The bootstrap interval of the mean when each seed's clients are resampled with replacement.
 
     Unbounded where a seed has one client: resampling it gives the same client again.
@@ -174,15 +174,15 @@ def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DR
     if any(len(gain) < 2 for gain in gains):
         return Interval(-math.inf, math.inf)
     rng = np.random.default_rng(0)  # fixed, so that the same table has the same interval
-    means = np.zeros(draws)
+    means = np.zeros(DRAWS)
     for gain in gains:
-        for start in range(0, draws, 1000):  # in portions, as clients times draws may not fit in memory
-            portion = min(1000, draws - start)
+        for start in range(0, DRAWS, 1000):  # in portions, as clients times draws may not fit in memory
+            portion = min(1000, DRAWS - start)
             means[start : start + portion] += gain[rng.integers(0, len(gain), (portion, len(gain)))].mean(1)
     return _quantiles(means / len(gains), level)
 
 
-def over_samples(gain: Callable[[Any], float], samples: int, level: float = LEVEL) -> Interval:
+def over_samples(gain: Callable[[Any], float], samples: int) -> Interval:
     """The bootstrap interval of a gain when a client's test samples are resampled with replacement.
 
     Draws that do not define it, such as an AUC of one class, are left out. Unbounded of fewer than two
@@ -191,7 +191,6 @@ def over_samples(gain: Callable[[Any], float], samples: int, level: float = LEVE
     Args:
         gain: Of the samples at these places: of two models on the same ones, so that it is paired.
         samples: Their number.
-        level: Of confidence.
     """
     if samples < 2:
         return Interval(-math.inf, math.inf)
@@ -200,7 +199,7 @@ def over_samples(gain: Callable[[Any], float], samples: int, level: float = LEVE
     known = gains[~np.isnan(gains)]
     if 2 * len(known) < len(gains):
         return Interval(-math.inf, math.inf)
-    return _quantiles(known, level)
+    return _quantiles(known, LEVEL)
 
 
 def _quantiles(means: Numbers, level: float) -> Interval:

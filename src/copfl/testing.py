@@ -183,10 +183,10 @@ class LoRALinear(nn.Module):
         return result
 
 
-def add_lora(body: nn.Sequential, needs: Sequence[str], r: int = 2, scaling: float = 2.0) -> None:
+def add_lora(body: nn.Sequential, needs: Sequence[str]) -> None:
     """An adapter on the last linear layer of the body; the layer's own weights are trained only if needed."""
     place = max(place for place, layer in enumerate(body) if isinstance(layer, nn.Linear))
-    body[place] = layer = LoRALinear(cast(nn.Linear, body[place]), r, scaling)
+    body[place] = layer = LoRALinear(cast(nn.Linear, body[place]), r=2, scaling=2.0)
     layer.base_layer.weight.requires_grad_("*.base_layer.weight" in needs)
     layer.base_layer.bias.requires_grad_(False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -152,22 +152,30 @@ def test_a_client_never_reveals_both_secrets_of_another() -> None:
             secure_sum.reveal(secrets, survivors, rules)
 
 
+def added(
+    rules: Rules, values: Mapping[int, Floats], contexts: Sequence[bytes]
+) -> tuple[Sum, dict[int, dict[int, bytes]]]:
+    """The server after three clients have sent their vectors, and what they reveal to it."""
+    begun = [secure_sum.begin(n) for n in range(3)]
+    server = Sum(rules, {n: k for n, (_, k) in enumerate(begun)}, neighbours(range(3), 0), {}, {})
+    secrets = {}
+    for n in range(3):
+        secrets[n], server.sealed[n] = secure_sum.share(begun[n][0], server.keys_for(n), rules)
+        server.commitments[n] = secure_sum.commitment(secrets[n].seed)
+    for n in range(3):
+        words = quantised(values[n], rules)
+        secrets[n], content = secure_sum.mask(secrets[n], server.sealed_for(n), words, rules, contexts[n])
+        server.add(n, content, len(words))
+    return server, {n: secure_sum.reveal(secrets[n], {0, 1, 2}, rules) for n in range(3)}
+
+
 def test_vectors_with_different_contexts_do_not_add_up() -> None:
     """The sum of three vectors is noise if one client was shown another model than the others."""
     rules, values = Rules(clients=3), vectors(3)
 
     def result(contexts: list[bytes]) -> Floats:
-        begun = [secure_sum.begin(n) for n in range(3)]
-        server = Sum(rules, {n: k for n, (_, k) in enumerate(begun)}, neighbours(range(3), 0), {}, {})
-        secrets = {}
-        for n in range(3):
-            secrets[n], server.sealed[n] = secure_sum.share(begun[n][0], server.keys_for(n), rules)
-            server.commitments[n] = secure_sum.commitment(secrets[n].seed)
-        for n in range(3):
-            words = quantised(values[n], rules)
-            secrets[n], content = secure_sum.mask(secrets[n], server.sealed_for(n), words, rules, contexts[n])
-            server.add(n, content, len(words))
-        return server.total({n: secure_sum.reveal(secrets[n], {0, 1, 2}, rules) for n in range(3)})
+        server, revealed = added(rules, values, contexts)
+        return server.total(revealed)
 
     plain = values[0] + values[1] + values[2]
     assert np.abs(result([b"same"] * 3) - plain).max() <= 3 * rules.step / 2
@@ -189,18 +197,7 @@ def test_changed_or_exchanged_shares_are_refused() -> None:
 
 
 def test_a_wrong_share_is_found() -> None:
-    rules, values = Rules(clients=3, threshold=2), vectors(3)
-    begun = [secure_sum.begin(n) for n in range(3)]
-    server = Sum(rules, {n: k for n, (_, k) in enumerate(begun)}, neighbours(range(3), 0), {}, {})
-    secrets = {}
-    for n in range(3):
-        secrets[n], server.sealed[n] = secure_sum.share(begun[n][0], server.keys_for(n), rules)
-        server.commitments[n] = secure_sum.commitment(secrets[n].seed)
-    for n in range(3):
-        words = quantised(values[n], rules)
-        secrets[n], content = secure_sum.mask(secrets[n], server.sealed_for(n), words, rules, b"")
-        server.add(n, content, len(words))
-    revealed = {n: secure_sum.reveal(secrets[n], {0, 1, 2}, rules) for n in range(3)}
+    server, revealed = added(Rules(clients=3, threshold=2), vectors(3), [b""] * 3)
     good = revealed[0][1]
     revealed[0][1] = good[:-1] + bytes([good[-1] ^ 1])
     with pytest.raises(WireError, match="do not fit together"):

@@ -80,13 +80,13 @@ def standing_table(found: Sequence[Standing], title: str = "") -> Table:
     return Table(title, head, lines)
 
 
-def settings_table(found: Sequence[Standing], title: str = "") -> Table:
+def settings_table(found: Sequence[Standing]) -> Table:
     """The accuracy of each row in each setting."""
     names = SUITES[found[0].row.suite].settings
     lines = [
         (standing.row.algorithm, *(percent(standing.row.value(name)) for name in names)) for standing in found
     ]
-    return Table(title, ("", *names), lines)
+    return Table("", ("", *names), lines)
 
 
 def comparison(row: Row, others: Sequence[Row]) -> str:

@@ -88,8 +88,9 @@ def resume(
     set_environment(metrics, log_format, log_level)
     require_flower()
     from copfl.flower import local
+    from copfl.flower.status import last_run
 
-    run = run or local.last_run(folder)
+    run = run or last_run(folder)
     if done := local.finished(folder, run, rounds):
         print(f"the run {run} is finished: it has {done} rounds; --rounds N continues it to N rounds in all")
         return

@@ -30,7 +30,7 @@ from copfl.flower.secure_memory import CHANGES
 from copfl.flower.settings import federation_of, prepared
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 from copfl.flower.statistics_terms import terms_of
-from copfl.flower.status import read_app
+from copfl.flower.status import last_run, read_app
 from copfl.settings import toml
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
@@ -221,15 +221,6 @@ def finished(folder: Path, run: str, rounds: int | None = None) -> int:
     wanted = rounds or int(read_app(folder)["config"]["run"]["rounds"])
     done = len(ServerFolder(str(folder.resolve() / "runs"), run, resume=True).rounds())
     return done if done >= wanted else 0
-
-
-def last_run(folder: Path) -> str:
-    """The run in the folder with the newest checkpoint."""
-    runs = folder / "runs"
-    checkpoints = sorted(runs.glob("*/server.copfl"), key=lambda path: path.stat().st_mtime)
-    if not checkpoints:
-        raise RunError(f"no run in {runs} has a finished round; start one with `copfl federate up {folder}`")
-    return checkpoints[-1].parent.name
 
 
 def join(

@@ -29,6 +29,7 @@ from copfl.flower.status import LOCAL_HOME, answers, read_app
 from copfl.settings.flat import flattened, nested
 
 HOST = "127.0.0.1"
+LOG_ATTEMPTS = 5  # to open the log of a run again
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
 
 
@@ -194,9 +195,9 @@ class LocalFederation:
         text = self.call(["flwr", "list", "copfl", "--format", "json"])
         return list(json.loads(text[text.index("{") :])["runs"])
 
-    def reopen_log(self, pause: float = 1.0, attempts: int = 5) -> subprocess.Popen[bytes] | None:
+    def reopen_log(self, pause: float = 1.0) -> subprocess.Popen[bytes] | None:
         """The log of the run if it continues: `flwr run` ends when its connection to the SuperLink breaks."""
-        for _ in range(attempts):
+        for _ in range(LOG_ATTEMPTS):
             time.sleep(pause)
             with contextlib.suppress(RunError, ValueError, subprocess.TimeoutExpired):  # still no connection
                 active = [run["run-id"] for run in self.runs() if not run["status"].startswith("finished")]

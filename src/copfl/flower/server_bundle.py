@@ -25,25 +25,21 @@ from copfl.flower.policy.admission import admitted
 from copfl.flower.policy.file import FILE, read_policy
 from copfl.flower.settings import TEXT, Settings, settings_of
 from copfl.flower.state import ServerFolder
-from copfl.flower.status import read_app
+from copfl.flower.status import last_run, read_app
 from copfl.flower.worker import private_folder
 from copfl.settings.schema import table_of
 from copfl.wire import Head
 
 
-def write_global(app: Path, run: str | None = None) -> Path:
+def write_global(app: Path) -> Path:
     """Writes the bundle of the last finished round's global model; the result is its folder.
 
     Args:
         app: The server's folder.
-        run: The name of the run; None: the one with the newest checkpoint.
     """
     read_app(app)  # an error if it is no app
     runs = app.resolve() / "runs"
-    checkpoints = sorted(runs.glob(f"{run or '*'}/server.copfl"), key=lambda path: path.stat().st_mtime)
-    if not checkpoints:
-        raise RunError(f"no run in {runs} has a finished round; start one with `copfl federate up {app}`")
-    folder = checkpoints[-1].parent
+    folder = runs / last_run(app)
     settings = _settings_of_run(app, folder)
     algorithm, task, clients = settings.algorithm, settings.task, settings.federation.clients
     server = ServerFolder(str(runs), folder.name, resume=True)

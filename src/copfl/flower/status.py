@@ -325,3 +325,12 @@ def _server_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"waiting     for clients {', '.join(found['waiting_for'])}, {seconds:.0f} s")
     lines += [f"late        client {client}: {why}" for client, why in found["late"].items()]
     return [*lines, _audit_line(audit)]
+
+
+def last_run(folder: Path) -> str:
+    """The run in the folder with the newest checkpoint."""
+    runs = folder / "runs"
+    checkpoints = sorted(runs.glob("*/server.copfl"), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
+        raise RunError(f"no run in {runs} has a finished round; start one with `copfl federate up {folder}`")
+    return checkpoints[-1].parent.name

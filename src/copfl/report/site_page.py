@@ -17,6 +17,7 @@ MODELS = {
     "_before": "this site's model, before training",
     "_global": "the global model",
 }
+WIDTH = 100  # of the text for a terminal
 OVER_SAMPLES = "95 % interval over this site's test samples"
 
 
@@ -39,14 +40,14 @@ def document_of(site: Site) -> Document:
     )
 
 
-def text_of(site: Site, width: int = 100) -> str:
+def text_of(site: Site) -> str:
     """The same for a terminal."""
     document = document_of(site)
     tables = [table for section in document.sections for table in section.tables]
     parts = [f"{document.title}\n{capital(document.subtitle)}."]
-    parts += [textwrap.fill(text, width) for text in document.conclusion]
-    parts += [as_text(table, width) for table in tables]
-    return "\n\n".join([*parts, *(textwrap.fill(note, width) for note in document.notes)])
+    parts += [textwrap.fill(text, WIDTH) for text in document.conclusion]
+    parts += [as_text(table, WIDTH) for table in tables]
+    return "\n\n".join([*parts, *(textwrap.fill(note, WIDTH) for note in document.notes)])
 
 
 def _whose(site: Site) -> str:

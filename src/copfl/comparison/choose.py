@@ -38,10 +38,11 @@ from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import lines
+from copfl.experiment.result import Result
 from copfl.experiment.run import reopen
 from copfl.experiment.training import OnRound, rounds_alone, train
 from copfl.settings.complete import complete
-from copfl.settings.schema import RunSettings
+from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
@@ -152,25 +153,8 @@ def choose(
     if not retrain or (limit.seconds and not race.passes):
         return result
     log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
-    begun = RunFolder(out / "chosen").begun  # one that was stopped continues
-
-    def stopping(show: OnRound) -> OnRound:
-        """After a round, what shows it, and the end of the time."""
-
-        def on_round(round: Round, seconds: float) -> None:
-            show(round, seconds)
-            if limit.seconds and time.monotonic() > begin + limit.amount:
-                raise TimeIsUp
-
-        return on_round
-
     try:
-        with claimed(out / "chosen", new=not begun) as folder:
-            experiment = reopen(folder) if begun else prepare(chosen)
-            metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
-            shown = lines(experiment.settings.rounds, log, metric, alone)
-            after = (stopping(shown.on_round), stopping(shown.on_round_alone))
-            tested = train(experiment, folder, *after, shown.on_stage)
+        tested = _trained(chosen, out / "chosen", log, begin + limit.amount if limit.seconds else math.inf)
     except TimeIsUp:
         race.note(
             f"The time was up before {best.label} was trained on all training samples; the same again "
@@ -179,6 +163,26 @@ def choose(
         write(result, curves, chosen)
         return result
     return dataclasses.replace(result, tested=str(tested))
+
+
+def _trained(run: Run, path: Path, log: Log, end: float) -> Result:
+    """The run, which continues in its folder if it was stopped; TimeIsUp after a round at the end of the time."""
+
+    def stopping(show: OnRound) -> OnRound:
+        def on_round(round: Round, seconds: float) -> None:
+            show(round, seconds)
+            if time.monotonic() > end:
+                raise TimeIsUp
+
+        return on_round
+
+    begun = RunFolder(path).begun
+    with claimed(path, new=not begun) as folder:
+        experiment = reopen(folder) if begun else prepare(run)
+        metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
+        shown = lines(experiment.settings.rounds, log, metric, alone)
+        after = (stopping(shown.on_round), stopping(shown.on_round_alone))
+        return train(experiment, folder, *after, shown.on_stage)
 
 
 def _as_a_first_run(base: Tables) -> Tables:

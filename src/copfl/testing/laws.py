@@ -1,47 +1,26 @@
-"""`check_algorithm`: the laws that every algorithm must obey, those of the registry and your own.
-
-| law | the kind of bug it finds |
-| --- | --- |
-| frozen dataclass | numbers that repr hides or replace() loses |
-| no side effects | changed arguments; randomness from outside the plan |
-| the same run twice | random numbers that are no function of the seed, the round and the client |
-| engines agree | hidden state; operations that vmap cannot map; one client, some clients, unequal sizes |
-| fixed shapes | records that grow |
-| messages by id | rows matched by position instead of by id |
-| any order of uploads | a server that depends on the order of arrival |
-| personal entries stay | an upload of personal entries or local statistics |
-| wire round trip | fields that bytes cannot represent; None in round one |
-| round without uploads | 0 / 0 |
-| one client | 1 / (1 - alpha) |
-| numbers as targets | losses that assume classes; one that needs them refuses the task with a UsageError |
-| samples of two arrays | indexing `data.x` instead of each of its arrays |
-"""
+"""The laws of an algorithm, and the trial in which they are checked."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial, reduce
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from copfl import models, wire
-from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, task_of, tree
+from copfl import wire
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, tree
 from copfl.core.batches import plan
-from copfl.core.criteria import CRITERIA
 from copfl.core.payload import masked_vectors
 from copfl.data.federation import Federation
-from copfl.data.partition import Partition
-from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, NotBatchable, sequential, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
+from copfl.testing.federations import SIZES, other_federation, small_federation
 
 TOLERANCE = 1e-9
 DROPOUT = 0.3  # of the network under test
-SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three
 EVERYBODY = torch.arange(len(SIZES))
 
 
@@ -166,91 +145,6 @@ class Trial:
             with torch.no_grad():
                 self.outputs[n] = self.algorithm.client_update(self.task, *self.arguments(self.state, n))
         return self.outputs[n]
-
-
-class LoRALinear(nn.Module):
-    """A linear layer with an adapter whose parameters have the names that peft gives them."""
-
-    def __init__(self, layer: nn.Linear, r: int, scaling: float) -> None:
-        super().__init__()
-        self.base_layer, self.scaling = layer, {"default": scaling}
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, r, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(r, layer.out_features, bias=False)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        product: Tensor = self.lora_B["default"](self.lora_A["default"](x))
-        result: Tensor = self.base_layer(x) + self.scaling["default"] * product
-        return result
-
-
-def add_lora(body: nn.Sequential, needs: Sequence[str]) -> None:
-    """An adapter on the last linear layer of the body; the layer's own weights are trained only if needed."""
-    place = max(place for place, layer in enumerate(body) if isinstance(layer, nn.Linear))
-    body[place] = layer = LoRALinear(cast(nn.Linear, body[place]), r=2, scaling=2.0)
-    layer.base_layer.weight.requires_grad_("*.base_layer.weight" in needs)
-    layer.base_layer.bias.requires_grad_(False)
-
-
-def small_federation(
-    norm: str, sizes: tuple[int, ...], device: str = "cpu", needs: Sequence[str] = (), dropout: float = 0.0
-) -> tuple[Task, Federation]:
-    """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images.
-
-    With `needs`, those of an algorithm over adapters, the CNN has one. `dropout` is the fraction of the
-    features that a training step leaves out.
-    """
-    rng = np.random.default_rng(0)
-    count = sum(sizes)
-    samples = Samples(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, count))
-    cuts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
-    dataset = Dataset("random", samples, samples, ("a", "b", "c", "d"), mean=(0.5,), std=(0.5,), augment=True)
-    federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
-    model = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
-    if needs:
-        add_lora(cast(nn.Sequential, model.body), needs)
-    if dropout:
-        cast(nn.Sequential, model.body).append(nn.Dropout(dropout))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
-    options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
-    task = task_of(model, 4, dtype=torch.float64, **options)
-    return task.probed(tree.row(federation.train.rows([0]), 0)), federation
-
-
-class TwoInputs(nn.Module):
-    """A tiny network for samples of two arrays, `a` [3] and `b` [2]."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, outputs)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        result: Tensor = self.head(torch.tanh(self.a(a) + self.b(b)))
-        return result
-
-
-def other_federation(kind: str) -> tuple[Task, Federation]:
-    """Samples of two arrays with four classes, or samples of one array with two numbers to predict."""
-    rng, count, classes = np.random.default_rng(0), sum(SIZES), kind == "classification"
-    a, b = rng.normal(size=(count, 3)), rng.normal(size=(count, 2))
-    samples = Samples({"a": a, "b": b}, rng.integers(0, 4, count)) if classes else Samples(a, b)
-    cuts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
-    names = ("a", "b", "c", "d") if classes else ("y", "z")
-    dataset = Dataset("random", samples, samples, names, kind=kind)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = TwoInputs(4) if classes else models.MLP((3,), 2, width=5)
-    public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
-    criterion = CRITERIA[kind]()
-    task = task_of(model, len(names), criterion=criterion, dtype=torch.float64)
-    federation = Federation(dataset, Partition(cuts, cuts, "by hand", {}))
-    return dataclasses.replace(task, public=public), federation
-
-
-# -- the laws ------------------------------------------------------------------------------------------------
 
 
 def _frozen_dataclass(trial: Trial) -> None:
@@ -455,6 +349,3 @@ def _close(a: object, b: object, what: str) -> None:
 def _same(a: object, b: object, what: str) -> None:
     for (path, left), (_, right) in zip(tree.named(a), tree.named(b), strict=True):
         assert torch.equal(left, right), f"{what}: {path}"
-
-
-__all__ = ["algorithm_checks", "check_algorithm", "small_federation"]

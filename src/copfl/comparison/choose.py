@@ -121,7 +121,7 @@ def choose(
     rates = RATES if is_adam and not is_rate_set else ()
     rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
     candidates = race.candidates(rows, tune or {})
-    local = next(one for one in candidates if one.entry.name == LOCAL)
+    local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     candidates = race.suitable(candidates, experiment)
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named

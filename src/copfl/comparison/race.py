@@ -141,12 +141,14 @@ class Race:
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
         """Those that can train on the task; the others are named."""
-        layers = {one.label: one.layers for one in candidates}
-        refused = refusals([one.entry for one in candidates], lambda entry: layers[entry.label], experiment)
+        layers = {candidate.label: candidate.layers for candidate in candidates}
+        refused = refusals(
+            [candidate.entry for candidate in candidates], lambda entry: layers[entry.label], experiment
+        )
         self.left |= dict.fromkeys(refused, "could not run")
         if refused:
             self.note(f"These cannot train on the task: {reasons(refused)}.")
-        return [one for one in candidates if one.label not in refused]
+        return [candidate for candidate in candidates if candidate.label not in refused]
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
         """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
@@ -248,9 +250,9 @@ class Race:
     def with_addons(self, standing: Standing) -> Standing:
         """All rounds of the last candidates, and of the best of them with add-ons."""
         candidates = list(standing.order)
-        for one in standing.order[:FINALISTS]:
-            entry = one.entry._replace(label=f"{one.label} + add-ons")
-            candidates.append(self.candidate(entry, {**one.layers[-1], **ADDONS}))
+        for candidate in standing.order[:FINALISTS]:
+            entry = candidate.entry._replace(label=f"{candidate.label} + add-ons")
+            candidates.append(self.candidate(entry, {**candidate.layers[-1], **ADDONS}))
         return self.stage(candidates, self.rounds, len(self.seeds))
 
     def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
@@ -259,7 +261,10 @@ class Race:
         TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
         """
         stop = 0 if until >= self.rounds else until
-        runs = {one.label: [job._replace(until=stop) for job in one.jobs[:seeds]] for one in candidates}
+        runs = {
+            candidate.label: [job._replace(until=stop) for job in candidate.jobs[:seeds]]
+            for candidate in candidates
+        }
         self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
         missing = "could not run"
         try:
@@ -271,26 +276,26 @@ class Race:
             if self.stages:
                 raise
             missing = "not reached in the time"
-        ready = [one for one in candidates if all(finished(job) for job in runs[one.label])]
+        ready = [candidate for candidate in candidates if all(finished(job) for job in runs[candidate.label])]
         if not ready and missing != "could not run":
             raise RunError(
                 f"the time was up before any candidate had trained {until} rounds; allow more time"
             )
         if not ready:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
-        records = {one.label: [record_of(job) for job in runs[one.label]] for one in ready}
-        for one in ready:
-            before = self.trained.get(one.label, 0)
-            self.trained[one.label] = max(before, until * seeds)
-            self.spent += self.trained[one.label] - before
-        for one in candidates:
-            if one not in ready:
-                self.left[one.label] = missing
+        records = {candidate.label: [record_of(job) for job in runs[candidate.label]] for candidate in ready}
+        for candidate in ready:
+            before = self.trained.get(candidate.label, 0)
+            self.trained[candidate.label] = max(before, until * seeds)
+            self.spent += self.trained[candidate.label] - before
+        for candidate in candidates:
+            if candidate not in ready:
+                self.left[candidate.label] = missing
         standing = Standing(ready, records, until)
         score = standing.metric.score
-        order = sorted(ready, key=lambda one: -score(standing.value(one.label)))
+        order = sorted(ready, key=lambda candidate: -score(standing.value(candidate.label)))
         standing = standing._replace(order=order)
-        self.last |= {one.label: standing for one in ready}
+        self.last |= {candidate.label: standing for candidate in ready}
         self.stages.append(standing)
         return standing
 
@@ -298,25 +303,29 @@ class Race:
         """Those that go on: the best ones, without what is distinguishably worse."""
         at = f"at round {standing.rounds}"
         late = 2 * standing.rounds >= self.rounds  # earlier, methods that begin slowly would be lost
-        worse = [one for one in standing.order if late and standing.worse(one.label)]
-        result = [one for one in standing.order if one not in worse][:most]
-        for one in standing.order:
-            if one not in result:
-                self.left[one.label] = f"worse, {at}" if one in worse else f"dropped for the budget, {at}"
+        worse = [candidate for candidate in standing.order if late and standing.worse(candidate.label)]
+        result = [candidate for candidate in standing.order if candidate not in worse][:most]
+        for candidate in standing.order:
+            if candidate not in result:
+                self.left[candidate.label] = (
+                    f"worse, {at}" if candidate in worse else f"dropped for the budget, {at}"
+                )
         return result
 
     def ranking(self, final: Standing) -> list[Ranked]:
         """Every candidate: those of the last stage by value, then the others, the later dropped first."""
         rows = []
-        for one in final.order:
-            gap = None if one is final.best else final.gap(one.label, final.best.label)
+        for candidate in final.order:
+            gap = None if candidate is final.best else final.gap(candidate.label, final.best.label)
             if gap is None:
                 status = CHOSEN
             elif gap.unknown:
                 status = gap.verdict
             else:
-                status = "worse" if final.worse(one.label) else ALIKE
-            rows.append(Ranked(one.label, final.rounds, final.seeds, final.value(one.label), gap, status))
+                status = "worse" if final.worse(candidate.label) else ALIKE
+            rows.append(
+                Ranked(candidate.label, final.rounds, final.seeds, final.value(candidate.label), gap, status)
+            )
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
             at = self.last[label]

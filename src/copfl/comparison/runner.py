@@ -190,12 +190,12 @@ class Runner:
                 raise damaged(jobs[0], error) from error
         if len(jobs) == 1:
             return prepared[0] is not None
-        fresh = [one for one in prepared if one is not None and not one.folder.begun]
-        settings = [simulation_of(one.experiment) for one in fresh]
+        fresh = [run for run in prepared if run is not None and not run.folder.begun]
+        settings = [simulation_of(run.experiment) for run in fresh]
         if len(fresh) < len(jobs) or not seed_batching.can_batch(settings):
             raise CannotBatch
         try:
-            seed_batching.run_batched(settings, [partial(execute, *one) for one in fresh])
+            seed_batching.run_batched(settings, [partial(execute, *run) for run in fresh])
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

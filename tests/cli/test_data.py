@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     answer = called(capsys, "data", "describe", *words)
     assert (answer.code, answer.err) == (0, "")
     assert "missing values filled: age 1" in answer.out
+    needs = r"A run needs one more option: \S*t\.csv: values are missing, .* use --set data\.missing=fill"
+    assert re.search(needs, answer.out)
+    assert "A run needs" not in called(capsys, "data", "describe", *words, "-s", "data.missing=fill").out
     assert "who has what" in answer.out
     write_csv(here / "t.csv", ROWS)
     run = ("--model", "mlp", "-s", "model.width=4", "-r", 1, "-o", "a")
@@ -45,6 +49,20 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     answer = called(capsys, "predict", "a", "--client", 0, "--data", "new.csv")
     assert (answer.code, answer.err) == (0, "")
     assert len(re.findall(r"\b(?:yes|no)\b", answer.out)) >= 3
+
+
+def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture) -> None:
+    for site, label, n in itertools.product(("north", "south", "west"), ("a", "b"), range(5)):
+        write_image(here / "photos" / site / label / f"{n}.png", (4, 4), (n, 0, 0))
+    answer = called(
+        capsys, "run", "-d", "photos", "--model", "mlp", "-r", 1, "-s", "model.width=4", "-o", "out"
+    )
+    assert answer.code == 0
+    assert re.search(r"^2 \(west\) ", answer.out, re.MULTILINE)
+    assert "3 clients, partition by_group (natural clients)" in answer.out
+    answer = called(capsys, "predict", "out", "--client", "west", "--data", "photos/west")
+    assert answer.code == 0
+    assert answer.err.endswith("% of 10 samples\n")
 
 
 def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> None:

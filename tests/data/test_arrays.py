@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+import shutil
 import struct
 import zipfile
 import zlib
@@ -193,6 +195,49 @@ def test_folder_with_splits_and_several_sizes(tmp_path: Path) -> None:
     assert load(tmp_path, size=5, gray=True).train.x.shape == (6, 1, 5, 5)
     write_image(tmp_path / "test" / "c" / "0.png")
     with pytest.raises(DataError, match="test/ has a class c which train/ lacks"):
+        load(tmp_path)
+
+
+def test_folders_of_clients(tmp_path: Path) -> None:
+    """<client>/<class>/*.png: the upper folders are the clients, each with a test part of its own."""
+    for client, counts in {"north": {"a": 10, "b": 5}, "south": {"b": 10}}.items():
+        for label, count in counts.items():
+            for i in range(count):
+                write_image(tmp_path / client / label / f"{i}.png", (4, 4), (i, 0, 0))
+    (tmp_path / "north" / "Thumbs.db").write_bytes(b"no image")
+    write_image(tmp_path / ".cache" / "a" / "0.png", (4, 4))
+    data = load(tmp_path)
+    assert (data.groups, data.classes, data.natural) == (("north", "south"), ("a", "b"), True)
+    sides = [np.bincount(part.group).tolist() for part in (data.train, data.test) if part.group is not None]
+    assert sides == [[12, 8], [3, 2]]
+    (tmp_path / "west").mkdir()
+    with pytest.raises(DataError, match="west has no images"):
+        load(tmp_path)
+    (tmp_path / "west").rmdir()
+    write_image(tmp_path / "north" / "0.png", (4, 4))
+    with pytest.raises(
+        DataError, match=r"north/0\.png has no client, .*north/a/0\.png has one; expected <class>/"
+    ):
+        load(tmp_path)
+    (tmp_path / "north" / "0.png").unlink()
+    write_image(tmp_path / "west" / "a" / "deep" / "0.png", (4, 4))
+    with pytest.raises(DataError, match=r"deep/0\.png is in too many folders; expected <class>/"):
+        load(tmp_path)
+
+
+def test_folders_of_clients_in_train_and_test(tmp_path: Path) -> None:
+    for split, client, label in itertools.product(("train", "test"), ("north", "south"), ("a", "b")):
+        write_image(tmp_path / split / client / label / "0.png", (4, 4))
+    write_image(tmp_path / "val" / "north" / "a" / "0.png", (4, 4))
+    data = load(tmp_path)
+    assert (data.groups, data.classes, len(data.train), len(data.test)) == (
+        ("north", "south"),
+        ("a", "b"),
+        4,
+        4,
+    )
+    shutil.rmtree(tmp_path / "test")
+    with pytest.raises(DataError, match=r"there is a folder train/ but none test/ with images; expected"):
         load(tmp_path)
 
 

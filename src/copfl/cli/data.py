@@ -55,9 +55,15 @@ def describe(
     line |= {"dir": None if data_dir is None else str(data_dir)}
     table = {key: value for key, value in line.items() if value is not None}
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
-    if Path(name).suffix in READERS:
-        table.setdefault("missing", "fill")  # so that they are counted; a run refuses them
-    print(overview(data_of(data_record(table))))
+    refusal = ""
+    try:
+        dataset = data_of(data_record(table))
+    except DataError as error:
+        if Path(name).suffix not in READERS or "missing" in table:
+            raise
+        dataset = data_of(data_record({**table, "missing": "fill"}))  # what else is wrong is an error again
+        refusal = f"\n\nA run needs one more option: {error}"
+    print(f"{overview(dataset)}{refusal}")
 
 
 @app.command()

@@ -252,6 +252,7 @@ class ImageFile(NamedTuple):
     file: str  # its name
     source: str  # where it is, for messages
     read: Callable[[], bytes]
+    client: str = ""
 
 
 # Split and label by an image's path; None: neither.

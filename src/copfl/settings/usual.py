@@ -14,6 +14,7 @@ import numpy as np
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
 from copfl.data.groups import number_of_groups
+from copfl.data.image_folder import image_folder
 from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.settings import user_code
@@ -26,6 +27,7 @@ SMALL_TABLE: Tables = {
     "partition": {"name": "dirichlet"},
     "model": {"name": "mlp"},
 }
+READ_FOR_CLIENTS = (npz_file, leaf, image_folder)  # the samples say whether there are natural clients
 BY_GROUP: Tables = {"partition": {"name": "by_group"}}
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.
@@ -110,8 +112,8 @@ def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:
     name = str(table.get("name", "digits"))
     if table.get("client"):
         return "by_group"
-    # The clients of a table are the column `client`, and a folder of images has none.
-    if is_own(name) and (user_code.is_reference(name) or datasets.reader(name) in (npz_file, leaf)):
+    # The clients of a table are the column `client`.
+    if is_own(name) and (user_code.is_reference(name) or datasets.reader(name) in READ_FOR_CLIENTS):
         return usual_of_table(table).partition
     return "iid" if table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table) else "classes"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     said = called(capsys, "audit", run, "--json")
     assert (said.code, json.loads(said.out)) == (0, content)
     assert called(capsys, "audit", run, "--quiet") == Answer(0, "", "")
+
+
+def test_an_audit_without_a_terminal_prints_lines(
+    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("copfl.experiment.progress.FIRST", 0)
+    line = ("audit", run, "--no-retrain", "--baselines", "none")
+    answer = called(capsys, *line, "--out", tmp_path / "a")
+    assert re.match(r"audit, round [\d,]+/[\d,]+: \d+:\d\d left\n", answer.err)
+    assert called(capsys, *line, "--out", tmp_path / "b", "--json").err == ""
 
 
 def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:

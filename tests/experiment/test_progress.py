@@ -36,8 +36,18 @@ def test_the_first_line_comes_after_seconds_and_then_one_at_most_every_interval(
     for number in range(10):
         clock[0] += 20
         listener.on_round(round_(number), 20.0)
-    assert printed[0] == "round 1/10: accuracy 60.0 %, shared 25 %, 3:00 left"
+    assert printed[0] == "round 1/10: accuracy 60.0 %, shared 25 %, at most 3:00 left"
+    assert printed[1] == "round 3/10: accuracy 60.0 %, shared 25 %, 2:20 left"
     assert [line.split(":")[0] for line in printed] == [f"round {n}/10" for n in (1, 3, 5, 7, 9)]
+
+
+def test_work_of_many_rounds_says_what_is_done_and_how_long_the_rest_takes(clock: list[float]) -> None:
+    printed = list[str]()
+    advance = progress.counted("audit", 1200, printed.append)
+    for rounds in (1, 99, 100):
+        clock[0] += rounds * 0.5
+        advance(rounds)
+    assert printed == ["audit, round 100/1,200: 9:10 left", "audit, round 200/1,200: 8:20 left"]
 
 
 def test_a_short_run_prints_no_line(clock: list[float]) -> None:
@@ -62,6 +72,14 @@ def test_the_time_left_has_the_training_alone_and_what_is_saved() -> None:
     assert left.after(10, 1.0, is_alone=True) == 0.0
 
 
+def test_the_first_round_alone_prepares_too() -> None:
+    left = progress.TimeLeft(rounds=2, alone=10)
+    left.after(1, 30.0)
+    left.after(2, 15.0)
+    assert left.after(1, 35.0, is_alone=True) <= 9 * 22.5
+    assert left.after(2, 20.0, is_alone=True) == 8 * 20.0
+
+
 def test_without_training_alone_the_last_round_is_the_end() -> None:
     left = progress.TimeLeft(rounds=2)
     assert left.after(1, 3.0) == 3.0
@@ -78,7 +96,7 @@ def test_all_stages_of_a_run_are_shown(clock: list[float]) -> None:
     clock[0] = 120
     listener.on_round_alone(round_(0), 10.0)
     assert printed == [
-        "round 1/1: accuracy 60.0 %, shared 25 %, 1:20 left",
+        "round 1/1: accuracy 60.0 %, shared 25 %, at most 1:20 left",
         "saving 2 models ...",
         "training alone, round 1/1: accuracy 60.0 %, shared 25 %, 0:00 left",
     ]

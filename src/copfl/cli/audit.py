@@ -47,6 +47,7 @@ def audit(
     from copfl.audit.shapley import Sampling
     from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.entries import seeds_of
+    from copfl.experiment.progress import counted
     from copfl.tables import as_text
 
     if (run is None) != synthetic:
@@ -67,6 +68,8 @@ def audit(
         job = bar.add_task("rounds", total=None)
 
         def start(rounds: int) -> auditing.Tick:
+            if not sys.stderr.isatty():
+                return counted("audit", rounds, options.logger(hidden))
             bar.update(job, total=rounds)
             return partial(bar.advance, job)
 

@@ -122,6 +122,26 @@ def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: in
     return Listener(on_round, lambda round, seconds: on_round(round, seconds, True), on_stage)
 
 
+def counted(title: str, total: int, log: Callable[[str], None]) -> Callable[[int], None]:
+    """A function that takes the number of further rounds that are done, and logs a line from time to time.
+
+    Args:
+        title: Of the work.
+        total: Its rounds.
+        log: Gets the lines; when they are due, see `Pace`.
+    """
+    pace, begin, done = Pace(), time.monotonic(), 0
+
+    def advance(rounds: int) -> None:
+        nonlocal done
+        done += rounds
+        if pace.is_due():
+            each = (time.monotonic() - begin) / done
+            log(f"{title}, round {done:,}/{total:,}: {span(each * (total - done))} left")
+
+    return advance
+
+
 class Pace:
     """When lines are printed: the first after FIRST seconds (a short run has none), then every INTERVAL."""
 
@@ -148,7 +168,7 @@ class TimeLeft:
         self.seconds: dict[bool, list[float]] = {False: [], True: []}  # of the latest rounds; True: alone
 
     def after(self, done: int, seconds: float, is_alone: bool = False) -> float:
-        """The estimate after a round.
+        """The estimate after a round; after the first one of a run, the most that it may be.
 
         Args:
             done: The rounds that are done, of the run or of the training alone.
@@ -157,9 +177,13 @@ class TimeLeft:
         """
         recent = self.seconds[is_alone]
         recent[:] = [*recent, seconds][-RECENT:]
-        usual = recent[1:] if 1 < len(recent) < RECENT else recent  # the first one also prepares
         still = self.alone - done if is_alone else self.rounds - done + self.alone + bool(self.alone)
-        return still * sum(usual) / len(usual)
+        # The first round also prepares: it is an upper bound, and of the training alone the others are another guess.
+        usual = recent[1:] if 1 < len(recent) < RECENT else recent
+        each = sum(usual) / len(usual)
+        if is_alone and len(recent) == 1 and (shared := self.seconds[False]):
+            each = min(each, sum(shared) / len(shared))
+        return still * each
 
 
 def expected(seconds: float, rounds: int, processes: int, baseline: bool) -> str:
@@ -195,7 +219,9 @@ def _described(
             parts.append(f"{metric.title} {shown}" if long else shown)
         if round.federation.get("shared") and long:  # of training alone it is 0, and says nothing
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
-        parts.append(f"{span(left.after(round.number + 1, seconds, is_alone))} left")
+        rest = left.after(round.number + 1, seconds, is_alone)
+        is_bound = rest > 0 and not is_alone and len(left.seconds[False]) == 1
+        parts.append(f"{'at most ' * is_bound}{span(rest)} left")
         return ", ".join(parts)
 
     return text

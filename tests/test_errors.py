@@ -95,6 +95,7 @@ def test_a_setting_is_named_as_the_user_gives_it(monkeypatch: pytest.MonkeyPatch
         ("partition.name", "iid", "--partition"): ("--partition iid", "partition='iid'"),
         ("data.drop", "id", ""): ("--set data.drop=id", "data_options={'drop': 'id'}"),
         ("kind", "regression", "--task"): ("--task regression", "kind='regression'"),
+        ("task.metrics", "auc", "--metrics"): ("--metrics auc", "task={'metrics': 'auc'}"),
     }
     for arguments, (on_line, in_python) in cases.items():
         assert how_to_set(*arguments) == in_python

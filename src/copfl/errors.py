@@ -114,7 +114,7 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
         return f"{table}={text}"
     if table in ("algorithm", "data", "model", "partition"):
         return f"{table}_options={{{name!r}: {text}}}"
-    return f"{name}={text}"
+    return f"task={{{name!r}: {text}}}" if table == "task" else f"{name}={text}"
 
 
 def library(name: str, why: str = "") -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,8 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     assert row.status == "could not run"
     assert np.isnan(row.value)
     assert found.notes[1].startswith("These cannot train on the task: fedpac (aligns")
+    assert not re.search(r"^fedpac ", str(found), re.MULTILINE)  # of those without a round there is one line
+    assert "1 of 3 candidates: could not run (fedpac)." in str(found)
     with pytest.raises(RunError, match="no candidate could run"):
         Race(tmp_path, base, [0], 0.2, Pool(1), print).run(
             Race(tmp_path, base, [0], 0.2, Pool(1), print).candidates(racing._entries(["fedpac"])[:1], {}),
@@ -279,6 +282,17 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
             Limit(9),
             False,
         )
+
+
+def test_hints_about_the_data_are_notes_of_the_choice(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "rare.npz", x=x, y=np.arange(60) % 12 == 0, group=np.arange(60) % 2)
+    base = {**BASE, "data": {"name": str(tmp_path / "rare.npz")}, "partition": {"name": "by_group"}}
+    base |= {"run": {"rounds": 1, "engine": "sequential"}}
+    found = copfl.choose(["fedavg"], seeds=(0,), base_tables=base, out=tmp_path / "out", retrain=False)
+    assert any(
+        "of the samples are" in note and "judge by the balanced accuracy" in note for note in found.notes
+    )
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -438,14 +438,43 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ill": [n % 2 for n in range(60)],
     }
     note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
-    assert "patient,day: values that few rows share; leave out" in note
-    assert "data_options={'drop': 'patient,day'}" in note
+    assert "patient: values that few rows share; leave out" in note
+    assert "data_options={'drop': 'patient'}" in note
+    assert "day: each date is a category" in note
+    assert "data_options={'drop': 'day'}" in note
     with on_command_line():
         note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
-    assert "--set data.drop=patient,day" in note
+    assert "--set data.drop=patient" in note
     assert "age" not in note
     without = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="patient,day")
     assert "few rows share" not in without.note
+
+
+def test_dates_and_sentences_are_named_for_what_they_are() -> None:
+    """Dates count even where many rows share them: a thousand rows have 700 days, and no new row has any of them."""
+    rows: dict[str, list[object]] = {
+        "admitted": [f"2024-05-{1 + n % 10:02d}" for n in range(80)],
+        "left": [f"{1 + n % 10}.6.2024" for n in range(80)],
+        "report": [f"patient {n} was seen in ward {n % 7}" for n in range(80)],
+        "ward": ["east", "west"] * 40,
+        "ill": [n % 2 for n in range(80)],
+    }
+    with on_command_line():
+        note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
+    assert "admitted,left: each date is a category" in note
+    assert "leave them out with --set data.drop=admitted,left" in note
+    assert "report: sentences; learn from them with --text report" in note
+    assert "few rows share" not in note
+
+
+def test_most_samples_in_one_class_are_said_with_the_metric_to_judge_by() -> None:
+    rows = {"x": np.arange(100) % 7, "died": ["no"] * 93 + ["yes"] * 7}
+    with on_command_line():
+        text = overview(tables.from_tables([Table.of(rows)], "visits", target="died"))
+    assert "93 % of the samples are no, and a model that always answers so has this accuracy" in text
+    assert "--metrics balanced_accuracy,accuracy" in text
+    even = {"x": np.arange(100) % 7, "died": ["no"] * 79 + ["yes"] * 21}
+    assert "judge by" not in overview(tables.from_tables([Table.of(even)], "visits", target="died"))
 
 
 def test_messages_about_a_table_name_its_column(tmp_path: Path) -> None:

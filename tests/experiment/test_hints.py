@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 import copfl
+from copfl.core.metrics import METRICS
 from copfl.core.task import task_of
 from copfl.data import arrays
 from copfl.data.samples import Dataset
@@ -51,6 +52,14 @@ def test_unscaled_inputs() -> None:
     assert not hints(task, data(255, np.uint8))  # pixels, which are scaled
     assert "not scaled" in hints(task, data(2, np.uint8))[0]  # flags, which are divided by 255 too
     assert not hints(task, data(60))  # a standard deviation of 60 / sqrt(12), below 20
+
+
+def test_skewed_classes_where_accuracy_judges() -> None:
+    rare = dataclasses.replace(data(), train=dataclasses.replace(data().train, y=np.repeat([0, 1], [30, 4])))
+    (sentence,) = hints(task_of(net(), 3), rare)
+    assert sentence.startswith("88 % of the samples are 0, and a model that always answers so")
+    assert "balanced accuracy (task={'metrics': 'balanced_accuracy,accuracy'}) or the AUC" in sentence
+    assert not hints(task_of(net(), 3, metrics=(METRICS["balanced_accuracy"],)), rare)
 
 
 def test_a_hint_is_a_warning_once_and_never_an_error() -> None:

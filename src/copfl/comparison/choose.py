@@ -123,6 +123,8 @@ def choose(
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
+    for hint in experiment.hints:
+        race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
     limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)

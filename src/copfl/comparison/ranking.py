@@ -14,7 +14,7 @@ from copfl.files import write_bytes
 from copfl.settings.schema import Run
 from copfl.settings.toml import written
 from copfl.stats import LAST, Difference
-from copfl.tables import Table, as_markdown, as_text, plain
+from copfl.tables import Table, as_markdown, as_text, listed, plain
 
 LOCAL = "local"
 CHOSEN, ALIKE = "chosen", "not distinguishable"
@@ -50,14 +50,20 @@ class Choice:
 def table_of(found: Choice) -> Table:
     metric, rows = found.metric, []
     for row in found.ranking:
+        if not row.rounds:
+            continue  # a note has their number
         gap = ["", ""]
         if row.gap is not None:
             gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
         rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in found.ranking if row.status == ALIKE]
-    equal = f" Not distinguishable from it: {', '.join(alike)}." if alike else ""
+    equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
     notes = [f"{found.chosen} is chosen.{equal}", found.verdict.text]
+    untrained = [row for row in found.ranking if not row.rounds]
+    for status in dict.fromkeys(row.status for row in untrained):
+        labels = [row.label for row in untrained if row.status == status]
+        notes.append(f"{len(labels)} of {len(found.ranking)} candidates: {status} ({listed(labels, 5)}).")
     notes.append(
         f"On validation samples of each client, no test sample; {found.spent:,.0f} rounds in all. A value is "
         f"the mean of the last third of the evaluations, at most {LAST}. to the "

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.columns import DATES, Table, as_numbers, check_plain, floats, is_number, words
 from copfl.data.columns import NUMBER as NUMERAL
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, as_numbers, check_plain, floats, is_number, words
 from copfl.data.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER, Column, Contract
-from copfl.data.contract_draft import DATES
 from copfl.data.datasets import load
 from copfl.data.encoders import Encoder
 from copfl.data.samples import CLASSIFICATION, shape_of

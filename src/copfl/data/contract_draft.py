@@ -5,15 +5,14 @@ of ten, and means and deviations are written only if the owner asks for them.
 """
 
 import math
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from copfl.data.columns import DATES, Table, column_of, floats, is_number, words
 from copfl.data.columns import Column as Cells
-from copfl.data.columns import Table, column_of, floats, is_number, words
 from copfl.data.contract import BOOLEAN, CATEGORY, DATE, FREE_TEXT, NUMBER, TABLE, TEXT, Column, Contract
 from copfl.data.encoders import MOST_CATEGORIES
 from copfl.data.samples import CLASSIFICATION, MULTILABEL
@@ -22,7 +21,6 @@ from copfl.data.table_files import read_table
 from copfl.data.tables import FEWEST_ROWS, MOST_REPEATED, from_tables, names_of, numbers_of
 from copfl.errors import DataError, unknown
 
-DATES = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 LONG_TEXT = 60  # characters: longer on average, a column is no category
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset, shown
+from copfl.errors import how_to_set
 from copfl.tables import listed
 
 WORDS = {  # one target, and several
@@ -15,6 +16,7 @@ WORDS = {  # one target, and several
     NEXT_TOKEN: ("token", "tokens"),
 }
 SHADES = " .:-=+*#@"  # from none to all of a client's samples
+SKEWED = 0.8  # of the samples are of one class
 MOST_ROWS, MOST_COLUMNS, BINS = 20, 40, 10  # of the picture
 
 
@@ -26,7 +28,7 @@ def overview(dataset: Dataset) -> str:
         WORDS[dataset.kind][1]: _target_facts(dataset),
         "clients": _client_facts(dataset),
     }
-    notes = [note for note in dataset.note.split("; ") if note]
+    notes = [note for note in (*dataset.note.split("; "), skew(dataset)) if note]
     lines = [f"{name:<10}{fact}" for name, fact in facts.items()]
     lines += [f"{'' if n else 'notes':<10}{note}" for n, note in enumerate(notes)]
     return "\n".join([dataset.name, *lines, *_picture(dataset)])
@@ -37,6 +39,22 @@ def targets(dataset: Dataset) -> str:
     count = len(dataset.classes)
     counted = f"{count} {WORDS[dataset.kind][count != 1]}"
     return counted if dataset.kind == CLASSIFICATION else f"{dataset.kind} of {counted}"
+
+
+def skew(dataset: Dataset) -> str:
+    """The hint for samples most of which are of one class: accuracy hardly tells whether the others are found."""
+    if dataset.kind != CLASSIFICATION or not len(dataset.train):
+        return ""
+    counts = np.bincount(dataset.train.y)
+    share = counts.max() / counts.sum()
+    if share < SKEWED or len(dataset.classes) < 2:
+        return ""
+    name = dataset.classes[int(counts.argmax())]
+    metrics = how_to_set("task.metrics", "balanced_accuracy,accuracy", "--metrics")
+    return (
+        f"{100 * share:.0f} % of the samples are {name}, and a model that always answers so has this accuracy: "
+        f"judge by the balanced accuracy ({metrics}) or the AUC"
+    )
 
 
 def _target_facts(dataset: Dataset) -> str:

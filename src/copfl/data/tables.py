@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from copfl.data.arrays import from_splits
 from copfl.data.columns import (
+    DATES,
     NUMBER,
     Column,
     Table,
@@ -39,6 +40,7 @@ from copfl.tables import listed
 
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
+MOST_WORDS = 3  # on average, in a category; more are a sentence
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -163,7 +165,7 @@ def from_tables(
             for column in features
         ]
         x = [encoded(encoders, table, rows) for table, rows in zip(sources, chosen, strict=True)]
-        notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
+        notes += [_summary(encoders), *_doubtful(encoders, tables[0])]
         if is_agreed:
             notes += unknown_categories(encoders, tables[0], "the federation does not have")
         notes += [
@@ -275,20 +277,39 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     return ", ".join(parts)
 
 
-def _identifiers(encoders: Sequence[Encoder], table: Table) -> list[str]:
-    """A note for columns of different whole numbers or of rare texts: numbers of patients, names, dates."""
+def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
+    """A note for columns that hardly help as they are: dates, sentences, and numbers of patients or names."""
+    if len(table) < FEWEST_ROWS:
+        return []
+    dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
+    rare = [e for e in encoders if e.name not in dates and _is_rare(e, table)]
+    sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
+    identifiers = [e.name for e in rare if e.name not in sentences]
+    notes = []
+    if names := ",".join(identifiers):
+        leave_out = f"leave out identifiers with {how_to_set('data.drop', names)}"
+        notes.append(f"{names}: values that few rows share; {leave_out}")
+    if names := ",".join(dates):
+        leave_out = f"leave them out with {how_to_set('data.drop', names)}"
+        notes.append(
+            f"{names}: each date is a category; use numbers, such as days between dates, or {leave_out}"
+        )
+    for name in sentences:
+        notes += [f"{name}: sentences; learn from them with {how_to_set('data.text', name, '--text')}"]
+    return notes
 
-    def is_identifier(column: Encoder) -> bool:
-        if column.categories:
-            return len(table) < MOST_REPEATED * len(column.categories)
-        numbers = floats(table.columns[column.name])
-        return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(table)
 
-    identifiers = [e.name for e in encoders if len(table) >= FEWEST_ROWS and is_identifier(e)]
-    names = ",".join(identifiers)
-    drop = how_to_set("data.drop", names)
-    note = f"{names}: values that few rows share; leave out identifiers and dates with {drop}"
-    return [note] if identifiers else []
+def _is_rare(column: Encoder, table: Table) -> bool:
+    """Whether few rows share a text, or all have different whole numbers."""
+    if column.categories:
+        return len(table) < MOST_REPEATED * len(column.categories)
+    numbers = floats(table.columns[column.name])
+    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(table)
+
+
+def _words(texts: Sequence[str]) -> float:
+    """How many words a text has on average."""
+    return sum(len(text.split()) for text in texts) / len(texts)
 
 
 # Targets and missing values

@@ -14,6 +14,7 @@ from torch import nn
 
 from copfl.core.task import Task
 from copfl.data.federation import Federation
+from copfl.data.overview import skew
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, how_to_set
@@ -28,10 +29,15 @@ EXPLODED = 2.0  # the training loss of a round, as a multiple of that of the fir
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
-    """A sentence for outputs that are no logits, and one for inputs that are not scaled; usually none."""
+    """A sentence for outputs that are no logits, for inputs that are not scaled, for skewed classes; usually none."""
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
-    found = (_outputs(task, each(lambda tensor: tensor[:OUTPUTS], x)), _inputs(by_name(x)))
+    by_accuracy = task.metrics[0].name == "accuracy"
+    found = (
+        _outputs(task, each(lambda tensor: tensor[:OUTPUTS], x)),
+        _inputs(by_name(x)),
+        skew(dataset) if by_accuracy else "",
+    )
     return [sentence for sentence in found if sentence]
 
 

@@ -463,7 +463,7 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
         note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
     assert "admitted,left: each date is a category" in note
     assert "leave them out with --set data.drop=admitted,left" in note
-    assert "report: sentences; learn from them with --text report" in note
+    assert "report: sentences, learn from them with --text report" in note
     assert "few rows share" not in note
 
 

@@ -292,10 +292,10 @@ def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
     if names := ",".join(dates):
         leave_out = f"leave them out with {how_to_set('data.drop', names)}"
         notes.append(
-            f"{names}: each date is a category; use numbers, such as days between dates, or {leave_out}"
+            f"{names}: each date is a category, so use numbers, such as days between dates, or {leave_out}"
         )
     for name in sentences:
-        notes += [f"{name}: sentences; learn from them with {how_to_set('data.text', name, '--text')}"]
+        notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
     return notes
 
 

@@ -153,6 +153,15 @@ def test_a_run_is_not_written_over(run: Path) -> None:
     assert files(run) == before
 
 
+def test_the_runs_that_are_named_are_also_those_without_a_name(tmp_path: Path) -> None:
+    """`copfl run` without --out writes into runs/, so that is where a user's runs are."""
+    for name in ("runs/first", "second"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.toml").touch()
+    with pytest.raises(RunError, match=r"Known runs: runs/first, second$"):
+        copfl.resume(tmp_path / "gone")
+
+
 def test_what_is_no_run_cannot_go_on(run: Path) -> None:
     with pytest.raises(
         RunError, match=r"there is no folder .*gone; a run folder was expected, .* Known runs: run"

@@ -176,7 +176,9 @@ def _trees(state: State) -> dict[str, Any]:
 
 
 def _known(parent: Path) -> str:
-    names = sorted(p.parent.name for p in parent.glob("*/run.toml")) if parent.is_dir() else []
+    """The latest runs in a folder, and in its folder runs, where a run without --out is written."""
+    files = [*parent.glob("runs/*/run.toml"), *parent.glob("*/run.toml")] if parent.is_dir() else []
+    names = sorted(file.parent.relative_to(parent).as_posix() for file in files)
     return ", ".join(names[-5:]) or "none"
 
 

@@ -208,6 +208,11 @@ def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result
     for other in (alone, np.array([0.53, 0.62, 0.75])):  # better, and not distinguishable
         found.gains = Gains(personal if other is alone else alone, personal, other)
         assert summary.advice(cast(Result, found)) == ""
+    found.gains = Gains(
+        alone, personal, np.array([0.53, 0.60, 0.74])
+    )  # worse on average, not distinguishable
+    said = summary.advice(cast(Result, found))
+    assert said.startswith("This run shows no gain over training alone. To try: `copfl choose -d digits`")
     found.gains = None
     assert summary.advice(cast(Result, found)) == ""
 

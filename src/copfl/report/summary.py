@@ -190,13 +190,15 @@ def conclusion(gains: Gains) -> str:
 
 
 def advice(result: Result) -> str:
-    """What to try after a run whose models are distinguishably worse than those trained alone; else ""."""
+    """What to try after a run whose models are worse on average than those trained alone; else ""."""
     gains, e = honest_gains(result), result.experiment
     if gains is None:
         return ""
     known = gains.gain[~np.isnan(gains.gain)]
-    if unknown_reason([known]) or len(known) < 2 or not over_clients([known]).high < 0:
+    if unknown_reason([known]) or len(known) < 2 or round(float(known.mean()), 9) >= 0:
         return ""
+    is_worse = over_clients([known]).high < 0
+    verdict = "Training alone is better here." if is_worse else "This run shows no gain over training alone."
     data = f" -d {e.run.data.name}" if e.run.data.name else ""
     tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
     honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
@@ -209,7 +211,7 @@ def advice(result: Result) -> str:
         as_here = (
             f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
         )
-    return f"Training alone is better here. To try: {'; '.join(tries)}. If none is, {as_here}."
+    return f"{verdict} To try: {'; '.join(tries)}. If none is, {as_here}."
 
 
 def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:

@@ -62,7 +62,7 @@ def test_a_new_client_learns_its_own_samples() -> None:
     for x, y in ((1.5, 0), (-0.5, 1)):
         miss = off(head * body * x, y)
         body, head = body - LR * miss * head * x, head - LR * miss * body * x
-    assert second.trained.tolist() == numbers(body, head)
+    assert second.upload.w.tolist() == numbers(body, head)
 
 
 def test_the_first_round_is_fedavg() -> None:

@@ -48,7 +48,7 @@ def true_benefit(effects: Numbers, scale: Numbers) -> Numbers:
     others = [[k for k in range(clients) if k != j] for j in range(clients)]
     relative = effects - np.array([effects[others[j], j].mean() for j in range(clients)])
     unit = math.prod(scale) ** (1 / clients)
-    return unit * np.array([np.mean(relative[i, o] / scale[o]) for i, o in enumerate(others)])
+    return np.array([unit * np.mean(relative[i, o] / scale[o]) for i, o in enumerate(others)])
 
 
 def test_exact_effects_are_found_whatever_clients_say_of_themselves() -> None:

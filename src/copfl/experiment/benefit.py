@@ -237,7 +237,7 @@ def of_sum(total: Judgement, freedom: int) -> Benefit:
     """
     clients = len(total.judges)
     if not total.judges.any():
-        return Benefit(*np.full((2, clients), np.nan), freedom)
+        return Benefit(np.full(clients, np.nan), np.full(clients, np.nan), freedom)
     unit = np.exp(total.log_scale * (clients - 1) / total.judges.sum())  # the geometric mean of all s_j
     per_judge = np.divide(unit, total.judges, out=np.full(clients, np.nan), where=total.judges > 0)
     error = np.sqrt((total.errors**2).sum(0)) * per_judge

@@ -139,6 +139,16 @@ def secure_benefit(run: Run) -> Benefit:
     return of_sum(reduce(Judgement.plus, sent), regression.freedom)
 
 
+def verdict_with_liars(run: Run, liars: int, sign: float) -> str:
+    """The verdict on the middle honest client where some others report losses made up for (1) or against it (-1)."""
+    honest = np.flatnonzero(~run.bad)
+    target = honest[np.argsort(run.benefit().value[honest])[len(honest) // 2]]
+    difference = run.difference.copy()
+    for liar in honest[honest != target][:liars]:
+        difference[:, liar] = sign * run.half[:, target]  # a half with the target is better, or worse
+    return group_benefit(run.half, difference).verdicts[target]
+
+
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +241,7 @@ def study_tables(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> list[Table]:
             "without an honest client": mean_over_runs(lambda run: gain(run, False), 1),
         },
     )
-    return [detection, verdict, retraining, harm, secure_table(runs, secure)]
+    return [detection, verdict, retraining, harm, secure_table(runs, secure), liar_table(runs)]
 
 
 def secure_table(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> Table:
@@ -250,6 +260,21 @@ def secure_table(runs: dict[Cell, Run], secure: dict[Cell, Run]) -> Table:
                 lambda pair: float(spearman(pair[0].benefit().value, secure_benefit(pair[1]).value)), 3
             ),
         },
+    )
+
+
+def liar_table(runs: dict[Cell, Run]) -> Table:
+    """How often honest clients that lie about another one of twenty decide on its verdict."""
+
+    def fraction(verdict: str, liars: int, sign: float) -> str:
+        found = [verdict_with_liars(run, liars, sign) == verdict for run in runs.values()]
+        return f"{np.mean(found):.2f}"
+
+    return Table(
+        "Losses made up about the middle honest client: fraction of the runs with this verdict on it",
+        ["clients that lie", "lower, if against it", "higher, if for it"],
+        [[str(liars), fraction("lower", liars, -1), fraction("higher", liars, 1)] for liars in range(4)],
+        [],
     )
 
 

@@ -48,6 +48,23 @@ def test_after_full_rounds_c_is_the_mean_of_the_clients() -> None:
     torch.testing.assert_close(state.server.control, clients_of(state).control.mean(0))
 
 
+def test_a_new_client_learns_its_own_samples() -> None:
+    """After its first update it descends its own loss: with c - c_i its gradients of the update before would cancel."""
+    task, algorithm, data = chain(1.0, 0.5), Scaffold(PLAIN), samples((1.5, 0), (-0.5, 1))
+    server = algorithm.server_init(task, 3)._replace(control=vector(0.2, -0.1))
+    down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
+    client, plan = algorithm.client_init(task), one_at_a_time([0, 1])
+    with torch.no_grad():
+        first = algorithm.client_update(task, client, down, data, plan)
+        down = algorithm.next_message(task, down, first.upload)
+        second = algorithm.client_update(task, first.client, down, data, plan)
+    body, head = first.upload.w.tolist()
+    for x, y in ((1.5, 0), (-0.5, 1)):
+        miss = off(head * body * x, y)
+        body, head = body - LR * miss * head * x, head - LR * miss * body * x
+    assert second.upload.w.tolist() == numbers(body, head)
+
+
 def test_the_first_round_is_fedavg() -> None:
     """Every control variate is zero."""
     task = chain(1.0, 0.5)

@@ -29,22 +29,26 @@ def balanced(rng: np.random.Generator, rounds: int, clients: int) -> Numbers:
     return np.stack([rng.permutation(row) for _ in range(rounds)])
 
 
-def weights(membership: Numbers, differences: Numbers) -> Numbers:
-    """Of the judges: 1 over the root mean square of what their own membership does not explain."""
+def scales(membership: Numbers, differences: Numbers) -> Numbers:
+    """Of the judges: the root mean square of what their own membership does not explain."""
     found = []
     for own, column in zip(membership.T, differences.T, strict=True):
         judged = ~np.isnan(column)
         own, column = own[judged], column[judged]
-        found.append(1 / math.sqrt(np.mean((column - own * np.mean(own * column)) ** 2)))
+        found.append(math.sqrt(np.mean((column - own * np.mean(own * column)) ** 2)))
     return np.array(found)
 
 
-def true_benefit(effects: Numbers, weight: Numbers) -> Numbers:
-    """From effects [client, judge]: the mean over judges j ≠ i of the effect of i minus that of all k ≠ j."""
+def true_benefit(effects: Numbers, scale: Numbers) -> Numbers:
+    """From effects [client, judge]: the mean over judges j ≠ i of the effect of i minus that of all k ≠ j.
+
+    Each judge counts in units of its scale; the mean is in units of the geometric mean of the scales.
+    """
     clients = len(effects)
     others = [[k for k in range(clients) if k != j] for j in range(clients)]
     relative = effects - np.array([effects[others[j], j].mean() for j in range(clients)])
-    return np.array([np.average(relative[i, o], weights=weight[o]) for i, o in enumerate(others)])
+    unit = math.prod(scale) ** (1 / clients)
+    return np.array([unit * np.mean(relative[i, o] / scale[o]) for i, o in enumerate(others)])
 
 
 def test_exact_effects_are_found_whatever_clients_say_of_themselves() -> None:
@@ -53,8 +57,8 @@ def test_exact_effects_are_found_whatever_clients_say_of_themselves() -> None:
     for boast in (0.0, 100.0):
         np.fill_diagonal(effects, boast * np.arange(6))
         found = group_benefit(membership, membership @ effects)
-        weight = weights(membership, membership @ effects)
-        np.testing.assert_allclose(found.value, true_benefit(effects, weight), atol=1e-9)
+        scale = scales(membership, membership @ effects)
+        np.testing.assert_allclose(found.value, true_benefit(effects, scale), atol=1e-9)
         np.testing.assert_allclose(found.error, 0, atol=1e-9)
         assert found.freedom == 20 - 6 + 1
 
@@ -71,6 +75,20 @@ def test_a_judge_that_reports_huge_numbers_counts_as_much_as_another() -> None:
     assert (lied_to.verdicts[0], lied_to.verdicts[-1]) == ("lower", "higher")
 
 
+@pytest.mark.parametrize("factor", [1e-6, 1e-2, 1e2, 1e6])
+def test_a_judge_that_scales_its_losses_changes_no_rank_and_no_verdict(factor: float) -> None:
+    """Its own benefit rests on the other judges, and is in the same unit as those that it judges."""
+    rng = np.random.default_rng(5)
+    membership, effects = balanced(rng, 60, 10), np.repeat(np.linspace(-1, 1, 10)[:, None], 10, 1)
+    differences = membership @ effects + 0.3 * rng.normal(size=(60, 10))
+    honest = group_benefit(membership, differences)
+    assert honest.ranks[6] == (4, 4)
+    differences[:, 6] *= factor
+    found = group_benefit(membership, differences)
+    assert (found.ranks, found.verdicts) == (honest.ranks, honest.verdicts)
+    np.testing.assert_allclose(found.value, factor ** (1 / 10) * honest.value)
+
+
 def test_with_an_odd_number_of_clients_the_larger_half_is_no_benefit() -> None:
     rng = np.random.default_rng(0)
     membership = np.stack([rng.permutation([1.0, 1, -1, -1, -1]) for _ in range(20)])
@@ -78,7 +96,7 @@ def test_with_an_odd_number_of_clients_the_larger_half_is_no_benefit() -> None:
     for of_size in (0.0, 10.0):  # a half of three is better by so much than one of two
         differences = membership @ effects + of_size * membership.sum(1, keepdims=True)
         found = group_benefit(membership, differences)
-        truth = true_benefit(effects, weights(membership, differences))
+        truth = true_benefit(effects, scales(membership, differences))
         np.testing.assert_allclose(found.value, truth, atol=1e-9)
 
 
@@ -89,7 +107,7 @@ def test_clients_that_are_absent_at_times() -> None:
         row[rng.permutation(6)[:4]] = rng.permutation([1, 1, -1, -1])
     differences = np.where(membership == 0, np.nan, membership @ effects)
     found = group_benefit(membership, differences)
-    truth = true_benefit(effects, weights(membership, differences))
+    truth = true_benefit(effects, scales(membership, differences))
     np.testing.assert_allclose(found.value, truth, atol=1e-9)
     assert found.freedom == int((membership != 0).sum(0).min()) - 5
 
@@ -146,10 +164,11 @@ def test_standard_errors_by_hand() -> None:
     linear = np.vstack(
         [inverse @ free.T, -(inverse @ free.T).sum(0)]
     )  # [clients, rounds], coefficients that sum to 0
-    value, variance, of_judges = 0.0, np.zeros(12), weights(membership, differences)
+    value, variance, of_judges = 0.0, np.zeros(12), scales(membership, differences)
     for judge in (1, 2, 3):  # of client 0
         others = [k for k in range(4) if k != judge]
-        of_judge = (linear[0] - linear[others].mean(0)) * of_judges[judge] / of_judges[1:].sum()
+        unit = math.prod(of_judges) ** (1 / 4)
+        of_judge = (linear[0] - linear[others].mean(0)) * unit / of_judges[judge] / 3
         value += of_judge @ differences[:, judge]
         variance += of_judge * corrected[:, judge]
     found = group_benefit(membership, differences)
@@ -222,7 +241,7 @@ def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool)
         noise = 2 * rng.normal(size=(rounds, 1)) + rng.normal(size=(rounds, clients))
         found = group_benefit(membership, scale[:, None] * (membership @ effects + noise))
         many = balanced(rng, 500, clients)
-        of_judges = weights(many, many @ effects + math.sqrt(5) * rng.normal(size=(500, clients)))
+        of_judges = scales(many, many @ effects + math.sqrt(5) * rng.normal(size=(500, clients)))
         hits += covered(found, scale.mean() * true_benefit(effects, of_judges))
     assert 0.90 <= np.mean(hits) <= 0.99
 
@@ -249,14 +268,15 @@ def test_coverage_of_the_value_of_retraining(clients: int) -> None:
             np.einsum("tn,tnd->td", membership == side, uploads) * 2 / clients for side in (1.0, -1.0)
         )
         differences = (first - second) @ tastes.T
-        weight, truth = weights(membership, differences), np.zeros(clients)
+        scale, truth = scales(membership, differences), np.zeros(clients)
+        unit = math.exp(np.log(scale).mean())
         for k in range(clients):
             gains, judges = [], [j for j in range(clients) if j != k]
             for j in judges:
                 kept = [i for i in range(clients) if i != j]
                 gain = loss(uploads, tastes[j], [i for i in kept if i != k]) - loss(uploads, tastes[j], kept)
                 gains.append(gain / rounds)
-            truth[k] = 2 * (clients - 2) / clients * np.average(gains, weights=weight[judges])
+            truth[k] = 2 * (clients - 2) / clients * unit * np.mean(gains / scale[judges])
         hits += covered(group_benefit(membership, differences), truth)
     assert 0.90 <= np.mean(hits) <= 0.99
 
@@ -286,8 +306,8 @@ def test_coverage_in_a_run_whose_halves_are_drawn_again() -> None:
     table = np.stack(differences)  # [rounds, halves, clients]
     effects = np.linalg.pinv(rows) @ table.mean(0)
     every = table.transpose(1, 0, 2).reshape(-1, 4)  # all halves in all rounds
-    weight = weights(np.repeat(rows, len(table), 0), every)
-    truth, rng = true_benefit(effects, weight), np.random.default_rng(0)
+    scale = scales(np.repeat(rows, len(table), 0), every)
+    truth, rng = true_benefit(effects, scale), np.random.default_rng(0)
     hits = list[bool]()
     for _ in range(300):
         drawn = rng.integers(0, len(firsts), len(table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,15 @@ from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, UsageError, WireError
 from copfl.experiment import evidence, records
-from copfl.experiment.benefit import Benefit, Judgement, design, group_benefit, judged, of_records
+from copfl.experiment.benefit import (
+    Benefit,
+    Judgement,
+    design,
+    group_benefit,
+    judged,
+    no_judgement,
+    of_records,
+)
 from copfl.flower import halves as kinds
 from copfl.flower import node_halves, secure_node, secure_server
 from copfl.flower.app import init
@@ -430,7 +439,10 @@ def test_what_judges_say_is_no_forgery(scale: float) -> None:
         draw = np.random.default_rng(seed)
         differences = scale * np.exp(3 * draw.normal(size=6)) * draw.standard_t(2, size=(16, 6))
         differences[:, :2] *= draw.integers(0, 2, size=2)
-        assert (summed(judges(differences), rules).weight >= 0).all()
+        said = judges(differences)
+        is_above = [judge.log_scale >= -math.log(rules.range) for judge in said]
+        expected = sum(judge.judges for judge, is_counted in zip(said, is_above, strict=True) if is_counted)
+        np.testing.assert_array_equal(summed(said, rules).judges, expected)
 
 
 def lone(entry: int, clients: int = 6, rounds: int = 16) -> tuple[Numbers, Numbers]:
@@ -440,18 +452,28 @@ def lone(entry: int, clients: int = 6, rounds: int = 16) -> tuple[Numbers, Numbe
     return value, errors
 
 
-@pytest.mark.parametrize("part", ["value", "weight", "errors"])
+@pytest.mark.parametrize("part", ["value", "judges", "errors"])
 def test_numbers_that_no_losses_give_are_refused(part: str) -> None:
-    """A member that adds to its own benefit alone, gives itself a weight, or makes an error larger."""
+    """A member that adds to its own benefit alone, judges itself, or makes an error larger."""
     value, errors = lone(2)
-    nothing = Judgement(np.zeros(6), np.zeros(6), np.zeros((16, 6)))
-    added = nothing._replace(
-        **{part: errors if part == "errors" else 1e4 * value if part == "weight" else value}
-    )
+    nothing = no_judgement(16, 6)
+    forged = {"value": value, "judges": 100 * value, "errors": errors}
+    added = nothing._replace(**{part: forged[part]})
     honest = judges(np.random.default_rng(0).normal(size=(16, 6)))
     summed(honest, Rules(6), nothing)
     with pytest.raises(WireError, match="a member added numbers that no losses give"):
         summed(honest, Rules(6), added)
+
+
+@pytest.mark.parametrize("log_scale", [-100.0, 100.0])
+def test_a_unit_that_no_judges_have_is_refused(log_scale: float) -> None:
+    """It would make the benefit of all clients zero or infinite."""
+    rules = Rules(6)
+    words = [kinds.words_of(part, rules) for part in judges(np.random.default_rng(0).normal(size=(16, 6)))]
+    total = dequantised(np.sum(words, axis=0, dtype=np.uint64), rules)
+    total[0] += log_scale
+    with pytest.raises(WireError, match="a member added numbers that no losses give"):
+        kinds.judgement_from(total, 16, 6, rules)
 
 
 def test_there_is_no_benefit_from_a_forged_sum(secure: Federated, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +482,7 @@ def test_there_is_no_benefit_from_a_forged_sum(secure: Federated, monkeypatch: p
     path.unlink()
 
     def forged(judgement: Judgement, rules: Rules) -> Words:
-        is_forger = judgement.weight[0] == 0  # a judge has no weight for itself
+        is_forger = judgement.judges[0] == 0  # no client judges itself
         return honest(judgement._replace(value=judgement.value + lone(0)[0] * is_forger), rules)
 
     monkeypatch.setattr(kinds, "words_of", forged)
@@ -471,18 +493,13 @@ def test_there_is_no_benefit_from_a_forged_sum(secure: Federated, monkeypatch: p
 
 
 def test_models_that_hardly_differ_reveal_no_further_digits() -> None:
-    """A part is relative to the size of a judge's differences, but magnified by the range of a sum at most.
-
-    So halves that differ by 1e-12 give the largest weight, and nothing else.
-    """
+    """A part is relative to the size of a judge's differences, and there is none where that is below 1 / range."""
     rules, differences = Rules(6), np.random.default_rng(0).normal(size=(16, 6))
     usual = summed(judges(1e-3 * differences), rules)
     assert np.abs(usual.value).min() > 1000 * rules.step
     for size in (1e-12, 1e-30):
         found = summed(judges(size * differences), rules)
-        assert (found.weight == 5 * rules.range).all()
-        assert not found.value.any()
-        assert not found.errors.any()
+        assert not any(part.any() for part in found)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from copfl.audit import replay
+from copfl.tables import as_markdown
+from tests.slow import slow
 
 FOLDER = Path(__file__).parents[2] / "studies" / "benefit"
 
@@ -38,3 +40,23 @@ def test_values_to_the_others_of_an_additive_game(subsets: Any) -> None:
     expected = [np.delete(worth[client], client).mean() for client in range(4)]
     for values in subsets.to_the_others(losses).values():
         np.testing.assert_allclose(values, expected, rtol=1e-3)
+
+
+def tables_of(module: Any, whole: bool) -> str:
+    """The tables of the page from the stored records; not `whole`: those that need no estimate again."""
+    tables = (
+        module.study_tables(*module.runs_of(module.lines_of(FOLDER / "records.jsonl.gz"))) if whole else []
+    )
+    tables += [module.subset_table(module.lines_of(FOLDER / "subsets.jsonl.gz"))]
+    tables += [module.coverage_table(module.lines_of(FOLDER / "coverage.jsonl.gz"))]
+    tables += module.weight_tables(module.lines_of(FOLDER / "weights.jsonl.gz"))
+    return "\n\n".join(as_markdown(table).strip() for table in tables)
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=slow)])
+def test_the_tables_of_the_page_are_those_of_the_records(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    page = (FOLDER / "README.md").read_text()
+    assert tables_of(importlib.import_module("analyse"), whole) in page

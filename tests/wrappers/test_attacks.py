@@ -151,8 +151,9 @@ def test_a_run_that_goes_on_draws_the_same_lies_and_the_same_noise(tmp_path: Pat
 
 
 def test_what_does_not_fit_is_said_before_the_run() -> None:
-    with pytest.raises(UsageError, match="choose another algorithm"):
-        run("ktpfl", rounds=1, attack={"name": "noise"}, model="mlp")
+    for name in ("ktpfl", "ifca"):
+        with pytest.raises(UsageError, match="choose another algorithm"):
+            run(name, rounds=1, attack={"name": "noise"}, model="mlp")
     with pytest.raises(UsageError, match=r"attack.name=.. is missing; allowed are"):
         run("fedavg", rounds=1, attack={"fraction": 0.2}, model="mlp")
     with pytest.raises(UsageError, match=r'attack.fractio=.* is no setting; .*did you mean "fraction"'):

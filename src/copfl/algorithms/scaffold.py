@@ -32,6 +32,7 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     w: Tensor  # [s]
     control: Tensor  # [d]
+    corrects: Tensor  # [] bool, whether gradients are corrected
 
 
 class Client(NamedTuple):
@@ -75,19 +76,21 @@ class Scaffold(Averaging):
         return Client(personal, moments, torch.zeros_like(task.initial[: task.d]))
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1), server.control.expand(len(ids), -1))
+        corrects = torch.ones(len(ids), dtype=torch.bool, device=server.w.device)
+        return Down(server.w.expand(len(ids), -1), server.control.expand(len(ids), -1), corrects)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w = self.global_model(task, client, down)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         gradients, steps, losses = torch.zeros_like(client.control), w.new_zeros(()), []
+        correction = torch.where(down.corrects, down.control - client.control, 0)
         batches = [batch for epoch in plan for batch in epoch]
         for batch in batches:
             seen: list[Tensor] = []
 
             def corrected(parameters: Tensor, grad: Tensor, seen: list[Tensor] = seen) -> Tensor:
                 seen.append(grad)
-                return grad + down.control - client.control  # line 10
+                return grad + correction  # line 10
 
             w, moments, loss = descend(task, self.optimizer, w, moments, data, (batch,), adjust=corrected)
             is_step = has_valid(batch)
@@ -107,3 +110,10 @@ class Scaffold(Averaging):
         averaged, metrics = super().server_update(task, server, Mean(total.w, total.size))
         control = server.control + total.control / server.clients
         return Server(averaged.w, control, server.clients), metrics
+
+    def next_message(self, task: Task, down: Down, upload: Upload) -> Down:
+        """A new client goes on from its own model, without corrections: no other client moves that model.
+
+        c - c_i would take its own last gradients out of every step, and the client would never learn.
+        """
+        return Down(upload.w, down.control, torch.zeros_like(down.corrects))

@@ -11,8 +11,10 @@ benefit of i is the mean over the others j ≠ i of b_ij minus the mean of b_kj 
 relative to the mean client, and no client's judgement of itself counts, neither for itself nor in what the
 others are compared with.
 
-The weight of judge j in the mean is 1 over the root mean square of its d_tj, less its own effect. Otherwise
-those whose losses are large would decide: clients with wrong labels, or that report false numbers.
+Judge j counts in units of the root mean square s_j of its d_tj, less its own effect. Otherwise those whose
+losses are large would decide: clients with wrong labels, or that report false numbers. The benefit of every
+client is in one unit, the geometric mean of all s_j. So they can be compared, and a judge with a false s_j
+hardly changes them.
 
 The rounds train with all uploads, whatever the halves are. Intervals are over the draws of the halves: they
 cover the mean over the rounds of this run of the main effects in them. Errors differ from round to round, as
@@ -38,8 +40,9 @@ NOTHING = 1e-8  # unexplained by a regression that fits a round exactly, whateve
 class Judgement(NamedTuple):
     """What one judge, or the sum over several, says of each client."""
 
-    value: Numbers  # [clients], the sum over judges of the estimates times the weight of the judge
-    weight: Numbers  # [clients], the sum of the weights
+    value: Numbers  # [clients], the sum over judges j of the estimates / s_j
+    judges: Numbers  # [clients], how many say something of each client
+    log_scale: Numbers  # [], the sum over judges of ln s_j
     errors: Numbers  # [rounds, clients], what the error of each round may have added to the value
 
     def plus(self, other: "Judgement") -> "Judgement":
@@ -130,13 +133,19 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
     own = rows[:, judge]
     of_others = differences - own * (own @ differences) / (own @ own)
     scale = math.sqrt((of_others**2).mean())
-    value, weight, of_rounds = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), np.zeros(rows.shape)
+    judgement = no_judgement(*rows.shape)
     if scale > 0:
-        value[others], weight[others] = contrast @ differences / scale, 1 / scale
-        of_rounds[:, others] = np.where(
+        judgement.value[others], judgement.judges[others] = contrast @ differences / scale, 1
+        judgement.errors[:, others] = np.where(
             unexplained > NOTHING, errors / scale, np.inf
         ).T  # inf: error not known
-    return Judgement(value, weight, of_rounds)
+        judgement = judgement._replace(log_scale=np.log(scale))
+    return judgement
+
+
+def no_judgement(rounds: int, clients: int) -> Judgement:
+    """That of a judge whose losses never differ."""
+    return Judgement(np.zeros(clients), np.zeros(clients), np.zeros(()), np.zeros((rounds, clients)))
 
 
 def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
@@ -153,8 +162,7 @@ def group_benefit(membership: Numbers, differences: Numbers) -> Benefit:
         value, error = np.full((2, len(present)), np.nan)
         value[present], error[present] = known.value, known.error
         return Benefit(value, error, known.freedom)
-    clients = membership.shape[1]
-    total = Judgement(np.zeros(clients), np.zeros(clients), np.zeros(membership.shape))
+    total = no_judgement(*membership.shape)
     judging = np.isfinite(differences)
     freedom: list[int] = []
     for rounds in np.unique(judging, axis=1).T:
@@ -227,10 +235,14 @@ def of_sum(total: Judgement, freedom: int) -> Benefit:
         freedom: The smallest number of degrees of freedom of a judge: its rounds minus the rank of their
             memberships, T - n + 1 if all clients take part in T rounds with halves of equal size.
     """
-    weight = np.where(total.weight > 0, total.weight, np.nan)
-    error = np.sqrt((total.errors**2).sum(0)) / weight
+    clients = len(total.judges)
+    if not total.judges.any():
+        return Benefit(np.full(clients, np.nan), np.full(clients, np.nan), freedom)
+    unit = np.exp(total.log_scale * (clients - 1) / total.judges.sum())  # the geometric mean of all s_j
+    per_judge = np.divide(unit, total.judges, out=np.full(clients, np.nan), where=total.judges > 0)
+    error = np.sqrt((total.errors**2).sum(0)) * per_judge
     known = np.isfinite(error)  # a value without an interval is not reported
-    return Benefit(np.where(known, total.value / weight, np.nan), np.where(known, error, np.nan), freedom)
+    return Benefit(np.where(known, total.value * per_judge, np.nan), np.where(known, error, np.nan), freedom)
 
 
 def rounds_wanted(clients: int) -> int:

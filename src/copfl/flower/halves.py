@@ -6,6 +6,7 @@ stay at the nodes: after the last round the server asks a `Question`, and the no
 what they conclude from them.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from copfl.core.batches import choose
 from copfl.core.halves import first_half
 from copfl.errors import UsageError, WireError
-from copfl.experiment.benefit import Judgement
+from copfl.experiment.benefit import Judgement, no_judgement
 from copfl.flower.secure_sum import SMALLEST_COHORT, Floats, Rules, Words, quantised
 from copfl.flower.transport import Field
 from copfl.settings.federation import Federation
@@ -84,39 +85,42 @@ def question_of(rounds: Sequence[int], messages: Sequence[str]) -> Question:
 
 def size_of(rounds: int, clients: int) -> int:
     """The entries of a judgement in a sum."""
-    return (rounds + 3) * clients
+    return (rounds + 3) * clients + 1
 
 
 def words_of(judgement: Judgement, rules: Rules) -> Words:
-    """One judge's part of the sum: value, weight, errors, and whether an error is not known.
+    """One judge's part of the sum: log scale, value, judges, errors, and whether an error is not known.
 
-    A judge whose weight is above the range counts with the largest: its losses hardly differ at all.
+    A judge whose scale is below 1 / range says nothing: its losses hardly differ, and their digits stay with
+    it.
     """
-    largest = float(judgement.weight.max(initial=0.0))
-    factor = min(1.0, rules.range / largest) if largest else 1.0
-    value, weight, errors = (factor * part for part in judgement)
+    largest = math.log(rules.range)
+    if judgement.log_scale < -largest:
+        judgement = no_judgement(*judgement.errors.shape)
+    value, judges, log_scale, errors = judgement
     is_known = np.isfinite(errors) & (np.abs(errors) <= rules.range)
-    parts = value, weight, np.where(is_known, errors, 0.0), (~is_known).any(0)
+    parts = np.minimum(log_scale, largest), value, judges, np.where(is_known, errors, 0.0), (~is_known).any(0)
     return quantised(np.concatenate([part.reshape(-1).astype(np.float64) for part in parts]), rules)
 
 
 def judgement_from(values: Floats, rounds: int, clients: int, rules: Rules) -> Judgement:
     """The sum over the judges; WireError if none of theirs have it, so that a member added other numbers.
 
-    What a judge says of the others adds up to nothing, and it has one weight for all of them and none for
-    itself. A member that makes up its losses, and adds what follows from them, is not found.
+    What a judge says of the others adds up to nothing, and it judges all of them and not itself. A member that
+    makes up its losses, and adds what follows from them, is not found.
     """
-    value, weight, *errors, unknown = values.reshape(rounds + 3, clients)
-    table, unknown = np.array(errors).reshape(rounds, clients), np.rint(unknown)
+    log_scale, (value, judges, *errors, unknown) = values[0], values[1:].reshape(rounds + 3, clients)
+    table, judges, unknown = np.array(errors).reshape(rounds, clients), np.rint(judges), np.rint(unknown)
     # Each entry is rounded by each judge, and up to twice as many are added up.
     rounding = clients**2 * rules.step
-    own_weights = weight.sum() / (clients - 1) - weight
+    own = judges.sum() / (clients - 1) - judges  # of each client, how often it judges
     balances = [value.sum(), *(() if unknown.any() else table.sum(1))]
     is_sum = (
-        (own_weights >= -rounding).all()
+        np.isin(own, (0, 1)).all()
+        and abs(log_scale) <= (own * math.log(rules.range)).sum() + rounding
         and (np.abs(balances) <= rounding).all()
         and ((unknown >= 0) & (unknown < clients)).all()
     )
     if not is_sum:
         raise WireError("a member added numbers that no losses give")
-    return Judgement(value, weight, np.where(unknown > 0, np.inf, table))
+    return Judgement(value, judges, np.asarray(log_scale), np.where(unknown > 0, np.inf, table))

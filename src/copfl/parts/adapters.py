@@ -79,7 +79,9 @@ def factored(task: Task, w: Tensor, products: Tensor) -> Tensor:
         rows, columns = second.shape[0], first.flatten(1).shape[1]
         product = products[start : start + rows * columns].view(rows, columns)
         start += rows * columns
-        u, s, v = torch.linalg.svd(product.double(), full_matrices=False)
+        # On the host: a GPU takes several times as long for one matrix of a few hundred rows.
+        decomposed = torch.linalg.svd(product.cpu().double(), full_matrices=False)
+        u, s, v = (factor.to(w.device) for factor in decomposed)
         kept = min(len(s), len(first))  # a small layer may have fewer components than the adapter
         u, s, v = u[:, :kept], s[:kept], v[:kept]
         is_left = s > 1e-6 * s[:1]  # below it rounding in single precision decides

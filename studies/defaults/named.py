@@ -32,11 +32,13 @@ from parallel import run_jobs  # type: ignore[import-not-found]
 VALIDATION = 0.25
 BY_BENEFIT = {"rate": 0.05, "budget": 0.3, "criterion": "benefit", "candidates": "reselect"}
 PUBLISHED = {"candidates": "all", "count": "all", "merge": "union", "leave_one_out": "paper"}
-FORMS: dict[str, dict[str, Any]] = {  # options of CO-PFL
-    "interpretation": {"head": "shared"},
-    "paper": {"head": "shared", **PUBLISHED},
-    "plus": {"head": "shared", "warmup": "75%", **BY_BENEFIT},
-    "warmup50": {"head": "shared", "warmup": "50%", **BY_BENEFIT},
+# CO-PFL's defaults when the forms were compared, which the study then changed; a form says where it differs.
+FORMER = {"head": "shared", "budget": 0.5, "training": "in_turn"}
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "interpretation": {},
+    "paper": PUBLISHED,
+    "plus": {"warmup": "75%", **BY_BENEFIT},
+    "warmup50": {"warmup": "50%", **BY_BENEFIT},
     "head": {"head": "personal", "rate": 0.0},
     "head-together": {"head": "personal", "rate": 0.0, "training": "together"},
     "head-change": {"head": "personal"},
@@ -47,11 +49,12 @@ FORMS: dict[str, dict[str, Any]] = {  # options of CO-PFL
         "training": "together",
         **BY_BENEFIT,
     },
-    "held-out": {"head": "shared", "criterion": "held_out", "until": "33%", "training": "together"},
-    "held-out-long": {"head": "shared", "criterion": "held_out", "until": "67%", "training": "together"},
+    "held-out": {"criterion": "held_out", "until": "33%", "training": "together"},
+    "held-out-long": {"criterion": "held_out", "until": "67%", "training": "together"},
     "head-held-out": {"head": "personal", "criterion": "held_out", "until": "33%", "training": "together"},
     "head-equal-together": {"head": "personal", "rate": 0.0, "training": "together", "score": "none"},
 }
+FORMS = {name: {**FORMER, **options} for name, options in DIFFERENCES.items()}
 RULE = {"head_speed": 3.0}  # of FedPAC in copfl.settings.first_choice
 # Only for the confirmation: they take long.
 EXPENSIVE = ("cifar-4-long", "clinc-dirichlet", "cifar-dirichlet", "cifar-dirichlet-50")

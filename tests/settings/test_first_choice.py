@@ -27,6 +27,18 @@ from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, why
         (Known(CLASSIFICATION, math.inf, 1, "resnet18"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
+        (
+            Known(CLASSIFICATION, 100, 30, "hf:base", True, adapted=True),
+            ("fedpac", "fedexp", 3e-3, "constant", 16),
+        ),
+        (
+            Known(CLASSIFICATION, 160, 20, "hf:base", True, adapted=True),
+            ("fedpac", "fedexp", 1e-3, "constant", 16),
+        ),
+        (
+            Known(NEXT_TOKEN, 40, 10, "hf:base", True, adapted=True),
+            ("fedper", "fedexp", 1e-3, "constant", 16),
+        ),
         (Known(REGRESSION, 300, 40, "mlp"), ("ditto", "mean", 1e-3, "constant", 32)),
         (Known(MULTILABEL, 300, 40, "mlp", sums_only=True), ("ditto", "mean", 1e-3, "constant", 32)),
         (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
@@ -61,7 +73,13 @@ def test_in_few_rounds_a_client_trains_for_more_epochs() -> None:
     known = Known(CLASSIFICATION, 30, 5, "cnn")
     for rounds, epochs in ((1, 5), (5, 4), (10, 2), (19, 2), (20, None)):
         assert first_choice(known._replace(rounds=rounds)).options.get("epochs") == epochs
-    for other in ({"samples": 640.0}, {"samples": math.inf}, {"pretrained": True}):  # 5 * 640 = 3,200
+    adapters = {"pretrained": True, "adapted": True}  # not measured
+    for other in (
+        {"samples": 640.0},
+        {"samples": math.inf},
+        {"pretrained": True},
+        adapters,
+    ):  # 5 * 640 = 3,200
         assert "epochs" not in first_choice(known._replace(**other)).options
     assert complete({"run": {"rounds": 5}, "algorithm": {"epochs": 2}}).algorithm.epochs == 2
 

@@ -51,6 +51,7 @@ class Known(NamedTuple):
     sums_only: bool = False  # the server may see sums of uploads only, as with privacy
     head_only: bool = False  # there is no body that could be shared beside a personal head
     sharers: float = math.inf  # clients that have a class, a mean; infinite where it is not known
+    adapted: bool = False  # of a pretrained model only adapters are trained
 
 
 class Training(NamedTuple):
@@ -121,15 +122,16 @@ def first_choice(known: Known) -> FirstChoice:
     options = {"head_speed": 3.0}
     if known.sharers < FEW_SHARERS and training.schedule == "constant" and not known.pretrained:
         options["alignment"] = WEAK  # where the rate falls, the alignment does not diverge
-    if known.rounds < LONG_RUN and _is_short(known):
+    if known.rounds < LONG_RUN and _is_short(known) and not known.pretrained:
         # In few rounds of one epoch the common body does not get as far as each client's own.
         options["epochs"] = min(math.ceil(LONG_RUN / max(known.rounds, 1)), MOST_EPOCHS)  # 0 is refused later
     return FirstChoice("fedpac", options, "fedexp", training, ema)
 
 
 def _is_short(known: Known) -> bool:
-    """Whether a model from scratch sees few samples at a client, in all rounds."""
-    return known.rounds * known.samples < SHORT_RUN and not known.pretrained
+    """Whether a model from scratch, or adapters that learn classes, see few samples at a client, in all rounds."""
+    is_measured = not known.pretrained or (known.adapted and known.kind == CLASSIFICATION)
+    return known.rounds * known.samples < SHORT_RUN and is_measured
 
 
 def why(run: Run) -> str:
@@ -251,6 +253,7 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
         bool(tables["privacy"] or tables["robust"] or sums_only),
         tables["model"].get("train") == "head" or _has_one_layer(passed.get("model")),
         sharers,
+        bool(tables["adapter"]),
     )
 
 

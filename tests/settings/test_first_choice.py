@@ -45,10 +45,12 @@ def test_clients_predict_with_averaged_weights_where_that_was_measured() -> None
     assert first_choice(known).layer["addons"] == {"ema": 0.8}
     words = first_choice(known._replace(model="embedding")).layer["addons"]
     assert words == {"lr_schedule": "cosine", "ema": 0.8}
+    for kind in (REGRESSION, MULTILABEL):
+        assert first_choice(known._replace(kind=kind)).layer["addons"] == {"ema": 0.8}
+        assert not first_choice(known._replace(kind=kind, rounds=19)).layer["addons"]
     others = (
         {"rounds": 19},
         {"pretrained": True},
-        {"kind": REGRESSION},
         {"sums_only": True},
         {"head_only": True},
     )
@@ -80,6 +82,13 @@ def test_clients_without_a_common_class_train_as_if_alone() -> None:
     assert first_choice(disjoint)[:3] == ("apfl", {}, "mean")
     for other in ({"pretrained": True}, {"sums_only": True}, {"sharers": 1.5}):  # the first two: not measured
         assert first_choice(disjoint._replace(**other)).algorithm != "apfl"
+
+
+@pytest.mark.parametrize("kind", [REGRESSION, MULTILABEL])
+def test_the_pull_to_the_common_model_falls_with_the_samples_that_a_client_sees(kind: str) -> None:
+    for rounds, samples, lam in ((40, 15, 0.05), (20, 300, 0.005), (100, 40, 0.0075), (2, 10, 1.0), (0, 10, 1.0)):
+        choice = first_choice(Known(kind, samples, rounds, "mlp"))
+        assert choice[:3] == ("ditto", {"lam": lam}, "mean")
 
 
 def alignment(*layers: dict[str, dict[str, object]], data: Dataset | None = None) -> object:
@@ -115,7 +124,11 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "seldom far",
         ),
         (sums, "fedper (server step mean, adam 0.003, batches of 8)", "the server sees sums"),
-        (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes"),
+        (
+            values,
+            "ditto (server step mean, adam 0.003, batches of 8, averaged weights)",
+            "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
+        ),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
     ):
         run = complete(layer)

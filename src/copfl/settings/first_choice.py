@@ -113,9 +113,14 @@ def first_choice(known: Known) -> FirstChoice:
     if known.head_only:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
-    if known.kind in (REGRESSION, MULTILABEL):  # FedPAC needs classes
+    if known.kind == REGRESSION:  # FedPAC needs classes
         pull = min(1.0, PULL / max(known.rounds * known.samples, 1))  # 0 rounds are refused later
         return FirstChoice("ditto", {"lam": float(f"{pull:.2g}")}, "mean", training, ema)
+    if known.kind == MULTILABEL and not (_is_short(known) or known.pretrained):
+        return FirstChoice("lg_fedavg", {}, "mean", training, ema)  # a client's own body gets far enough
+    if known.kind == MULTILABEL:
+        server = "mean" if known.sums_only or known.pretrained else "fedexp"
+        return FirstChoice("fedper", {}, server, training, ema)
     if known.kind == NEXT_TOKEN and not known.sums_only:
         return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
@@ -148,6 +153,8 @@ def why(run: Run) -> str:
         return "hardly any class is at two clients, where a common model is worse than training alone"
     if run.algorithm.name == "fedavg_ft":
         return "the model has no body that could be shared beside a personal head"
+    if run.algorithm.name == "lg_fedavg":
+        return "FedPAC needs classes; each client sees enough samples for a body of its own"
     if run.algorithm.name == "fedper" and (run.privacy or run.robust):
         return "FedPAC needs single uploads, and here the server sees sums"
     if run.algorithm.name == "ditto":

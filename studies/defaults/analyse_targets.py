@@ -63,7 +63,10 @@ def choice() -> str:
     gains, metrics = development()
     names = sorted({name for row in gains.values() for name in row} - {"local"})
     names = [name for name in names if all(name in row for row in gains.values())]
-    lines = ["| federation | seeds | " + " | ".join(names) + " |", "| --- " + "| ---: " * (len(names) + 1) + "|"]
+    lines = [
+        "| federation | seeds | " + " | ".join(names) + " |",
+        "| --- " + "| ---: " * (len(names) + 1) + "|",
+    ]
     means = {
         federation: {name: float(np.mean(list(by_seed.values()))) for name, by_seed in row.items()}
         for federation, row in gains.items()
@@ -77,7 +80,9 @@ def choice() -> str:
         rows = [row for federation, row in means.items() if metrics[federation] == metric]
         regrets = {n: [max(row[m] for m in names) - row[n] for row in rows] for n in names}
         least = {n: min(row[n] for row in rows) for n in names}
-        lines.append(f"| *{kind}: mean regret* | | " + " | ".join(f"{np.mean(regrets[n]):.1f}" for n in names) + " |")
+        lines.append(
+            f"| *{kind}: mean regret* | | " + " | ".join(f"{np.mean(regrets[n]):.1f}" for n in names) + " |"
+        )
         lines.append(f"| *{kind}: least gain* | | " + " | ".join(f"{least[n]:+.1f}" for n in names) + " |")
     return "\n".join(lines)
 

@@ -62,7 +62,9 @@ class Sites(NamedTuple):
         return np.maximum(10, np.round(shares * self.rows * self.sites)).astype(int)
 
 
-Function = Callable[[Rng, Rng, Sites, Array], Rows]  # generators of the sites and of the rows; the site of each row
+Function = Callable[
+    [Rng, Rng, Sites, Array], Rows
+]  # generators of the sites and of the rows; the site of each row
 
 
 def factors(of_sites: Rng, of_rows: Rng, how: Sites, site: Array, labels: int = 0, rank: int = 8) -> Rows:
@@ -202,7 +204,9 @@ def photo(rng: Rng, labels: bool) -> Rows:
         blocks = image[:416, :640].reshape(104, 4, 160, 4, 3).mean((1, 3)) / 255  # of 4 x 4 pixels
         patches = blocks.reshape(26, 4, 40, 4, 3).transpose(0, 2, 1, 3, 4)  # of 4 x 4 blocks
         strip = np.repeat(np.arange(26) // 7 + 4 * number, 39)
-        left, right = (patches[:, columns].reshape(26 * 39, 4, 4, 3) for columns in (slice(0, -1), slice(1, None)))
+        left, right = (
+            patches[:, columns].reshape(26 * 39, 4, 4, 3) for columns in (slice(0, -1), slice(1, None))
+        )
         gray, colour = left.mean(3).reshape(-1, 16), left.mean((1, 2))
         if labels:
             warm = colour[:, 0] > colour[:, 2]
@@ -218,7 +222,7 @@ def photo(rng: Rng, labels: bool) -> Rows:
 
 
 def word_counts(rng: Rng, sites: int, rows: int, by: str) -> Rows:
-    """scikit-learn's make_multilabel_classification. Sites differ by label combination, column scale or the columns' order."""
+    """scikit-learn's rows with labels. Sites differ by label combination, column scale or the columns' order."""
     from sklearn.datasets import make_multilabel_classification
 
     x, y = make_multilabel_classification(
@@ -234,7 +238,7 @@ def word_counts(rng: Rng, sites: int, rows: int, by: str) -> Rows:
 
 
 def functions(rng: Rng, sites: int, rows: int, name: str, by: str) -> Rows:
-    """scikit-learn's functions of Friedman and others. Sites differ by an offset, column scale or the columns' order."""
+    """scikit-learn's functions with values. Sites differ by an offset, column scale or the columns' order."""
     from sklearn import datasets
 
     x, y = getattr(datasets, f"make_{name}")(sites * rows, random_state=int(rng.integers(2**31)))
@@ -393,7 +397,11 @@ def record(job: Job, folder: Path) -> dict[str, Any]:
     is_default = job.candidate == "default"
     tables["run"] |= {"seed": job.seed, "device": "cpu", "threads": 1, "workers": 1, "eval_models": "final"}
     tables["run"] |= {"local_baseline": is_default}
-    run = complete(tables) if is_default else complete(tables, candidate(job.candidate, rows * tables["run"]["rounds"]))
+    run = (
+        complete(tables)
+        if is_default
+        else complete(tables, candidate(job.candidate, rows * tables["run"]["rounds"]))
+    )
     run = dataclasses.replace(run, run=dataclasses.replace(run.run, eval_every=run.run.rounds))
     result = train(prepare(run), None)
     primary = result.primary

@@ -89,7 +89,13 @@ def test_clients_without_a_common_class_train_as_if_alone() -> None:
 
 
 def test_values_are_pulled_to_the_common_model_the_less_the_more_samples_a_client_sees() -> None:
-    for rounds, samples, lam in ((40, 15, 0.05), (20, 300, 0.005), (100, 40, 0.0075), (2, 10, 1.0), (0, 10, 1.0)):
+    for rounds, samples, lam in (
+        (40, 15, 0.05),
+        (20, 300, 0.005),
+        (100, 40, 0.0075),
+        (2, 10, 1.0),
+        (0, 10, 1.0),
+    ):
         choice = first_choice(Known(REGRESSION, samples, rounds, "mlp"))
         assert choice[:3] == ("ditto", {"lam": lam}, "mean")
 

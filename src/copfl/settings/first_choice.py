@@ -2,10 +2,10 @@
 
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
 best; where clients have no class in common it was below training alone, and APFL equals it. For values it is
-Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is FedPer
-where a client sees few samples, else LG-FedAvg. The batch size and the learning rate follow from the number of
-samples that a client has, and sees in all rounds; a named algorithm has them too. In runs that are long enough
-a client predicts with an average of its weights.
+Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is
+FedPer where a client sees few samples, else LG-FedAvg. The batch size and the learning rate follow from the
+number of samples that a client has, and sees in all rounds; a named algorithm has them too. In runs that are
+long enough a client predicts with an average of its weights.
 """
 
 import math
@@ -37,7 +37,7 @@ MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
 FEW_SHARERS = 3  # clients that have a class: with fewer, its centroid follows the client that follows it
 ALONE = 1.5  # clients that have a class: with fewer, hardly any class is trained by two
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
-PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds: the more, the less others help
+PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate

@@ -40,7 +40,11 @@ from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, why
             ("fedper", "fedexp", 1e-3, "constant", 16),
         ),
         (Known(REGRESSION, 300, 40, "mlp"), ("ditto", "mean", 1e-3, "constant", 32)),
-        (Known(MULTILABEL, 300, 40, "mlp", sums_only=True), ("ditto", "mean", 1e-3, "constant", 32)),
+        (Known(MULTILABEL, 40, 40, "mlp"), ("fedper", "fedexp", 3e-3, "constant", 8)),
+        (Known(MULTILABEL, 40, 40, "mlp", sums_only=True), ("fedper", "mean", 3e-3, "constant", 8)),
+        (Known(MULTILABEL, 80, 40, "mlp"), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
+        (Known(MULTILABEL, 80, 40, "mlp", sums_only=True), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
+        (Known(MULTILABEL, 80, 40, "hf:base", True), ("fedper", "mean", 1e-3, "constant", 16)),
         (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
         (Known(NEXT_TOKEN, 300, 40, "causal_cnn", sums_only=True), ("fedper", "mean", 1e-2, "cosine", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
@@ -57,10 +61,12 @@ def test_clients_predict_with_averaged_weights_where_that_was_measured() -> None
     assert first_choice(known).layer["addons"] == {"ema": 0.8}
     words = first_choice(known._replace(model="embedding")).layer["addons"]
     assert words == {"lr_schedule": "cosine", "ema": 0.8}
+    for kind in (REGRESSION, MULTILABEL):
+        assert first_choice(known._replace(kind=kind)).layer["addons"] == {"ema": 0.8}
+        assert not first_choice(known._replace(kind=kind, rounds=19)).layer["addons"]
     others = (
         {"rounds": 19},
         {"pretrained": True},
-        {"kind": REGRESSION},
         {"sums_only": True},
         {"head_only": True},
     )
@@ -100,6 +106,18 @@ def test_clients_without_a_common_class_train_as_if_alone() -> None:
         assert first_choice(disjoint._replace(**other)).algorithm != "apfl"
 
 
+def test_values_are_pulled_to_the_common_model_the_less_the_more_samples_a_client_sees() -> None:
+    for rounds, samples, lam in (
+        (40, 15, 0.05),
+        (20, 300, 0.005),
+        (100, 40, 0.0075),
+        (2, 10, 1.0),
+        (0, 10, 1.0),
+    ):
+        choice = first_choice(Known(REGRESSION, samples, rounds, "mlp"))
+        assert choice[:3] == ("ditto", {"lam": lam}, "mean")
+
+
 def alignment(*layers: dict[str, dict[str, object]], data: Dataset | None = None) -> object:
     """The default's alignment of features; None where it is an algorithm without one."""
     return complete(*layers, values={"data": data}).algorithm.options.get("alignment")
@@ -133,7 +151,11 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "seldom far",
         ),
         (sums, "fedper (server step mean, adam 0.003, batches of 8)", "the server sees sums"),
-        (values, "ditto (server step mean, adam 0.003, batches of 8)", "FedPAC needs classes"),
+        (
+            values,
+            "ditto (server step mean, adam 0.003, batches of 8, averaged weights)",
+            "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
+        ),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
     ):
         run = complete(layer)

@@ -1,9 +1,11 @@
 """What is trained where nobody names an algorithm, and how: the rule that studies/defaults found.
 
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
-best; where clients have no class in common it was below training alone, and APFL equals it. The batch size
-and the learning rate follow from the number of samples that a client has, and sees in all rounds; a named
-algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
+best; where clients have no class in common it was below training alone, and APFL equals it. For values it is
+Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is
+FedPer where a client sees few samples, else LG-FedAvg. The batch size and the learning rate follow from the
+number of samples that a client has, and sees in all rounds; a named algorithm has them too. In runs that are
+long enough a client predicts with an average of its weights.
 """
 
 import math
@@ -35,6 +37,7 @@ MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
 FEW_SHARERS = 3  # clients that have a class: with fewer, its centroid follows the client that follows it
 ALONE = 1.5  # clients that have a class: with fewer, hardly any class is trained by two
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
+PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
@@ -110,13 +113,19 @@ def first_choice(known: Known) -> FirstChoice:
     training = training_of(known)
     if known.head_only:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
-    if known.kind in (REGRESSION, MULTILABEL):
-        return FirstChoice("ditto", {}, "mean", training)  # FedPAC needs classes
+    ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
+    if known.kind == REGRESSION:  # FedPAC needs classes
+        pull = min(1.0, PULL / max(known.rounds * known.samples, 1))  # 0 rounds are refused later
+        return FirstChoice("ditto", {"lam": float(f"{pull:.2g}")}, "mean", training, ema)
+    if known.kind == MULTILABEL and not (_is_short(known) or known.pretrained):
+        return FirstChoice("lg_fedavg", {}, "mean", training, ema)  # a client's own body gets far enough
+    if known.kind == MULTILABEL:
+        server = "mean" if known.sums_only or known.pretrained else "fedexp"
+        return FirstChoice("fedper", {}, server, training, ema)
     if known.kind == NEXT_TOKEN and not known.sums_only:
         return FirstChoice("fedper", {}, "fedexp", training)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
-    ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
     if known.sharers < ALONE and not known.pretrained:
         return FirstChoice("apfl", {}, "mean", training, ema)  # its own model is trained as if alone
     options = {"head_speed": 3.0}
@@ -146,8 +155,13 @@ def why(run: Run) -> str:
         return "hardly any class is at two clients, where a common model is worse than training alone"
     if run.algorithm.name == "fedavg_ft":
         return "the model has no body that could be shared beside a personal head"
+    if run.algorithm.name == "lg_fedavg":
+        return "FedPAC needs classes; each client sees enough samples for a body of its own"
     if run.algorithm.name == "fedper" and (run.privacy or run.robust):
         return "FedPAC needs single uploads, and here the server sees sums"
+    if run.algorithm.name == "ditto":
+        pull = f"lam={run.algorithm.options['lam']:g}"
+        return f"FedPAC needs classes; {pull} pulls each client's own model a little to the common one"
     return "FedPAC needs classes"
 
 

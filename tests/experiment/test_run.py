@@ -29,6 +29,7 @@ from copfl.experiment import run as experiment
 from copfl.experiment.preparation import prepare
 from copfl.models import MLP
 from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 from tests.commands import files, found
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "model_options": {"width": 4}}
@@ -361,7 +362,7 @@ def test_the_batched_form_of_an_own_model_is_compared_once_and_of_a_users_in_eve
     monkeypatch.setattr(preparation, "_COMPARED", set())
     monkeypatch.setattr(Task, "_agrees", noted)
     for width in (4, 5, 4):  # other layers are compared too
-        tables = {"model": {"name": "mlp", "width": width}, "run": {"clients": 2, "engine": "vmap"}}
+        tables: Tables = {"model": {"name": "mlp", "width": width}, "run": {"clients": 2, "engine": "vmap"}}
         assert prepare(complete(tables)).task.batched is not None
     assert compared == [MLP, MLP]
     for _ in range(2):

@@ -178,8 +178,9 @@ def test_a_frozen_batch_norm_normalises_with_its_running_statistics_in_training_
 
 def test_every_module_has_the_mode_that_is_asked_for() -> None:
     """Also where a part of a user's model was in the other mode, which the model itself does not tell."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout())).train()
-    model[1][0].eval()
+    dropout = nn.Dropout()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(dropout)).train()
+    dropout.eval()
     for training in (True, True, False):
         structure = modules.in_mode(model, training)
         assert {module.training for module in model.modules()} == {training}

@@ -25,7 +25,7 @@ class Pieces(NamedTuple):
         """The tensors by name, from the vector or rows of vectors."""
         if not self.sizes:
             return {}
-        rows, pieces = part.shape[:-1], part.split(self.sizes, -1)
+        rows, pieces = part.shape[:-1], torch.split(part, self.sizes, -1)
         named = zip(self.shapes.items(), pieces, strict=True)
         return {name: piece.view(*rows, *shape) for (name, shape), piece in named}
 

@@ -47,7 +47,7 @@ class Component:
 
     def __bool__(self) -> bool:
         """Whether anything is chosen."""
-        return self != _nothing_chosen(type(self))
+        return self != _nothing_chosen(type(self))  # type: ignore[arg-type]  # a class has a hash
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -16,15 +16,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: th
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes would compile copfl again
 
 import pytest
-import torch
-import typer
 from hypothesis import settings
 
-from copfl.engine import autotune
-from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
-
 sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
-torch.set_num_threads(1)
 settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("copfl")
 
@@ -38,8 +32,19 @@ if (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is imported for thousands of tests stays, so nothing is gained by looking for garbage meanwhile."""
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported for thousands of tests stays, so nothing is gained by looking for garbage meanwhile.
+
+    The process that hands out tests to others imports none of them, and begins seconds earlier without torch.
+    """
+    if not session.config.getoption("numprocesses", 0):
+        import torch
+
+        from tests import (
+            vision as vision,
+        )  # for tests that import peft, also by commands of the documentation
+
+        torch.set_num_threads(1)
     gc.disable()
     try:
         return (yield)
@@ -71,6 +76,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def usual_engine() -> Iterator[None]:
     """No run measures which engine is the fastest, but those of engine/test_autotune.py and those of subprocesses."""
+    from copfl.engine import autotune
+
     with mock.patch.object(autotune, "seconds", return_value=0.0):
         yield
 
@@ -78,6 +85,8 @@ def usual_engine() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def one_command_line() -> Iterator[None]:
     """The commands and their options are put together once, and not for each of the hundreds that tests call."""
+    import typer
+
     with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
         yield
 

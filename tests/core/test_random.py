@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from copfl.core.random import hashed, normal
-from copfl.kernels.draws import mixed
+from copfl.kernels.draws import mixed, seeded
 
 
 def test_the_bits_are_those_of_the_plans_hash() -> None:
@@ -32,3 +32,15 @@ def test_a_key_gives_the_same_numbers_alone_and_side_by_side() -> None:
     assert torch.equal(rows, torch.stack([normal(k, v) for k, v in zip(keys, like, strict=True)]))
     assert torch.equal(rows[1], rows[2])
     assert not torch.equal(rows[0], rows[1])
+
+
+def test_a_seed_gives_the_numbers_of_manual_seed_and_the_generator_goes_on_afterwards() -> None:
+    torch.manual_seed(7)
+    drawn = torch.rand(3), torch.rand(3)
+    torch.manual_seed(1)
+    others = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), drawn[0])
+    with seeded(1):
+        assert torch.equal(torch.rand(3), others)
+    assert torch.equal(torch.rand(3), drawn[1])

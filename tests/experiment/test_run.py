@@ -18,14 +18,18 @@ from torch.utils.data import TensorDataset
 import copfl
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
+from copfl.core.task import Data, Task
 from copfl.data import arrays
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.data.stored import read_stored, stored
 from copfl.errors import CopflError, DataError, RunError, UsageError
+from copfl.experiment import preparation
 from copfl.experiment import run as experiment
 from copfl.experiment.preparation import prepare
+from copfl.models import MLP
 from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 from tests.commands import files, found
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "model_options": {"width": 4}}
@@ -343,3 +347,24 @@ def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -
         assert sorted(own.x) == ["a", "b"]
         assert (own.x["b"] == other.x["b"]).all()
         assert (own.y == other.y).all()
+
+
+def test_the_batched_form_of_an_own_model_is_compared_once_and_of_a_users_in_every_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[type[nn.Module]] = []
+    agrees = Task._agrees
+
+    def noted(task: Task, other: Task, data: Data) -> bool:
+        compared.append(type(task.module))
+        return agrees(task, other, data)
+
+    monkeypatch.setattr(preparation, "_COMPARED", set())
+    monkeypatch.setattr(Task, "_agrees", noted)
+    for width in (4, 5, 4):  # other layers are compared too
+        tables: Tables = {"model": {"name": "mlp", "width": width}, "run": {"clients": 2, "engine": "vmap"}}
+        assert prepare(complete(tables)).task.batched is not None
+    assert compared == [MLP, MLP]
+    for _ in range(2):
+        prepare(complete({"run": {"clients": 2, "engine": "vmap"}}, values={"model": Net((8, 8), 10)}))
+    assert compared == [MLP, MLP, Net, Net]

@@ -216,19 +216,18 @@ def test_the_table_says_which_rounds_it_shows(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_in_a_comparison_a_row_has_the_chosen_rounds(tmp_path: Path) -> None:
-    base = {"run": {"clients": 4, "rounds": 4, "select": "best"}, "model": {"name": "mlp", "width": 8}}
-    table = copfl.compare(["fedper", "local"], base_tables=base, seeds=[1], out=tmp_path / "out")
+    run: dict[str, Any] = {"clients": 4, "rounds": 4, "batch": 64, "select": "best"}
+    base = {"run": run, "model": {"name": "mlp", "width": 8}}
+    tune = {"lr": [0.3, 0.03]}
+    table = copfl.compare(["fedper", "local"], base_tables=base, seeds=[1], out=tmp_path / "out", tune=tune)
     assert "best round on its validation samples" in str(table)
     for row in table.rows:
         result = copfl.run(
-            row.label, optimizer=row.optimizer, clients=4, rounds=4, select="best", seed=1,
-            model="mlp", model_options={"width": 8},
-        )  # fmt: skip
+            row.label, optimizer=row.optimizer, **run, seed=1, model="mlp", model_options={"width": 8}
+        )
         assert row.outcomes[0].clients["accuracy"] == pytest.approx(result.final("accuracy").tolist())
     with pytest.raises(UsageError, match=r"run\.patience.*equal rounds"):
-        copfl.compare(
-            ["fedper"], base_tables={"run": {**base["run"], "patience": 2}}, seeds=[0], out=tmp_path / "p"
-        )
+        copfl.compare(["fedper"], base_tables={"run": {**run, "patience": 2}}, seeds=[0], out=tmp_path / "p")
 
 
 def test_what_does_not_fit_is_said() -> None:

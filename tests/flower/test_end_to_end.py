@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 
 @pytest.mark.long
-@slow  # .ci/run has it beside the check of the types; test_same_run.py has the same without processes
+@slow  # .ci/run has it beside the other tests; test_same_run.py has the same without processes
 def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     """CO-PFL on the digits: the server's vector, every node's personal model, and Flower's count of the bytes.
 

@@ -174,3 +174,14 @@ def test_a_frozen_batch_norm_normalises_with_its_running_statistics_in_training_
     gradient, _, after = task.gradient(w[: task.d], w[task.d :], images, labels)
     assert after.tolist() == w[task.d :].tolist()
     assert gradient.abs().sum() > 0
+
+
+def test_every_module_has_the_mode_that_is_asked_for() -> None:
+    """Also where a part of a user's model was in the other mode, which the model itself does not tell."""
+    dropout = nn.Dropout()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(dropout)).train()
+    dropout.eval()
+    for training in (True, True, False):
+        structure = modules.in_mode(model, training)
+        assert {module.training for module in model.modules()} == {training}
+        assert (structure.norms, structure.others) == ([], list(model.modules()))

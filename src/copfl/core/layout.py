@@ -4,14 +4,30 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from copfl.errors import UsageError
 from copfl.kernels.fused import joined
+
+
+class Pieces(NamedTuple):
+    """Tensors that lie one after another in a vector."""
+
+    shapes: dict[str, tuple[int, ...]]  # by name
+    sizes: list[int]
+
+    def of(self, part: Tensor) -> dict[str, Tensor]:
+        """The tensors by name, from the vector or rows of vectors."""
+        if not self.sizes:
+            return {}
+        rows, pieces = part.shape[:-1], torch.split(part, self.sizes, -1)
+        named = zip(self.shapes.items(), pieces, strict=True)
+        return {name: piece.view(*rows, *shape) for (name, shape), piece in named}
 
 
 @dataclass(frozen=True)
@@ -49,11 +65,11 @@ class Layout:
         One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of
         zeros.
         """
-        return self._split(part, self.names[self.trained :] if buffers else self.names[: self.trained])
+        return self._buffers.of(part) if buffers else self._parameters.of(part)
 
     def split_head(self, part: Tensor) -> dict[str, Tensor]:
         """The head's tensors by name, from the head's entries alone."""
-        return self._split(part, self._names_in("head"))
+        return self._head.of(part)
 
     def entries(self, w: Tensor, *parts: str) -> Tensor:
         """The entries of w in these parts of the model."""
@@ -64,12 +80,22 @@ class Layout:
         spans = runs(self, (part,))
         return put_together(spans, values, cut(w, spans, False))
 
-    def _split(self, part: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    @cached_property
+    def _parameters(self) -> "Pieces":
+        return self._pieces(self.names[: self.trained])
+
+    @cached_property
+    def _buffers(self) -> "Pieces":
+        return self._pieces(self.names[self.trained :])
+
+    @cached_property
+    def _head(self) -> "Pieces":
+        return self._pieces(self._names_in("head"))
+
+    def _pieces(self, names: Sequence[str]) -> "Pieces":
         all_shapes = dict(zip(self.names, self.shapes, strict=True))
-        shapes = [all_shapes[name] for name in names]
-        pieces = torch.split(part, [math.prod(shape) for shape in shapes], -1) if names else ()
-        rows = part.shape[:-1]
-        return {n: piece.view(*rows, *shape) for n, piece, shape in zip(names, pieces, shapes, strict=True)}
+        shapes = {name: all_shapes[name] for name in names}
+        return Pieces(shapes, [math.prod(shape) for shape in shapes.values()])
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector, from the tensors by name."""

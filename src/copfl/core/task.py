@@ -30,9 +30,10 @@ from copfl.kernels.modules import (
     Inputs,
     arguments_of,
     for_tasks,
+    in_mode,
     logits_of,
     mappable_attention,
-    norms_and_ties,
+    structure_of,
 )
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
@@ -213,7 +214,7 @@ class Task:
         """How often the module, in this mode, draws random numbers in one forward pass."""
         tensors = self.layout.split(self.initial[: self.d])
         statistics = self.layout.split(self.initial[self.d :].clone(), buffers=True)
-        _, tied = norms_and_ties(self.module.train(training))
+        tied = structure_of(self.module.train(training)).tied
         draws = Draws(torch.zeros((), dtype=torch.int64, device=self.device))
         with torch.no_grad(), draws:
             arguments = arguments_of(self.module, x)
@@ -319,7 +320,7 @@ class Task:
         features: list[Tensor] = []
         head = self.module.get_submodule(self.layout.head)
         hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        norms, tied = norms_and_ties(self.module.train(key is not None))
+        norms, _, tied = in_mode(self.module, training=key is not None)
         for norm in norms:
             norm.valid, norm.training = valid, training and not norm.frozen
         try:

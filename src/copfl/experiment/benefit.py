@@ -32,7 +32,7 @@ import numpy as np
 
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.experiment import records
-from copfl.stats import LEVEL, Interval, Numbers, holm, t_quantile
+from copfl.stats import LEVEL, Interval, Numbers, holm, outside, t_quantile
 
 NOTHING = 1e-8  # unexplained by a regression that fits a round exactly, whatever its difference is
 
@@ -64,13 +64,11 @@ class Benefit(NamedTuple):
     @property
     def p_values(self) -> Numbers:
         """Of a benefit like the mean client's, by Holm for the number of clients; nan where not known."""
-        from scipy import stats
-
         known = np.flatnonzero(np.isfinite(self.error))
         distance = np.abs(self.value[known])
         ratio = np.divide(distance, self.error[known], out=np.zeros(len(known)), where=distance > 0)
         result = np.full(len(self.value), np.nan)
-        result[known] = holm((2 * stats.t.sf(ratio, self.freedom)).tolist()) if self.freedom else np.nan
+        result[known] = holm(outside(ratio, self.freedom).tolist()) if self.freedom else np.nan
         return result
 
     @property

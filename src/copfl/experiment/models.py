@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from copfl import models
 from copfl.core.criteria import PADDING
 from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import UsageError, how_to_set
+from copfl.kernels.draws import seeded
 from copfl.models import adapters, pretrained, text
 from copfl.settings import user_code
 from copfl.settings.components import build
@@ -45,8 +45,7 @@ def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes:
         return module
     module = pretrained.wrapped(copy.deepcopy(module))
     if adapter:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             module = build("adapter", adapter, model=module)
     train, freeze = model.train or "", model.freeze or ""
     adapters.select(module, head=model.head, train=train, freeze=freeze, adapted=bool(adapter))

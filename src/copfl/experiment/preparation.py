@@ -10,7 +10,8 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
-from copfl.core.task import Task
+from copfl.core.layout import Layout
+from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out, with_validation
 from copfl.data.samples import Dataset
@@ -24,7 +25,7 @@ from copfl.experiment.models import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task
-from copfl.models import pretrained
+from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build
 from copfl.settings.components import wrapped as put_around
@@ -198,6 +199,23 @@ class Computed(NamedTuple):
     settings: RunSettings  # with every "auto" decided
 
 
+def _with_batching(task: Task, products: torch.dtype | None, data: Data) -> Task:
+    """The task with a model for batched clients, where it computes the same on these samples.
+
+    What a model of copfl's own computes follows from its layers, so one comparison serves all runs of the process.
+    """
+    layers = (repr(task.module), task.layout, task.criterion.kind)
+    if type(task.module) not in MODELS.values():
+        return task.with_batching(products, data)
+    batched = task.with_batching(products, None if layers in _COMPARED else data)
+    if batched.batched is not None:
+        _COMPARED.add(layers)
+    return batched
+
+
+_COMPARED: set[tuple[str, Layout, str]] = set()  # the layers of models that were found to compute the same
+
+
 def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, tell: Tell) -> Computed:
     """The engine, chosen by a short measurement where the settings leave it open."""
     settings, device = run.run, task.device
@@ -218,7 +236,7 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, t
     if chosen.name != "sequential":
         products = torch.bfloat16 if precision == "bf16" else None
         first = tree.row(training.federation.train.rows([0]), 0)
-        training = training._replace(task=training.task.with_batching(products, first))
+        training = training._replace(task=_with_batching(training.task, products, first))
         task = training.task if training.front is None else task
     if precision == "bf16" and training.task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")

@@ -6,6 +6,7 @@ their names: the members of secure sums (`secure_memory`), and the epsilon that 
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,17 @@ Hashes = NDArray[np.uint64]
 def row_hashes(x: Inputs) -> Hashes:
     """A hash of each sample, as it is on disk: no setting of a run changes it."""
     columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
-    rows = (
-        b"\0".join(
-            str(v).encode() if c.dtype.kind in "UO" else v.tobytes()
-            for c, v in zip(columns, row, strict=True)
-        )
-        for row in zip(*columns, strict=True)
-    )
+    rows = map(b"\0".join, zip(*map(_contents, columns), strict=True))
     digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def _contents(column: NDArray[Any]) -> list[bytes]:
+    """The bytes of each row of an array, or its text."""
+    if column.dtype.kind in "UO":
+        return [str(value).encode() for value in column]
+    content, size = column.tobytes(), column[:1].nbytes
+    return [content[row * size : (row + 1) * size] for row in range(len(column))]
 
 
 def hashes_of(x: Inputs) -> Hashes:

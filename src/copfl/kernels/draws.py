@@ -1,11 +1,13 @@
 """Random numbers inside a model, as dropout draws them, as functions of a key instead of a generator's state.
 
-Every engine draws the same numbers: one client at a time, under vmap, or with the clients in one batch.
+Every engine draws the same numbers: one client at a time, under vmap, or with the clients in one batch. Its initial
+weights come from torch's generators, with a seed.
 """
 
+import contextlib
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -258,3 +260,14 @@ RANDOM: dict[str, Callable[..., Tensor]] = {
 }
 UNKNOWN = {"alpha_dropout", "feature_alpha_dropout", "multinomial", "poisson"}
 UNKNOWN |= {"randint", "randint_like", "randperm"}
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's own generators begin with this seed; afterwards the CPU's goes on as if nothing was drawn."""
+    with torch.random.fork_rng(devices=[]):
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # manual_seed would note down the stack for each kind of GPU, which takes longer than a small model
+            torch.default_generator.manual_seed(seed)
+        yield

@@ -255,12 +255,32 @@ def for_tasks(model: nn.Module, partly_frozen: bool = False) -> nn.Module:
     return model
 
 
+class Structure(NamedTuple):
+    """The modules of a model."""
+
+    norms: list[BatchNorm]
+    others: list[nn.Module]
+    tied: bool  # whether a parameter or buffer has several names
+
+
 @lru_cache(maxsize=1)  # to look through all modules takes a hundredth of a small step
-def norms_and_ties(model: nn.Module) -> tuple[list[BatchNorm], bool]:
-    """The batch norms of a model, and whether a parameter or buffer has several names."""
+def structure_of(model: nn.Module) -> Structure:
+    """The batch norms of a model and its other modules, and whether any weights are tied."""
     named = model.named_parameters, model.named_buffers
     tied = any(len(list(each())) < len(list(each(remove_duplicate=False))) for each in named)
-    return [m for m in model.modules() if isinstance(m, BatchNorm)], tied
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm)]
+    return Structure(norms, [m for m in model.modules() if not isinstance(m, BatchNorm)], tied)
+
+
+def in_mode(model: nn.Module, training: bool) -> Structure:
+    """The modules of a model, which are in training or in evaluation mode now; batch norms may not be.
+
+    To set the mode of all modules takes a tenth of a small step, so it is done where one has another mode.
+    """
+    structure = structure_of(model)
+    if any(module.training != training for module in structure.others):
+        model.train(training)
+    return structure
 
 
 # Inputs and outputs of any model

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, at_least, one_of, unknown
+from copfl.kernels.draws import seeded
 
 IMAGE = ("images", "channels", "height", "width")
 
@@ -267,9 +268,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items()) or "default options"
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with seeded(seed), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error below
-        torch.manual_seed(seed)
         try:
             model = MODELS[name](shape, classes, **keywords)
         except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # of too large numbers

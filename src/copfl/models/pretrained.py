@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, library, one_of, raised_as
+from copfl.kernels.draws import seeded
 from copfl.kernels.modules import logits_of
 
 SOURCES = ("hf", "torchvision", "timm")
@@ -285,8 +286,7 @@ def build(
     `task` is of hf models alone: see TASKS. `size` resizes images, in pixels.
     """
     base = base_of(name, weights)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if base.source == "hf":
             return _hugging_face(base, task_of(base, task), classes, size)
         return _image_classifier(base, classes, size)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -19,11 +20,20 @@ TYPES: dict[Any, str] = {
     str: "a word",
     type(None): "left out",
 }
+
+
+class Limit(typing.NamedTuple):
+    """A kind of limit of a number."""
+
+    words: str
+    allows: Callable[[Any, Any], bool]  # the number, beside its limit
+
+
 LIMITS = {  # in the words of JSON Schema
-    "minimum": "at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
+    "minimum": Limit("at least", operator.ge),
+    "exclusiveMinimum": Limit("above", operator.gt),
+    "maximum": Limit("at most", operator.le),
+    "exclusiveMaximum": Limit("below", operator.lt),
 }
 
 
@@ -71,23 +81,31 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
 def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
     """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits."""
     limits = limits or {}
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    for option in typing.get_args(hint) if union else (hint,):
-        if typing.get_origin(option) is tuple:
+    for option in _alternatives(hint):
+        if option not in TYPES:
+            if typing.get_origin(option) is not tuple:
+                return value  # the component checks other types
             inner = typing.get_args(option)[0]
             parts = value if isinstance(value, list | tuple) else (value,)
             return tuple(converted(path, part, inner, limits) for part in parts)
-        if option not in TYPES:
-            return value  # the component checks other types
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             if not abs(value) <= LARGEST:
                 raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
             value = float(value)
         if type(value) is option:
-            if value is not None:
+            if limits and value is not None:
                 _check_limits(path, value, hint, limits)
             return value
     raise SettingError(path, value, f"must be {described(hint, limits)}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a choice of types, in order; a type alone."""
+    if isinstance(hint, types.UnionType):
+        return hint.__args__
+    if isinstance(hint, type):  # most hints; to ask typing takes longer than all the rest of a check
+        return (hint,)
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
 
 
 def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
@@ -95,29 +113,19 @@ def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -
     if choices := limits.get("enum"):
         if value not in choices:
             raise unknown_name(path, str(value), choices)
-    elif any(
-        {
-            "minimum": value < limit,
-            "exclusiveMinimum": value <= limit,
-            "maximum": value > limit,
-            "exclusiveMaximum": value >= limit,
-        }[name]
-        for name, limit in limits.items()
-    ):
+    elif not all(LIMITS[name].allows(value, limit) for name, limit in limits.items()):
         raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:
     """What a value may be, such as "a whole number of at least 1 and at most 1,024"."""
-    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    options = typing.get_args(hint) if union else (hint,)
     if choices := limits.get("enum"):
         return ", ".join(choices[:-1]) + f" or {choices[-1]}"
     texts = [
         TYPES.get(option) or f"a list of {TYPES.get(typing.get_args(option)[0], 'values')[2:]}s"
-        for option in options
+        for option in _alternatives(hint)
     ]
-    bounds = " and ".join(f"{words} {limits[name]:,}" for name, words in LIMITS.items() if name in limits)
+    bounds = " and ".join(f"{kind.words} {limits[name]:,}" for name, kind in LIMITS.items() if name in limits)
     return " or ".join(texts) + (f", {bounds}" if bounds else "")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self
 
 from copfl.settings.checking import converted
@@ -46,7 +47,7 @@ class Component:
 
     def __bool__(self) -> bool:
         """Whether anything is chosen."""
-        return self != type(self)()
+        return self != _nothing_chosen(type(self))  # type: ignore[arg-type]  # a class has a hash
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -92,3 +93,8 @@ def checked_fields(record: Any, title: str) -> None:
     """Checks and converts the values of a record in place, while it is made."""
     for name, about in declared_types(type(record)).items():
         object.__setattr__(record, name, converted(f"{title}.{name}", getattr(record, name), *about))
+
+
+@cache
+def _nothing_chosen(kind: type[Component]) -> Component:
+    return kind()

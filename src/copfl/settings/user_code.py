@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from copfl.data import arrays
 from copfl.data.samples import Dataset
 from copfl.errors import CopflError, UsageError, unknown
+from copfl.kernels.draws import seeded
 from copfl.models.pretrained import SOURCES
 
 DATA = (
@@ -142,8 +142,7 @@ def model_of(
     facts = {"shape": shape, "classes": classes}
     known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
     doing = f"making it for samples of shape {list(shape)}"
-    with torch.random.fork_rng(devices=[]), calling("model", name, doing):
-        torch.manual_seed(seed)
+    with seeded(seed), calling("model", name, doing):
         model = given(**known, **options)
     if not isinstance(model, nn.Module):
         raise UsageError(f'"{name}" gave {type(model).__name__}; a model is a torch nn.Module')

@@ -14,6 +14,7 @@ from copfl.core.criteria import CRITERIA
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.kernels.draws import seeded
 
 SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three
 
@@ -60,8 +61,7 @@ def small_federation(
         add_lora(cast(nn.Sequential, model.body), needs)
     if dropout:
         cast(nn.Sequential, model.body).append(nn.Dropout(dropout))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
@@ -90,8 +90,7 @@ def other_federation(kind: str) -> tuple[Task, Federation]:
     cuts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
     names = ("a", "b", "c", "d") if classes else ("y", "z")
     dataset = Dataset("random", samples, samples, names, kind=kind)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = TwoInputs(4) if classes else models.MLP((3,), 2, width=5)
     public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
     criterion = CRITERIA[kind]()

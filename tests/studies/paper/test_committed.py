@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def store() -> records.Store:
 def findings_of(name: str, store: records.Store) -> findings.Findings:
     experiment = experiments.read(name)
     return findings.from_records(experiment, "full", list(experiment.protocols), [], store)
+
+
+@cache
+def parameters_of(classes: int, kernels: str) -> int:
+    """The number of parameters of the ResNet."""
+    return sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
 
 
 @pytest.mark.long
@@ -273,10 +280,7 @@ def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts
             continue
         assert run["model"]["kernels"] == "pruned"
         classes = 100 if run["data"]["name"] == "mini_imagenet" else 10
-        every, pruned = (
-            sum(p.numel() for p in ResNet18((3, 32, 32), classes, kernels=kernels).parameters())
-            for kernels in ("full", "pruned")
-        )
+        every, pruned = (parameters_of(classes, kernels) for kernels in ("full", "pruned"))
         assert round(run["algorithm"]["rate"] * pruned) == round(0.25 * every)
         assert 0.5 * every > pruned
         assert run["algorithm"]["budget"] == 1

@@ -673,12 +673,12 @@ def test_a_column_that_half_of_the_methods_lack_is_named_and_not_shown() -> None
     assert shown.experiment.about == "About. Not yet run: A column."
 
 
-def test_what_is_past_the_paper_or_was_not_run_is_not_among_all() -> None:
+def test_what_is_past_the_paper_is_not_among_all() -> None:
     whole = set(experiments.named("all"))
-    assert whole.isdisjoint([*experiments.named("finetuning"), *experiments.named("open")])
+    assert whole.isdisjoint(experiments.named("finetuning"))
     assert whole.issuperset(experiments.named("figures"))
     for name in experiments.names():
-        assert experiments.read(name).of_paper == (name in {*whole, *experiments.named("open")})
+        assert experiments.read(name).of_paper == (name in whole)
 
 
 def test_a_claim_names_rows_that_there_are() -> None:
@@ -766,6 +766,6 @@ def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
 
 def test_runs_that_wait_for_tuning_are_missing_beside_those_with_the_default_rate() -> None:
     """Four rows, three seeds: 12 runs at the rate of the paper, 12 of tuning, and 12 at rates not known yet."""
-    experiment = experiments.only(experiments.read("ablation-20"), ["cinic10-20-counted"], [])
+    experiment = experiments.only(experiments.read("table-ablation"), ["mini-imagenet-20-counted"], [])
     plans = list(experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]))
     assert batch.count_left(plans, records.Store(Path("nowhere"))) == 36

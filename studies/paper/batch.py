@@ -131,8 +131,9 @@ def record_of(job: Job) -> Record:
 
 
 def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
-    """The mask that grew by more than `rate` of the shared parameters, which no correct run does; or None.
+    """The mask that grew by more than `rate` of its candidates, which no correct run does; or None.
 
+    Candidates are the shared parameters, or with `candidates = "all"` every parameter: all of its top may be new.
     A faulty top-k kernel that selects too many entries on a busy GPU shows itself here.
     """
     rate, before = algorithm.get("rate", 1.0), dict[int, float]()
@@ -141,7 +142,8 @@ def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
         fractions = line["per_client"].get("personal_fraction")
         for id, fraction in zip(line["clients"], fractions, strict=True) if fractions else ():
             old = before.get(id, 0.0)
-            if fraction > old + rate * (1 - old) + 1e-3:  # counts are rounded
+            among = 1.0 if algorithm.get("candidates") == "all" else 1 - old
+            if fraction > old + rate * among + 1e-3:  # counts are rounded
                 grew = f"the mask of client {id} grew from {old:.1%} to {fraction:.1%} of the parameters"
                 return f"in round {line['round']} {grew}, more than rate={rate} allows"
             before[id] = fraction

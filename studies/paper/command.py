@@ -36,10 +36,10 @@ def reproduce(
     experiment: Annotated[
         str,
         argument(
-            "table1, as-published, table-ablation, ablation-ours, table-samples, fig-convergence, fig-heatmap, "
-            "fig-mamo, differences, equal-states, equal-steps, newer-methods, plus, plus-others, all of these, figures "
-            "(those with a figure or table of the paper), finetuning, open (what is not complete), or a TOML file of "
-            "your own."
+            "table1, table1-servers, as-published, table-ablation, ablation-ours, table-samples, fig-convergence, "
+            "convergence-long, fig-heatmap, fig-mamo, differences, equal-states, equal-steps, newer-methods, plus, "
+            "plus-others, all of these, figures (those with a figure or table of the paper), finetuning, or a TOML "
+            "file of your own."
         ),
     ],
     device: Annotated[str, option("Training", "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",

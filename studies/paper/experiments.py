@@ -31,8 +31,6 @@ GROUPS = {
         "finetuning-servers",
         "finetuning-images",
     ),  # past the paper: not among "all"
-    # not complete: not among "all"
-    "open": ("ablation-20", "convergence-long", "table1-servers"),
     "figures": ("table1", "fig-convergence", "fig-heatmap", "fig-mamo", "table-ablation", "table-samples"),
 }
 STUDY = Path(__file__).parent
@@ -264,8 +262,8 @@ def names() -> list[str]:
 
 
 def named(word: str) -> list[str]:
-    """The experiments that a word stands for: one, those of a group, or all of the paper's that were run."""
-    papers = [name for name in names() if name not in (*GROUPS["finetuning"], *GROUPS["open"])]
+    """The experiments that a word stands for: one, those of a group, or all of the paper's."""
+    papers = [name for name in names() if name not in GROUPS["finetuning"]]
     return papers if word == "all" else list(GROUPS.get(word, [word]))
 
 

@@ -169,18 +169,12 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
 
 
 def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
-    """What comments.md says of Mini-ImageNet, and of the CINIC-style set with all kernels."""
-    seen, pairs = findings_of("ablation-20", store), list[tuple[Record, Record]]()
+    """What comments.md says of Mini-ImageNet."""
+    seen, pairs = findings_of("table-ablation", store), list[tuple[Record, Record]]()
     for protocol in seen.protocols:
         first, *others = seen.column(protocol, "mini-imagenet-20-counted")
         pairs += [(first.runs[seed], run) for cell in others for seed, run in cell.runs.items()]
-    full = {
-        record.tables["algorithm"]["score"]: record
-        for _, record in store.lines(RECORDS / "ablation-20.jsonl.gz")
-        if not record.validation and record.tables["optimizer"]["lr"] == 1e-4
-    }
-    pairs += [(full["none"], full["prediction"]), (full["none"], full["gradient"])]
-    assert len(pairs) == 19
+    assert len(pairs) == 18
     for record, other in pairs:
         for name in ("accuracy", "loss"):
             assert record.curves[name] == other.curves[name], other.title
@@ -249,7 +243,8 @@ def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rat
         assert own.get("state_per_phase", False) == (two_phases and equal)
         assert (tables["model"]["kernels"] == "full") == (plan.row.label == "CO-PFL (as published)")
         assert (own.get("merge") == "union") == (plan.row.label == "CO-PFL (as published)")
-        assert len(plan.seeds) == (3 if plan.column.name.endswith("-50") else 5)
+        three = plan.column.name in ("cifar10-50", "cifar10c-50", "mini-imagenet-50")
+        assert len(plan.seeds) == (3 if three else 5)
 
 
 def test_in_the_control_every_method_makes_the_same_number_of_epochs() -> None:
@@ -268,7 +263,7 @@ def test_a_row_of_copfl_does_not_follow_the_defaults(name: str) -> None:
     assert set(experiment.base["copfl"]) == options
 
 
-@pytest.mark.parametrize("name", ["ablation-20", "convergence-long"])
+@pytest.mark.parametrize("name", ["table-ablation", "convergence-long"])
 def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts(name: str) -> None:
     """Rate p of all parameters is p d / d' of the d' whose kernels are pruned; a budget beyond d' is all of them."""
     experiment = experiments.read(name)

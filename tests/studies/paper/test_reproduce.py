@@ -673,12 +673,12 @@ def test_a_column_that_half_of_the_methods_lack_is_named_and_not_shown() -> None
     assert shown.experiment.about == "About. Not yet run: A column."
 
 
-def test_what_is_past_the_paper_or_was_not_run_is_not_among_all() -> None:
+def test_what_is_past_the_paper_is_not_among_all() -> None:
     whole = set(experiments.named("all"))
-    assert whole.isdisjoint([*experiments.named("finetuning"), *experiments.named("open")])
+    assert whole.isdisjoint(experiments.named("finetuning"))
     assert whole.issuperset(experiments.named("figures"))
     for name in experiments.names():
-        assert experiments.read(name).of_paper == (name in {*whole, *experiments.named("open")})
+        assert experiments.read(name).of_paper == (name in whole)
 
 
 def test_a_claim_names_rows_that_there_are() -> None:
@@ -732,10 +732,10 @@ def test_comments_must_be_there_once() -> None:
 
 
 def test_a_mask_that_grew_by_more_than_its_rate_is_found() -> None:
-    def grown(rate: float, *fractions: list[float]) -> str | None:
+    def grown(rate: float, *fractions: list[float], candidates: str = "shared") -> str | None:
         parts = enumerate(fractions, 1)
         lines = [{"round": k, "clients": [4, 7], "per_client": {"personal_fraction": f}} for k, f in parts]
-        return batch.overgrown({"rate": rate}, lines)
+        return batch.overgrown({"rate": rate, "candidates": candidates}, lines)
 
     assert grown(0.25, [0.25, 0.0], [0.4375, 0.25], [0.2, 0.4]) is None  # some may return
     without_masks = {"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}
@@ -743,6 +743,10 @@ def test_a_mask_that_grew_by_more_than_its_rate_is_found() -> None:
     message = grown(0.25, [0.25, 0.25], [0.4375, 0.6]) or ""
     assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in message
     assert "client 4" in (grown(0.01, [0.02, 0.0]) or "")
+    grew = [0.25, 0.25], [0.4375, 0.5]  # the top quarter of all parameters: none of it is personal yet
+    assert "client 7" in (grown(0.25, *grew) or "")
+    assert grown(0.25, *grew, candidates="all") is None
+    assert "client 7" in (grown(0.25, [0.25, 0.25], [0.25, 0.51], candidates="all") or "")
 
 
 def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
@@ -762,6 +766,6 @@ def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
 
 def test_runs_that_wait_for_tuning_are_missing_beside_those_with_the_default_rate() -> None:
     """Four rows, three seeds: 12 runs at the rate of the paper, 12 of tuning, and 12 at rates not known yet."""
-    experiment = experiments.only(experiments.read("ablation-20"), ["cinic10-20-counted"], [])
+    experiment = experiments.only(experiments.read("table-ablation"), ["mini-imagenet-20-counted"], [])
     plans = list(experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]))
     assert batch.count_left(plans, records.Store(Path("nowhere"))) == 36

@@ -1,8 +1,9 @@
 """Seconds from the command to the end of its first round on a GPU: `python benchmarks/startup.py`
 
-CO-PFL, ResNet-18, 10 clients of 100 random images. The first start has empty caches of compiled kernels, the
-second has those of the first. `--profile FOLDER` repeats both and writes the functions that took longest. `--phases`
-instead prints what the seconds of a start go to; on a CPU those of the processor, of the digits and a small CNN.
+CO-PFL, ResNet-18, 10 clients of 100 random images. The first start has empty caches of compiled kernels, the others
+have those of the first. All but the last are ended after their first round. `--profile FOLDER` repeats them and
+writes the functions that took longest. `--phases` instead prints what the seconds of a start go to; on a CPU those of
+the processor, of the digits and a small CNN.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ RUN = [
 ]
 
 
-def start(folder: Path, name: str, device: str, profile: Path | None = None) -> dict[str, float]:
-    """Seconds from the command until each round, as the run folder appears."""
+def start(
+    folder: Path, name: str, device: str, profile: Path | None = None, *, to_the_end: bool = True
+) -> dict[str, float]:
+    """Seconds from the command until each round, as the run folder appears; else the first round alone."""
     rounds, out = folder / name / "timing.jsonl", folder / name
     data = f"--dataset={folder / 'images.npz'}"
     # XDG_CACHE_HOME is where copfl keeps compiled kernels; the others are what torch and Triton would take.
@@ -53,6 +56,10 @@ def start(folder: Path, name: str, device: str, profile: Path | None = None) -> 
             found.setdefault(f"round {number + 1}", time.perf_counter() - began)
         if out.exists():
             found.setdefault("folder", time.perf_counter() - began)
+        if done and not to_the_end:
+            process.terminate()
+            process.wait()
+            return found
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"copfl run ended with {process.returncode}")
@@ -63,18 +70,11 @@ def start(folder: Path, name: str, device: str, profile: Path | None = None) -> 
 
 
 PHASES = """
-import sys, time
+import builtins, json, sys, time
 now, marks = CLOCK, []
 def mark(name):
     marks.append((name, now()))
 mark("python")
-import copfl.cli.main
-mark("command line")
-import torch
-mark("torch")
-import copfl.experiment.run as running
-from copfl.engine import simulate
-mark("copfl")
 def then(module, name, mark_name):
     function = getattr(module, name)
     def called(*given, **more):
@@ -82,15 +82,24 @@ def then(module, name, mark_name):
         mark(mark_name)
         return result
     setattr(module, name, called)
-import copfl.cli.run, copfl.experiment.preparation
-then(copfl.experiment.preparation, "prepare", "data, model, engine")
-then(running, "prepare", "data, model, engine")
-then(simulate, "train_part", "first round")
+imported, begun = builtins.__import__, set()
+AFTER = {"copfl.cli.main": "command line", "torch": "torch", "copfl.experiment.run": "copfl"}
+def watched(name, *more, **named):
+    is_first = name in AFTER and name not in begun
+    begun.add(name)
+    result = imported(name, *more, **named)
+    if is_first:
+        mark(AFTER[name])
+    if is_first and name == "copfl.experiment.run":
+        then(sys.modules[name], "prepare", "data, model, engine")
+        then(sys.modules["copfl.engine.simulate"], "train_part", "first round")
+    return result
+builtins.__import__ = watched  # as the command imports, so that it is measured as it is
+import copfl.cli.main
 try:
     copfl.cli.main.main()
 except SystemExit:
     pass
-import json
 print(json.dumps(marks), file=sys.stderr)
 """
 
@@ -129,6 +138,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--out", type=Path, default=Path("startup.json"))
     parser.add_argument("--phases", action="store_true")
+    parser.add_argument("--warm", type=int, default=3, help="starts after the first")
     options = parser.parse_args()
     if options.phases:
         rows = [phases(options.device) for _ in range(3)]
@@ -141,8 +151,12 @@ def main() -> None:
     for profile in (None, options.profile) if options.profile else (None,):
         folder = Path(tempfile.mkdtemp())
         np.savez(folder / "images.npz", x=x, y=y)
-        for name in ("first", "second"):
-            found = start(folder, name, options.device, profile and profile / f"{name}.txt")
+        for number in range(1 + options.warm):
+            name = f"warm {number}" if number else "first"
+            is_whole = bool(profile) or number == options.warm
+            found = start(
+                folder, name, options.device, profile and profile / f"{name}.txt", to_the_end=is_whole
+            )
             print(name, {key: round(value, 2) for key, value in found.items()}, flush=True)
             table[f"{name}, profiled" if profile else name] = found
             options.out.write_text(json.dumps(table, indent=1) + "\n")

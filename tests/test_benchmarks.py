@@ -365,8 +365,15 @@ def startup(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 (self.out / "timing.jsonl").write_text("{}\n")
             return ended
 
+        def terminate(self) -> None:
+            self.returncode = -15
+
+        def wait(self) -> int | None:
+            return self.returncode
+
     monkeypatch.setattr(subprocess, "Popen", Started)
     assert list(module.start(folder, "first", "cpu")) == ["round 1", "folder", "end"]
+    assert list(module.start(folder, "second", "cpu", to_the_end=False)) == ["round 1", "folder"]
 
 
 @smoke

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from copfl.algorithms import COPFL, FedAvg
 from copfl.core.algorithm import AnyAlgorithm
@@ -100,6 +103,14 @@ def test_the_chunks_of_a_round_are_equal() -> None:
         parts = -(-participants // chunk)
         assert 1 <= chunk <= autotune.MAX_CLIENTS["cpu"]
         assert parts * chunk - participants < parts  # no chunk is smaller by more than a few
+
+
+def test_ten_clients_of_a_large_model_are_one_batch_on_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(140e9), int(150e9)))
+    layout = SimpleNamespace(size=128_807_306)  # vgg11, of which ten clients took 59 GB
+    task: Any = SimpleNamespace(device=torch.device("cuda"), layout=layout)
+    assert autotune.clients_per_batch(task, 10) >= 10
+    assert autotune.clients_per_batch(task, 30) == 10  # three equal ones
 
 
 @pytest.mark.parametrize(

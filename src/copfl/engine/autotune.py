@@ -24,6 +24,7 @@ from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
+from copfl.engine.machine import processors
 from copfl.engine.mapping import Chunk, Mapping, run_chunk
 from copfl.errors import RunError, UsageError
 from copfl.kernels.draws import Keyed
@@ -33,6 +34,9 @@ GAIN = 1.25  # the factor by which another choice must be faster, so that noise 
 MAX_CLIENTS = {"cpu": 64, "cuda": 512}  # in one batch
 MEMORY = 4e9  # bytes that a batch may take on a CPU
 VECTORS, ACTIVATIONS = 50, 64e6  # that a client may take: vectors of all numbers, and bytes beside them
+GPU_VECTORS = (
+    25  # of a client in a batch on a GPU, where a batch that does not fit is halved; FedPer with Adam: 12
+)
 CONTEXT = 1e9  # bytes of a GPU that a process takes beside its tensors
 LONG = 0.5  # seconds: a longer measurement is not repeated
 FEW_CLIENTS, FEW_SAMPLES = 2, 4  # of the first trial; if it is long, it is the only one
@@ -132,12 +136,12 @@ def clients_per_batch(task: Task, participants: int) -> int:
 
     On a GPU another size would need another CUDA graph. On a CPU the batches also use all processors.
     """
-    size = VECTORS * 4 * task.layout.size
+    vector = 4 * task.layout.size
     if task.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(task.device)
-        most = max(1, min(MAX_CLIENTS["cuda"], int(free / (size + ACTIVATIONS))))
+        most = max(1, min(MAX_CLIENTS["cuda"], int(free / (GPU_VECTORS * vector + ACTIVATIONS))))
         return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
-    parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / size))))
+    parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / (VECTORS * vector)))))
     workers = min(processors(), 8)
     if participants >= 8 * workers:  # with fewer, a batch would be too small to be fast
         parts = math.ceil(parts / workers) * workers
@@ -173,11 +177,6 @@ def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
         if measured < fastest:
             best, fastest = other, measured
     return best
-
-
-def processors() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def total_seconds(load: Workload, engine: Mapping) -> float:

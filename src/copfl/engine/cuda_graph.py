@@ -85,10 +85,11 @@ class Recorder:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             if first and can_compile():
-                from copfl.kernels.triton.compiling import compile_together
+                from copfl.kernels.triton.compiling import first_call
 
-                compile_together(lambda: f(given))
-            result = f(given)
+                result = first_call(lambda: f(given))
+            else:
+                result = f(given)
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.empty_cache()  # another process may need the memory until the recording
         return result

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from copfl import charts
-from copfl.comparison import runner
+from copfl.comparison import copies, runner
+from copfl.engine import machine
 from tests.commands import called
 from tests.comparison.small import clouds, line
 
@@ -128,3 +129,23 @@ def test_stopped_it_says_how_to_go_on(
     monkeypatch.setattr(runner, "execute", stopped)
     answer = called(capsys, *line(data, tmp_path / "out"), "-a", "local", "--seeds", "0", "-j", "1")
     assert (answer.code, answer.err) == (130, "copfl: stopped; the same command continues from here\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [
+        (["--device", "cuda"], ["cuda"]),
+        ([], ["cpu"]),
+        (["--device", "cuda", "--jobs", "1"], []),
+        (["--on", "slurm"], []),
+    ],
+)
+def test_processes_are_begun_before_torch_is_imported(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], begun: list[str]
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(machine, "processors", lambda: 2)
+    monkeypatch.setattr(copies, "import_early", calls.append)
+    answer = called(capsys, "compare", *words)
+    assert "there is nothing to compare" in answer.err
+    assert calls == begun

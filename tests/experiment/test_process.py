@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 
 import copfl
 from copfl.errors import UsageError
-from copfl.experiment.process import ENVIRONMENT, environment
+from copfl.experiment.process import ENVIRONMENT, environment, importing
 from tests.commands import environment as of_tests
 
 
@@ -63,3 +64,20 @@ def test_a_variable_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> 
     with environment():
         assert os.environ["MIMALLOC_PURGE_DELAY"] == "5"
     assert os.environ["MIMALLOC_PURGE_DELAY"] == "5"
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_what_is_imported_is_not_searched_for_garbage(was_on: bool) -> None:
+    if not was_on:
+        gc.disable()
+    try:
+        with importing():
+            made: list[object] = []
+            assert not gc.isenabled()
+        assert gc.isenabled() is was_on
+        assert not any(known is made for known in gc.get_objects())
+        later: list[object] = []
+        assert any(known is later for known in gc.get_objects())
+    finally:
+        gc.unfreeze()
+        gc.enable()

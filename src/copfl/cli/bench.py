@@ -59,7 +59,7 @@ def bench(
     from copfl.bench import bench as running
     from copfl.bench import rows, standings
     from copfl.bench.protocol import Machine
-    from copfl.engine.autotune import processors
+    from copfl.engine.machine import processors
 
     machine, log = Machine(device, files), options.logger(quiet)
     processes = jobs or (processors() if device == "cpu" else 1)

@@ -10,7 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, option
+from copfl.comparison import copies
+from copfl.engine import machine as this_machine
 from copfl.errors import AGAIN, UsageError, stoppable
+from copfl.experiment import process
 from copfl.settings import toml
 
 
@@ -76,8 +79,10 @@ def compare(
     The optimizer is Adam by default; `--optimizer own` gives each algorithm its own. Finished runs are used
     again.
     """
-    from copfl.comparison import compare as comparing
-    from copfl.comparison import entries, entry_file, spaces
+    _start_early(line, jobs, on)
+    with process.importing():
+        from copfl.comparison import compare as comparing
+        from copfl.comparison import entries, entry_file, spaces
 
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
@@ -117,8 +122,10 @@ def sweep(
     as_json: options.Json = False,
 ) -> None:
     """Run one algorithm in every cell of a grid, without --algorithm CO-PFL. Finished runs are used again."""
-    from copfl.comparison import compare as comparing
-    from copfl.comparison import entries, spaces
+    _start_early(line, jobs, on)
+    with process.importing():
+        from copfl.comparison import compare as comparing
+        from copfl.comparison import entries, spaces
 
     if not over:
         raise UsageError(
@@ -182,8 +189,10 @@ def choose(
 
     Test samples are not used. Local training is always in the race.
     """
-    from copfl.comparison import choose as racing
-    from copfl.comparison import entries, spaces
+    _start_early(line, jobs, None)
+    with process.importing():
+        from copfl.comparison import choose as racing
+        from copfl.comparison import entries, spaces
 
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
@@ -206,6 +215,12 @@ def choose(
         tested = f"\nTested: {found.tested}" if found.tested else ""
         further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
         print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")
+
+
+def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
+    """Begins the processes of the runs before this one imports torch."""
+    if on is None and jobs != 1 and this_machine.processors() > 1:
+        copies.import_early(str(line.get("run", {}).get("device", "cpu")))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
 from copfl.errors import Stopped, stoppable
+from copfl.experiment import process
 from copfl.settings import toml
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ def run(
     With data and no algorithm, it is what suits the data (docs/results.md).
     """
     begin = time.monotonic()
-    from copfl.engine import ranks
-    from copfl.experiment import folder as run_folder
-    from copfl.experiment.preparation import prepare
-    from copfl.experiment.run import follow
-    from copfl.settings.complete import complete
-    from copfl.settings.first_choice import why
-    from copfl.settings.layers import names_algorithm
+    with process.importing():
+        from copfl.engine import ranks
+        from copfl.experiment import folder as run_folder
+        from copfl.experiment.preparation import prepare
+        from copfl.experiment.run import follow
+        from copfl.settings.complete import complete
+        from copfl.settings.first_choice import why
+        from copfl.settings.layers import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
@@ -96,9 +98,10 @@ def resume(
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
     begin = time.monotonic()
-    from copfl.engine import ranks
-    from copfl.experiment import folder as run_folder
-    from copfl.experiment.run import follow, reopen
+    with process.importing():
+        from copfl.engine import ranks
+        from copfl.experiment import folder as run_folder
+        from copfl.experiment.run import follow, reopen
 
     show = Show(track or [], quiet, as_json, begin)
     with ranks.group():

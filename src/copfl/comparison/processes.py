@@ -9,10 +9,10 @@ import signal
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent import futures
-from multiprocessing import connection, get_all_start_methods, get_context, parent_process
-from multiprocessing.context import BaseContext
+from multiprocessing import connection, parent_process
 from types import MappingProxyType
 
+from copfl.comparison.copies import process_context
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job
 from copfl.comparison.submission import Done, Log, Work, submitted
@@ -20,25 +20,6 @@ from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
 from copfl.errors import RunError
 from copfl.experiment.result import Experiment
-
-WORK = "copfl.comparison.runner"  # what a process imports before it trains
-
-
-def process_context(device: str) -> BaseContext:
-    """How processes start: for a CPU, where possible, as copies of one that has only imported torch.
-
-    A copy of a process that has computed may hang in torch's threads. To import torch in each takes seconds.
-    A driver of GPUs that was initialised before a copy is of no use in it, so there every process starts
-    anew.
-
-    Args:
-        device: Where they train, as torch names it.
-    """
-    if device != "cpu" or "forkserver" not in get_all_start_methods():
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload([WORK])
-    return context
 
 
 class Pool:

@@ -129,7 +129,9 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
         size = max(1.0, changed.numel() / SEGMENTS)
         counts = count_of_each(changed, _segments(changed))
         fraction = (counts.double() / size).clamp(max=1.0)  # segments differ by one entry in length
-        bits = (torch.special.entr(fraction) + torch.special.entr(1 - fraction)).sum() / math.log(2)
+        # Not torch.special.entr, which a GPU compiles in every process that calls it.
+        nats = -torch.xlogy(fraction, fraction) - torch.xlogy(1 - fraction, 1 - fraction)
+        bits = nats.sum() / math.log(2)
         sent = sent + bits * size / 8
     return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
 

@@ -5,7 +5,6 @@ process.
 """
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 USUAL = Path("/tmp/nvidia-mps")  # where a daemon is that an administrator started
 SECONDS = 30.0  # that the daemon may take for an answer
-TRIAL = "import sys; from copfl.engine.mps import opened; sys.exit(opened())"
+TRIAL = "import sys; from copfl.engine.machine import open_gpu; sys.exit(open_gpu())"
 
 
 @contextlib.contextmanager
@@ -78,9 +77,3 @@ def _answer(environment: dict[str, str], command: list[str], text: str = "") -> 
             return "" if done.returncode == 0 else said.read().strip()[-200:] or f"exit {done.returncode}"
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-
-
-def opened() -> int:
-    """Opens the GPU by its driver alone; the driver's error, 0 for none."""
-    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    return driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from copfl.data.partition import Partition, hold_out, with_validation
 from copfl.data.samples import Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
+from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError, how_to_set
 from copfl.experiment import hints
@@ -226,7 +227,7 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, t
         cut = training.front.cut
         tell(f"the input of {cut} is computed once for each sample: what comes before is frozen")
     is_open = not settings.workers and settings.threads == 1
-    most = autotune.processors() if is_open and device.type == "cpu" else 1
+    most = processors() if is_open and device.type == "cpu" else 1
     sizes = (settings.batch, settings.participants, settings.rounds)
     load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
     if pretrained.is_pretrained(run.model.name) and device.type == "cpu":

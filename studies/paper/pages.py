@@ -115,10 +115,14 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
 
 
 def _method(findings: Findings, budget: Budget) -> str:
-    shorter = any(column.rounds for column in findings.experiment.columns)
-    more = ", more often in columns with fewer rounds" if shorter else ""
+    columns = findings.experiment.columns
+    lengths = sorted({min(budget.rounds, column.rounds or budget.rounds) for column in columns})
+    length = (
+        f"{lengths[0]} rounds" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} rounds, by column"
+    )
+    more = ", more often in columns with fewer rounds" if lengths[0] < budget.rounds else ""
     text = (
-        f"{budget.rounds} rounds. Mean ± standard deviation over seeds of each client's last {budget.last} "
+        f"{length}. Mean ± standard deviation over seeds of each client's last {budget.last} "
         f"evaluations (every {budget.eval_every} rounds{more}). All rows of a seed have the same partitions, "
         "initial weights and batches."
     )

@@ -34,9 +34,7 @@ GAIN = 1.25  # the factor by which another choice must be faster, so that noise 
 MAX_CLIENTS = {"cpu": 64, "cuda": 512}  # in one batch
 MEMORY = 4e9  # bytes that a batch may take on a CPU
 VECTORS, ACTIVATIONS = 50, 64e6  # that a client may take: vectors of all numbers, and bytes beside them
-GPU_VECTORS = (
-    25  # of a client in a batch on a GPU, where a batch that does not fit is halved; FedPer with Adam: 12
-)
+GPU_VECTORS = 25  # the same on a GPU, where a batch that does not fit is halved; FedPer with Adam takes 12
 CONTEXT = 1e9  # bytes of a GPU that a process takes beside its tensors
 LONG = 0.5  # seconds: a longer measurement is not repeated
 FEW_CLIENTS, FEW_SAMPLES = 2, 4  # of the first trial; if it is long, it is the only one

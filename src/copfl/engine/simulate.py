@@ -165,7 +165,7 @@ def simulate(
 def _last_rounds(
     rounds: Iterator[int], population: Ids, clients_of: Callable[[int], Ids]
 ) -> dict[int, list[int]]:
-    """The clients whose last evaluation is in a round, by round; `rounds` are those, the last first."""
+    """The clients last evaluated in a round, by round; `rounds` are those that evaluate, the last first."""
     last: dict[int, list[int]] = {}
     left = set(population.tolist())
     for round in rounds:

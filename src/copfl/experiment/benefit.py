@@ -2,8 +2,7 @@
 
 In round t the uploads are also averaged in two random halves, and client j measures on its own samples
 
-    d_tj = loss of the second half's model - loss of the first half's     positive: the first half is better
-    for j
+    d_tj = loss of the second half's model - loss of the first half's     positive: the first is better for j
 
 A regression over the rounds, d_tj = Σ_i x_ti b_ij + error, with the membership x_ti = 1 in the first half, -1
 in the second and 0 for an absent client, estimates by how much a half with client i lowers the loss of j. The
@@ -134,9 +133,8 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
     judgement = no_judgement(*rows.shape)
     if scale > 0:
         judgement.value[others], judgement.judges[others] = contrast @ differences / scale, 1
-        judgement.errors[:, others] = np.where(
-            unexplained > NOTHING, errors / scale, np.inf
-        ).T  # inf: error not known
+        of_rounds = np.where(unexplained > NOTHING, errors / scale, np.inf)  # inf: error not known
+        judgement.errors[:, others] = of_rounds.T
         judgement = judgement._replace(log_scale=np.log(scale))
     return judgement
 

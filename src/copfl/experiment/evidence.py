@@ -1,7 +1,8 @@
 """Weights by evidence: equal weights, but none for a client that is known to do harm.
 
-    w_i = 0  once  benefit_i + t se_i < 0  and  b_ii < mean of b_ki over k ≠ i,  else 1     (see
-    `experiment.benefit`)
+    w_i = 0  once  benefit_i + t se_i < 0  and  b_ii < mean of b_ki over k ≠ i,  else 1
+
+with the symbols of `experiment.benefit`.
 
 The benefit to the others is relative to the mean client, so many honest clients are below it: with few
 classes each, their updates disturb the others. What distinguishes them is the second condition: their uploads

@@ -91,8 +91,7 @@ def size_of(rounds: int, clients: int) -> int:
 def words_of(judgement: Judgement, rules: Rules) -> Words:
     """One judge's part of the sum: log scale, value, judges, errors, and whether an error is not known.
 
-    A judge whose scale is below 1 / range says nothing: its losses hardly differ, and their digits stay with
-    it.
+    A judge whose scale is below 1 / range says nothing: its losses hardly differ, and no digit leaves it.
     """
     largest = math.log(rules.range)
     if judgement.log_scale < -largest:

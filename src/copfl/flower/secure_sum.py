@@ -5,8 +5,7 @@
     masked      each client sends its vector plus a mask from its seed and masks per pair, which cancel out
     consistent  each client signs the list of clients that sent their vectors
     revealed    each client that sees enough signatures of the same list sends a share of the seed of every
-    client
-                in it, and a share of the masking key of every other client: never both
+                client in it, and a share of the masking key of every other client: never both
 
 The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
 in `secure_members`. Key agreement, Shamir's shares and encryption are Flower's. Its generator of masks is not

@@ -46,8 +46,7 @@ class Pwpm:
     until       rounds after which the mask stays as it is, and all samples are trained on with
                 criterion="held_out"; 0: never
     head        "shared": nothing is personal at first (Paper). "personal": the head is, in all rounds, and
-    rate
-                and budget count the entries of the body
+                rate and budget count the entries of the body
     """
 
     rate: float = DefaultNumber(0.25)

@@ -1,7 +1,7 @@
 """A custom model and custom data, for what copfl does not have.
 
-name = "federated.custom:model"          in pyproject.toml, [tool.flwr.app.config.model]; policy.toml must
-allow it data="federated.custom:data"             in a node's --node-config
+name = "federated.custom:model"     in pyproject.toml, [tool.flwr.app.config.model]; policy.toml must allow it
+data="federated.custom:data"        in a node's --node-config
 """
 
 import math

@@ -169,12 +169,13 @@ def test_every_committed_record_is_read_and_stored_once(store: records.Store) ->
 
 
 def test_with_20_clients_the_scores_of_copfl_as_published_change_nothing(store: records.Store) -> None:
-    """What comments.md says of Mini-ImageNet."""
+    """What comments.md says of the CINIC-style set and Mini-ImageNet."""
     seen, pairs = findings_of("table-ablation", store), list[tuple[Record, Record]]()
-    for protocol in seen.protocols:
-        first, *others = seen.column(protocol, "mini-imagenet-20-counted")
-        pairs += [(first.runs[seed], run) for cell in others for seed, run in cell.runs.items()]
-    assert len(pairs) == 18
+    for column in ("cinic10-20-counted", "mini-imagenet-20-counted"):
+        for protocol in seen.protocols:
+            first, *others = seen.column(protocol, column)
+            pairs += [(first.runs[seed], run) for cell in others for seed, run in cell.runs.items()]
+    assert len(pairs) == 36
     for record, other in pairs:
         for name in ("accuracy", "loss"):
             assert record.curves[name] == other.curves[name], other.title
@@ -243,7 +244,7 @@ def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rat
         assert own.get("state_per_phase", False) == (two_phases and equal)
         assert (tables["model"]["kernels"] == "full") == (plan.row.label == "CO-PFL (as published)")
         assert (own.get("merge") == "union") == (plan.row.label == "CO-PFL (as published)")
-        three = plan.column.name in ("cifar10-50", "cifar10c-50", "mini-imagenet-50")
+        three = plan.column.name in ("cifar10c-50", "mini-imagenet-50")
         assert len(plan.seeds) == (3 if three else 5)
 
 

@@ -183,6 +183,11 @@ def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:
             "mine:Net",
             r"importing it raised ZeroDivisionError: division by zero \(.*mine\.py, line 1\)",
         ),
+        (
+            "import sys; sys.exit(4)",
+            "mine:Net",
+            r'importing it raised SystemExit: 4 \(.*mine\.py, line 1\); .* inside `if __name__ == "__main__":`',
+        ),
         ("\nclass :", "mine:Net", r"importing it raised SyntaxError: invalid syntax \(.*mine\.py, line 2\)"),
     ],
 )

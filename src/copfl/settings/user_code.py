@@ -194,7 +194,7 @@ def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Itera
     """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, (CopflError, *others)):
             raise
         frames = [
@@ -204,4 +204,6 @@ def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Itera
         if isinstance(error, SyntaxError):
             file, line, text = error.filename or "?", error.lineno, error.msg
         raised = f"{type(error).__name__}: {text} ({file}, line {line})"
+        if isinstance(error, SystemExit):
+            raised += '; what a module does as a script belongs inside `if __name__ == "__main__":`'
         raise UsageError(f'{kind} "{name}": {doing} raised {raised}') from error

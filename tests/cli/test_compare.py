@@ -145,7 +145,7 @@ def test_processes_are_begun_before_torch_is_imported(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(machine, "processors", lambda: 2)
-    monkeypatch.setattr(copies, "import_early", calls.append)
+    monkeypatch.setattr(copies, "process_context", calls.append)
     answer = called(capsys, "compare", *words)
     assert "there is nothing to compare" in answer.err
     assert calls == begun

@@ -220,7 +220,7 @@ def choose(
 def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
     """Begins the processes of the runs before this one imports torch."""
     if on is None and jobs != 1 and this_machine.processors() > 1:
-        copies.import_early(str(line.get("run", {}).get("device", "cpu")))
+        copies.process_context(str(line.get("run", {}).get("device", "cpu")))
 
 
 @contextlib.contextmanager

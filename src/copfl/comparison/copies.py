@@ -4,33 +4,59 @@ To import torch takes seconds. A copy of a process that has computed may hang in
 that was initialised before a copy is of no use in it; so what is copied does neither.
 """
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 
 MODULES = ["copfl.comparison.copied"]  # with torch and all that a run needs
 KERNELS = [f"copfl.kernels.triton.{name}" for name in ("grouped", "norms", "patches", "random", "vectors")]
+SAFE_PATH = "PYTHONSAFEPATH"  # set: the current folder is not searched for modules
 
 
 def process_context(device: str) -> BaseContext:
     """How processes start: as copies where the system has them, else each imports torch by itself.
+
+    The process that is copied starts here, once, and imports torch while this one goes on.
 
     Args:
         device: Where they train, as the setting names it.
     """
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
+    from multiprocessing import forkserver  # not on Windows
+
     context = get_context("forkserver")
     context.set_forkserver_preload(MODULES + (KERNELS if device != "cpu" else []))
+    try:
+        with _undisturbed():
+            forkserver.ensure_running()
+    except OSError:  # its socket cannot be in the folder of temporary files, whose path may be too long
+        return get_context("spawn")
     return context
 
 
-def import_early(device: str) -> None:
-    """Starts the process that is copied, so that it imports torch while this one does.
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A process that starts inside imports no module of the current folder, and Ctrl-C does not reach it.
 
-    Args:
-        device: Where runs train, as the setting names it.
+    A file random.py of the user would take the place of Python's. Ctrl-C is for this process, which ends the others.
     """
-    if process_context(device).get_start_method() == "forkserver":
-        from multiprocessing import forkserver  # not on Windows
+    from multiprocessing import resource_tracker
 
-        forkserver.ensure_running()
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        resource_tracker.ensure_running()  # it unblocks Ctrl-C where it starts
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before

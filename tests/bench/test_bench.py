@@ -88,6 +88,17 @@ def test_a_bench_that_was_killed_goes_on(
     assert len(made) == 1
 
 
+def test_an_error_in_a_process_can_be_read_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool would break, as if the process had been killed for lack of memory."""
+
+    def exiting(job: Job, machine: Machine) -> Measured:
+        raise SystemExit("bye")
+
+    monkeypatch.setattr(protocol, "measured", exiting)
+    with pytest.raises(RuntimeError, match="SystemExit: bye"):
+        running._measured_in_worker(Job("fedavg", "iid", "none", 0.1, 0, tuning=False), Machine())
+
+
 def test_runs_of_other_code_do_not_count(
     suite: Suite, rows: dict[str, Row], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

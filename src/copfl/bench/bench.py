@@ -19,8 +19,7 @@ from typing import NamedTuple
 from copfl.bench import protocol, rows
 from copfl.bench.protocol import Job, Machine, Measured, Suite
 from copfl.bench.rows import Row
-from copfl.comparison.copies import process_context
-from copfl.comparison.processes import init_worker
+from copfl.comparison.processes import executor_of, sendable
 from copfl.errors import RunError, at_least
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span
@@ -168,12 +167,10 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
     if min(processes, len(jobs)) <= 1:
         yield from (protocol.measured(job, machine) for job in jobs)
         return
-    pool = futures.ProcessPoolExecutor(
-        min(processes, len(jobs)), process_context(machine.device), init_worker
-    )
+    pool = executor_of(min(processes, len(jobs)), machine.device)
     complete = False
     try:
-        waiting = [pool.submit(protocol.measured, job, machine) for job in jobs]
+        waiting = [pool.submit(_measured_in_worker, job, machine) for job in jobs]
         for future in futures.as_completed(waiting):
             yield future.result()
         complete = True
@@ -186,6 +183,13 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
         for process in list((pool._processes or {}).values()) if not complete else ():
             process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+def _measured_in_worker(job: Job, machine: Machine) -> Measured:
+    try:
+        return protocol.measured(job, machine)
+    except (Exception, SystemExit) as error:
+        raise sendable(error) from None
 
 
 # A record that is run again

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from concurrent import futures
 from multiprocessing import connection, parent_process
 from types import MappingProxyType
+
+import numpy as np
 
 from copfl.comparison.copies import process_context
 from copfl.comparison.forecast import Forecast
@@ -18,7 +22,7 @@ from copfl.comparison.jobs import Job
 from copfl.comparison.submission import Done, Log, Work, submitted
 from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
-from copfl.errors import RunError
+from copfl.errors import COMMAND_LINE, RunError
 from copfl.experiment.result import Experiment
 
 
@@ -38,6 +42,7 @@ class Pool:
         self.size, self.device = size, device
         self.workers: futures.ProcessPoolExecutor | None = None
         self.sharing = contextlib.ExitStack()
+        self.exit_codes: list[int | None] = []  # of the processes that ended last
 
     def __enter__(self) -> Pool:
         return self
@@ -50,18 +55,17 @@ class Pool:
         if self.workers is None:
             on_gpu = self.device.startswith("cuda") and self.size > 1
             environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
-            self.workers = futures.ProcessPoolExecutor(
-                self.size, process_context(self.device), init_worker, (environment,)
-            )
+            self.workers = executor_of(self.size, self.device, environment)
         return self.workers
 
     def end(self, at_once: bool = False) -> None:
         """Ends the processes; at once: also while they train."""
         if self.workers is not None:
-            for process in list((self.workers._processes or {}).values()) if at_once else ():
+            processes = list((self.workers._processes or {}).values())
+            for process in processes if at_once else ():
                 process.terminate()
             self.workers.shutdown(cancel_futures=True)
-            self.workers = None
+            self.workers, self.exit_codes = None, [process.exitcode for process in processes]
         self.sharing.close()
 
 
@@ -72,9 +76,25 @@ def pool_for(experiment: Experiment, jobs: int) -> Pool:
     return Pool(jobs or max(1, most), e.settings.device)
 
 
-def init_worker(environment: Mapping[str, str] = MappingProxyType({})) -> None:
-    """This process ignores Ctrl-C and ends with its parent, so that no run folder stays locked."""
-    os.environ.update(environment)  # the driver reads it at the first use of a GPU
+def executor_of(
+    size: int, device: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> futures.ProcessPoolExecutor:
+    """Processes that start as `copies` says and have the environment of this one as it is now.
+
+    Args:
+        size: How many there are at most.
+        device: Where they train, as the setting names it.
+        environment: Further variables.
+    """
+    variables = {**os.environ, **environment}
+    return futures.ProcessPoolExecutor(size, process_context(device), _begin, (variables,))
+
+
+def _begin(environment: Mapping[str, str]) -> None:
+    """This process is a new one, not a copy; it ignores Ctrl-C and ends with its parent, so no folder stays locked."""
+    os.environ.clear()
+    os.environ.update(environment)  # a GPU's driver reads it at the first use
+    np.random.seed()  # noqa: NPY002  copies would draw the same numbers in a user's code that does not seed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, which then ends this process
     parent = parent_process()
     assert parent is not None
@@ -84,6 +104,21 @@ def init_worker(environment: Mapping[str, str] = MappingProxyType({})) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def sendable(error: BaseException) -> Exception:
+    """The error with its traceback as a note; in words where it cannot be pickled or asks the process to end.
+
+    A pool breaks at an error that the other process cannot read, as if this process had been killed.
+    """
+    error.add_note("".join(traceback.format_exception(error)))  # a traceback cannot be sent
+    with contextlib.suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        if isinstance(error, Exception):
+            return error
+    in_words = RuntimeError(f"{type(error).__name__}: {error}")
+    in_words.__notes__ = error.__notes__
+    return in_words
 
 
 def in_processes(
@@ -101,8 +136,20 @@ def in_processes(
     for job in (yield from _in_pool(jobs, pool, work, log, end, forecast)):
         with Pool(1, pool.device) as alone:
             if (yield from _in_pool([job], alone, work, log, end, forecast)):
-                advice = "perhaps for lack of memory; run the same again with one process (jobs 1)"
-                yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
+                yield Done(job, RunError(f"{job.title}: its process {_fate(alone.exit_codes)}"), 0.0)
+
+
+def _fate(exit_codes: Sequence[int | None]) -> str:
+    """How a process ended that should not have, by its exit code, and what to do."""
+    code = next((code for code in exit_codes if code), -signal.SIGKILL)
+    if code == -signal.SIGKILL:
+        return "was killed, perhaps for lack of memory; run the same again with one process (jobs 1)"
+    if code < 0:
+        return f"crashed ({signal.Signals(-code).name}); run the same again with one process (jobs 1)"
+    guard = ""
+    if COMMAND_LINE not in os.environ:
+        guard = ', and a script calls copfl inside `if __name__ == "__main__":`'
+    return f"ended with exit code {code}; what it printed says why{guard}"
 
 
 def _in_pool(

@@ -13,7 +13,6 @@ import json
 import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ import torch
 
 from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
-from copfl.comparison.processes import Pool, in_processes
+from copfl.comparison.processes import Pool, in_processes, sendable
 from copfl.comparison.starts import started_with
 from copfl.comparison.submission import Done, Log, TimeIsUp, submitted
 from copfl.data.samples import Dataset
@@ -293,6 +292,5 @@ def run_in_worker(jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = Fal
         _worker.pause, _worker.batch_seeds = pause, batch_seeds
         try:
             return list(_worker.run(jobs))
-        except Exception as error:
-            error.add_note(traceback.format_exc())  # a traceback cannot be sent
-            return [Done(job, error, 0.0) for job in jobs]
+        except (Exception, SystemExit) as error:
+            return [Done(job, sendable(error), 0.0) for job in jobs]

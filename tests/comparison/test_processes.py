@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ from copfl.comparison.jobs import Job
 from copfl.comparison.processes import Pool, executor_of, in_processes, sendable
 from copfl.comparison.runner import Runner, run_in_worker
 from copfl.comparison.submission import Done
+from copfl.errors import RunError
 from tests.comparison.test_runner import job
 
 
@@ -50,6 +52,15 @@ def test_copies_have_the_environment_of_now_and_their_own_random_numbers(
         assert second.submit(os.getenv, "COPFL_FIRST").result() is None
         assert second.submit(os.getenv, "COPFL_MORE").result() == "2"
         assert second.submit(os.getenv, "PYTHONSAFEPATH").result() == os.getenv("PYTHONSAFEPATH")
+
+
+def test_a_machine_without_shared_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def semaphore(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", semaphore)
+    with pytest.raises(RunError, match=r"No space left on device; they need some space in /dev/shm.*jobs 1"):
+        executor_of(1, "cpu")
 
 
 @pytest.mark.parametrize(

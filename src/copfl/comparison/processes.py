@@ -22,7 +22,7 @@ from copfl.comparison.jobs import Job
 from copfl.comparison.submission import Done, Log, Work, submitted
 from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
-from copfl.errors import COMMAND_LINE, RunError
+from copfl.errors import COMMAND_LINE, RunError, raised_as
 from copfl.experiment.result import Experiment
 
 
@@ -87,7 +87,9 @@ def executor_of(
         environment: Further variables.
     """
     variables = {**os.environ, **environment}
-    return futures.ProcessPoolExecutor(size, process_context(device), _begin, (variables,))
+    lacking = "processes cannot be started: {}; they need some space in /dev/shm, and one run at a time (jobs 1) none"
+    with raised_as(RunError, lacking, OSError):
+        return futures.ProcessPoolExecutor(size, process_context(device), _begin, (variables,))
 
 
 def _begin(environment: Mapping[str, str]) -> None:

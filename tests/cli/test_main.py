@@ -186,6 +186,18 @@ def test_a_signal_that_ends_the_run_says_how_to_go_on(
     )
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_work_begins_ends_with_its_own_code_too(
+    number: signal.Signals, here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr("copfl.cli.main.one_of", lambda *given, **named: os.kill(os.getpid(), number))
+    answer = called(capsys, "list", "algorithms")
+    for other, handler in handlers.items():
+        signal.signal(other, handler)
+    assert answer == Answer(128 + number, "", "copfl: stopped\n")
+
+
 def test_a_layer_without_weights_is_refused(here: Path, capsys: Capture) -> None:
     answer = called(capsys, "run", "-r", 1, *TINY, "-s", "model.width=0")
     assert (answer.code, answer.out) == (2, "")

@@ -15,7 +15,18 @@ from copfl.experiment import process
 from copfl.settings.checking import unknown_key
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
+
+
+class Commands(typer.core.TyperGroup):
+    """All commands. Ctrl-C is Stopped: of a KeyboardInterrupt, typer ends with 130 whatever the signal, in silence."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with stoppable():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

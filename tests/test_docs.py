@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import typer.main
 
+from copfl.cli.main import app
 from tests import code_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +50,48 @@ def test_blocks_that_are_not_run_give_a_reason() -> None:
         for block in code_blocks.blocks(page.read_text("utf-8")):
             has_reason = len(block.mark) > len("not run: ") + 10
             assert has_reason or not block.skipped, f"{name_of(page)}:{block.line} gives no reason"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_blocks_that_are_not_run_could_be(page: Path) -> None:
+    """Their Python compiles, their commands have these options, and the repository has their scripts."""
+    for block in code_blocks.blocks(page.read_text("utf-8")):
+        if not block.skipped:
+            continue
+        if block.language == "python":
+            compile(block.code, f"{name_of(page)}:{block.line}", "exec", dont_inherit=True)
+        for line in code_blocks.logical_lines(block.code) if block.language != "python" else ():
+            for words in code_blocks.commands(line):
+                check_words(list(itertools.takewhile(lambda word: word not in ("|", ">", "&"), words)))
+
+
+def check_words(words: list[str]) -> None:
+    """AssertionError for a command with an option that copfl does not have, or for a script that is not there."""
+    while words and "=" in words[0]:  # a variable of the environment
+        del words[0]
+    if words[:1] == ["copfl"]:
+        command: click.Command = typer.main.get_command(app)
+        rest = words[1:]
+        while isinstance(command, click.Group):
+            name = rest.pop(0)
+            assert name in command.commands, f"there is no command {shlex.join(words)}"
+            command = command.commands[name]
+        try:
+            command.make_context(str(command.name), rest)
+        except click.UsageError as error:
+            raise AssertionError(f"{shlex.join(words)}: {error.format_message()}") from error
+    elif words[:1] in (["torchrun"], ["docker"]) and "copfl" in words:
+        check_words(words[words.index("copfl") :])
+    elif words[:1] == ["python"] and words[1].endswith(".py"):
+        assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
+
+
+@pytest.mark.parametrize(
+    "words", ["copfl run --nonsense", "copfl nonsense", "A=1 copfl compare --jobs many", "python nowhere.py"]
+)
+def test_a_command_that_could_not_be_run_is_found(words: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(words.split()[-1])):
+        check_words(words.split())
 
 
 def test_every_block_has_a_known_language() -> None:

@@ -20,11 +20,17 @@ from copfl.errors import RunError
 from tests.comparison.test_runner import job
 
 
-class Odd(Exception):
-    """Can be pickled, but not read again."""
+class Unreadable:
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
 
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
+
+class Odd(Exception):
+    """Can be pickled, but not read again, as many whose `__init__` takes other arguments than a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.part = Unreadable()
 
 
 class Holding(Exception):
@@ -67,7 +73,7 @@ def test_a_machine_without_shared_memory_is_told_so(monkeypatch: pytest.MonkeyPa
     ("error", "kind", "text"),
     [
         (ValueError("wrong"), ValueError, "wrong"),
-        (Odd(1, 2), RuntimeError, "Odd: 1 and 2"),
+        (Odd("strange"), RuntimeError, "Odd: strange"),
         (Holding("held"), RuntimeError, "Holding: held"),
         (SystemExit("bye"), RuntimeError, "SystemExit: bye"),
     ],

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from copfl.comparison import search, suitability
+from copfl.comparison import suitability, tuning
 from copfl.comparison.entries import (
     VALIDATION,
     Base,
@@ -38,10 +38,9 @@ from copfl.comparison.forecast import Forecast
 from copfl.comparison.jobs import Job, accuracies
 from copfl.comparison.processes import pool_for
 from copfl.comparison.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
-from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
+from copfl.comparison.results import Record, paired, record_of
 from copfl.comparison.runner import all_done
-from copfl.comparison.search import Candidate, Search
-from copfl.comparison.spaces import Range, Space, cells, grid_of, space_of
+from copfl.comparison.spaces import Space, cells, grid_of, space_of
 from copfl.comparison.starts import Starts
 from copfl.comparison.submission import Log
 from copfl.comparison.suitability import reasons
@@ -55,15 +54,8 @@ from copfl.experiment.result import Experiment
 from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS, algorithms
-from copfl.settings.identity import digest, essential
-from copfl.settings.optimizer import usual_rate
 from copfl.settings.schema import KINDS
-from copfl.settings.toml import Tables
 from copfl.stats import Difference
-
-TRIALS = 20  # of a search, in each row
-NAMES = {"data": "digits", "model": ""}  # where a comparison names none
-RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
 @left_as_found()
@@ -116,92 +108,45 @@ def compare(
     """
     rows = entries_of(entries)
     base = with_optimizer(common_of(base_tables, dataset, rounds))
-    out, log = Path(out), log or (lambda line: None)
-    seeds, tried = check_seeds(seeds), space_of(tune or {}, "tune")
+    log = log or (lambda line: None)
+    seeds, named = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
-    _checked(rows, base, tried, last, jobs)
-    check_own("tune", tried)
-    searching = _is_search(tried, trials)
-
-    def space(entry: Entry) -> Space:
-        if tune is None:
-            return _default_grid(entry, base)
-        return {  # without the keys of other algorithms, and without those that the entry sets
-            (title, key): values
-            for (title, key), values in tried.items()
-            if concerns(entry, base, title) and key not in entry.settings.get(title, {})
-        }
-
-    spaces = [space(entry) for entry in rows]
-    for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
-        for cell in cells(own):
+    _checked(rows, base, named, last, jobs)
+    check_own("tune", named)
+    tries = tuning.trials_of(named, trials)
+    plan = tuning.Plan(base, Path(out), seeds, tune_seeds, validation, last)
+    space = partial(tuning.space_of_row, base=base, named=None if tune is None else named)
+    for entry in rows:  # an error now, and not after the tuning
+        for cell in cells(space(entry)):
             complete(*layers_of(entry, base), by_kind(entry, base, cell))
-    checked = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
-    experiment = prepare(complete(*checked), validation=validation if any(spaces) else 0.0)
+    first = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
+    experiment = prepare(complete(*first), validation=validation if any(map(space, rows)) else 0.0)
     rows, left_out = _suitable(rows, base, experiment)
-    spaces = [space(entry) for entry in rows]
     for note in left_out:
         log(note)
     labels = [entry.label for entry in rows]
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
         raise unknown("row to be the reference:", chosen, labels)
-
-    def jobs_of(entry: Entry, cell: Tables, tuning: bool, fraction: float = 1.0) -> list[Job]:
-        label = (
-            f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}"
-            if tuning
-            else entry.label
-        )
-        folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
-        parts = [*layers_of(entry, base), by_kind(entry, base, cell)]
-        if fraction < 1:
-            rounds = max(1, round(fraction * complete(*parts).run.rounds))
-            label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
-        return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
-
-    tries = TRIALS if trials is None else trials
+    spaces = [space(entry) for entry in rows]
     forecast = Forecast() if forecast is None else forecast
-    for entry, own in zip(rows, spaces, strict=True):
-        tuned = (search.whole_runs(tries) if searching else len(list(cells(own)))) if own else 0
-        forecast.later += complete(*layers_of(entry, base)).run.rounds * (
-            tuned * len(tune_seeds) + len(seeds)
-        )
+    forecast.later += tuning.rounds_of(plan, rows, spaces, tries)
     with pool_for(experiment, jobs) as pool:
         run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
-        shared = Search(
-            tries,
-            out / "tuning",
-            tune_seeds[0],
-            experiment.task.metrics[0],
-            lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
-            partial(run, what="tuning runs"),
-        )
-        if searching:
-            names = [  # with all that its trials depend on, so that the same search goes on
-                f"{entry.label} {digest([essential(settings), str(own), tune_seeds, validation, last])}"
-                for entry, own in zip(rows, spaces, strict=True)
-                for settings in [complete(*layers_of(entry, base))]
-            ]
-            found = search.searched(shared, spaces, names)
-        else:
-            grids = [[Candidate(row, c) for c in cells(own)] if own else [] for row, own in enumerate(spaces)]
-            values = iter(search.measured(shared, [one for grid in grids for one in grid], 1.0))
-            found = [
-                Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids
-            ]
-        final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
+        metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
+        tuned = tuning.tuned(plan, rows, spaces, tries, metric, tune_all)
+        final = [plan.runs(entry, best.chosen) for entry, best in zip(rows, tuned, strict=True)]
         records = _records(final, run)
     against = records[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
-        for entry, own, best in zip(rows, records, found, strict=True)
+        for entry, own, best in zip(rows, records, tuned, strict=True)
     ]
     notes = left_out + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
     result.notes.extend(still_rising(result))
-    write(result, out)
+    write(result, plan.out)
     return result
 
 
@@ -273,20 +218,6 @@ def sweep(
     return result
 
 
-def _default_grid(entry: Entry, base: Base) -> Space:
-    """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
-    name = applies(entry, base)[1]
-    if not name:  # of an algorithm without an optimizer
-        return {}
-    titles = ("optimizer", name)
-    if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
-        return {}
-    data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
-    adapted = bool(base.get("adapter")) or base.get("model", {}).get("train") == "head"
-    usual = usual_rate(name, data, model, adapted)
-    return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
-
-
 def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
     at_least(1, last=1 if last is None else last)
@@ -308,18 +239,6 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
                 raise unknown_key(title, None, [*KINDS, *used])
             names = ", ".join(sorted(used))
             raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
-
-
-def _is_search(space: Space, trials: int | None) -> bool:
-    """Whether there is a range to search in; an error if the rest does not fit that."""
-    if not any(isinstance(values, Range) for values in space.values()):
-        if trials is not None:
-            example = "lr=log:1e-4..1e-1"
-            raise UsageError(f"trials are those of a search; name a range to tune in, such as {example}")
-        return False
-    at_least(1, trials=TRIALS if trials is None else trials)
-    search.optuna_module()
-    return True
 
 
 def _suitable(rows: Sequence[Entry], base: Base, experiment: Experiment) -> tuple[list[Entry], list[str]]:

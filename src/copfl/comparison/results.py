@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from copfl.comparison.jobs import Job, accuracies, environment_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
@@ -118,28 +119,12 @@ def record_of(job: Job) -> Record:
     metrics = metrics_of(environment)
     primary = metrics[0].name
     evaluations = [line for line in lines if primary in line["per_client"]]
+    evaluated = _evaluated(job, metrics, evaluations, tested)
     malicious = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
-    tables, broken, undefined = {}, 0, 0
-    for metric, name in [(m, name) for m in metrics for name in accuracies("all", m.name)]:
-        values = records.table(evaluations, name, partition.clients)
-        losses = records.table(evaluations, name.replace(metric.name, "test_loss", 1), partition.clients)
-        if metric.fraction and ((values < 0) | (values > 1)).any():  # nan is neither
-            raise RunError(
-                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and "
-                f"must be a fraction, so something went wrong in the run; remove {job.path} and run it again"
-            )
-        for row, loss, line in zip(values, losses, evaluations, strict=True):
-            if name not in line["per_client"]:  # this model was not evaluated
-                continue
-            missing = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
-            wrong_output = missing & np.isnan(loss)
-            row[wrong_output] = metric.worst_value
-            broken += int(wrong_output.sum()) if name == primary else 0
-            undefined += int((missing & ~wrong_output).sum()) if name == primary else 0
-        tables[name] = np.where(malicious, math.nan, values)
+    tables = {name: np.where(malicious, math.nan, values) for name, values in evaluated.values.items()}
     # Of few clients in a round, none may be tested.
     shown = np.flatnonzero(~np.isnan(tables[primary]).all(axis=1))
-    if undefined and not len(shown):
+    if evaluated.undefined and not len(shown):
         raise DataError(
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
             "client has one class; name another metric, or use another partition"
@@ -151,11 +136,8 @@ def record_of(job: Job) -> Record:
     final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
     if job.run.run.select == "best":
         taken = records.best_rounds(lines, metrics[0], partition.clients).rounds
-        places = np.searchsorted([line["round"] for line in evaluations], taken)
-        for name, values in tables.items():
-            chosen = values[np.minimum(places, len(values) - 1), np.arange(partition.clients)]
-            # A client that always diverged has no round.
-            final[name] = np.where(taken > 0, chosen, final[name])
+        rounds = [line["round"] for line in evaluations]
+        final = {name: _of_rounds(taken, rounds, tables[name], value) for name, value in final.items()}
     return Record(
         tables=essential(job.run),
         validation=job.validation,
@@ -169,8 +151,8 @@ def record_of(job: Job) -> Record:
             "bytes_up": _per_client(lines, "bytes_up"),
             "bytes_down": _per_client(lines, "bytes_down"),
             "seconds": float(np.median(timing[1:] or timing)),  # the first one also warms up
-            "broken": broken,
-            **({"undefined": undefined} if undefined else {}),
+            "broken": evaluated.broken,
+            **({"undefined": evaluated.undefined} if evaluated.undefined else {}),
         },
         start=environment["start"],
         data="; ".join(note for note in notes if note),
@@ -180,6 +162,55 @@ def record_of(job: Job) -> Record:
         metrics=metrics,
         names=environment.get("client_names", ()),
     )
+
+
+class _Evaluated(NamedTuple):
+    """What the evaluations of a run measured, by the name of the metric and the model."""
+
+    values: dict[str, Numbers]  # [evaluations, clients], nan where there is none
+    broken: int  # of the primary metric, outputs that were not finite: they have the worst value
+    undefined: int  # of the primary metric, values that a client's test samples do not define
+
+
+def _evaluated(
+    job: Job, metrics: Sequence[MetricInfo], evaluations: list[dict[str, Any]], tested: NDArray[np.bool_]
+) -> _Evaluated:
+    """The metrics of every model; a RunError if they cannot be right.
+
+    Args:
+        job: The run.
+        metrics: Its metrics, the primary one first.
+        evaluations: The lines of the evaluated rounds.
+        tested: Which clients have test samples [clients].
+    """
+    result, broken, undefined = {}, 0, 0
+    for metric, name in [(m, name) for m in metrics for name in accuracies("all", m.name)]:
+        values = records.table(evaluations, name, len(tested))
+        losses = records.table(evaluations, name.replace(metric.name, "test_loss", 1), len(tested))
+        if metric.fraction and ((values < 0) | (values > 1)).any():  # nan is neither
+            raise RunError(
+                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and "
+                f"must be a fraction, so something went wrong in the run; remove {job.path} and run it again"
+            )
+        for row, loss, line in zip(values, losses, evaluations, strict=True):
+            if name not in line["per_client"]:  # this model was not evaluated
+                continue
+            missing = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
+            wrong_output = missing & np.isnan(loss)
+            row[wrong_output] = metric.worst_value
+            if name == metrics[0].name:
+                broken += int(wrong_output.sum())
+                undefined += int((missing & ~wrong_output).sum())
+        result[name] = values
+    return _Evaluated(result, broken, undefined)
+
+
+def _of_rounds(
+    taken: NDArray[np.int64], rounds: Sequence[int], values: Numbers, otherwise: Numbers
+) -> Numbers:
+    """Each client's value of the round that it takes; of one that always diverged and has none, `otherwise`."""
+    places = np.minimum(np.searchsorted(rounds, taken), len(values) - 1)
+    return np.where(taken > 0, values[places, np.arange(len(taken))], otherwise)
 
 
 def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:

@@ -18,7 +18,7 @@ from copfl.flower.policy.checks import (
     whole,
 )
 from copfl.flower.policy.names import COMPONENTS
-from copfl.flower.policy.record import SMALLEST_SUM, Policy
+from copfl.flower.policy.record import SMALLEST_SUM, Policy, Privacy
 from copfl.flower.policy.refusal import KEYS, Refusal, plain_option, shown
 from copfl.settings.federation import TITLES
 from copfl.settings.toml import Tables
@@ -26,8 +26,35 @@ from copfl.settings.toml import Tables
 
 def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     """What is refused of the tables that have no component."""
-    most, secure, privacy = policy.bounds, policy.secure_aggregation, policy.privacy
-    rules: dict[str, tuple[str, Check]] = {
+    rules = _rules(policy)
+    for title in (title for title in TITLES if title not in COMPONENTS):
+        for key, value in tables[title].items():
+            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
+            if wrong := check(value):
+                yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
+    if tables["session"].get("rollback") is True and not policy.rollback:
+        yield Refusal("rollback", "session.rollback=true is not allowed")
+    is_secure = tables["secure"].get("aggregation", False) is True
+    if tables["session"].get("agree") is True:
+        yield from _statistics_refusals(policy, is_secure)
+    if policy.secure_aggregation.required and not is_secure:
+        yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
+    clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
+    is_counted = _are_numbers(clients, fraction) and 0 <= fraction <= 1
+    # As `core.batches.participants`, which needs torch: of a part of a client, a whole one takes part.
+    selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
+    if is_secure and selected < (cohort := policy.secure_aggregation.cohort):
+        yield Refusal("secure_aggregation.cohort", f"a round must select at least {cohort} clients")
+    if tables["run"].get("benefit") is True:
+        yield from _benefit_refusals(policy, is_secure, selected)
+    # A table without the noise has that of the wrapper, which the node does not count on.
+    yield from _noise_refusals(policy.privacy, tables["privacy"].get("noise", 0.0), is_secure, selected)
+
+
+def _rules(policy: Policy) -> dict[str, tuple[str, Check]]:
+    """By key, the line of the policy that decides on a value, and its check."""
+    most = policy.bounds
+    return {
         "session.run": (KEYS, run_name),
         "session.resume": (KEYS, flag),
         "session.rollback": ("rollback", flag),
@@ -59,7 +86,7 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "samples.contract": (KEYS, text),
         "samples.public": ("files", one_of("", *policy.file_names("public"))),
         "privacy.noise": ("privacy.noise", number(0, most.option)),
-        "privacy.clip": ("privacy.clip", number(0, privacy.clip)),
+        "privacy.clip": ("privacy.clip", number(0, policy.privacy.clip)),
         "privacy.delta": (KEYS, number(0, 1)),
         "secure.aggregation": ("secure_aggregation.required", flag),
         "secure.threshold": ("bounds.clients", whole(0, most.clients)),
@@ -67,28 +94,10 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         "secure.bits": (KEYS, whole(2, 64)),
         "secure.neighbours": ("bounds.clients", whole(0, most.clients)),
     }
-    for title in (title for title in TITLES if title not in COMPONENTS):
-        for key, value in tables[title].items():
-            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
-            if wrong := check(value):
-                yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
-    if tables["session"].get("rollback") is True and not policy.rollback:
-        yield Refusal("rollback", "session.rollback=true is not allowed")
-    is_secure = tables["secure"].get("aggregation", False) is True
-    if tables["session"].get("agree") is True:
-        yield from _statistics_refusals(policy, is_secure)
-    if secure.required and not is_secure:
-        yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
-    clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
-    is_counted = _are_numbers(clients, fraction) and 0 <= fraction <= 1
-    # As `core.batches.participants`, which needs torch: of a part of a client, a whole one takes part.
-    selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
-    if is_secure and selected < secure.cohort:
-        yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
-    if tables["run"].get("benefit") is True:
-        yield from _benefit_refusals(policy, is_secure, selected)
-    # A table without the noise has that of the wrapper, which the node does not count on.
-    noise = tables["privacy"].get("noise", 0.0)
+
+
+def _noise_refusals(privacy: Privacy, noise: Any, is_secure: bool, selected: int) -> Iterator[Refusal]:
+    """What is refused of the noise on the uploads of a round of so many clients."""
     # The noise of a sum is divided among the clients of a round, however many there really are.
     shared = 1.0 if is_secure else max(selected, 1) ** 0.5
     if privacy.noise and not (_are_numbers(noise) and noise >= privacy.noise * shared):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +113,46 @@ def from_tables(
     one_of(("refuse", "fill", "drop"), missing=missing)
     tables = list(tables)
     known = list(tables[0].columns)
+    roles, as_categories = _roles(known, target, client, text, drop, kind), _columns(categories, known)
+    for table in tables[1:]:
+        if absent := [column for column in known if column not in table.columns]:
+            raise DataError(f'the test table lacks the column "{absent[0]}"')
+    if not roles.features and not roles.texts:
+        raise DataError("there is no column left to predict from; besides the target at least one is needed")
+    notes = [note for table in tables for note in table.notes]
+    labelling = [*roles.targets, *roles.clients, *roles.texts]
+    tables = [
+        Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
+    ]
+    tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    for table in tables:
+        for column, cells in table.columns.items():
+            check_plain(column, cells)
+    data = _row_numbers(tables, roles.targets, roles.clients, kind, classes, name)
+    chosen = [part.x[:, 0] for part in (data.train, data.test)]
+    if roles.texts:
+        samples = _of_texts(tables, chosen, roles)
+    else:
+        samples = _of_columns(tables, chosen, roles, as_categories, encoders, missing)
+    train, test = (
+        replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
+    )
+    note = "; ".join(filter(None, (data.note, *notes, *missing_notes, *samples.notes)))
+    return replace(data, train=train, test=test, table=samples.info, note=note)
+
+
+class _Roles(NamedTuple):
+    """What the columns of a table are for."""
+
+    targets: list[str]
+    clients: list[str]  # one or none
+    texts: list[str]  # one or none
+    features: list[str]  # none beside a text
+    unused: list[str]
+
+
+def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str, kind: str | None) -> _Roles:
+    """What each of these columns is for; the rest as of `table_file`."""
     if kind == NEXT_TOKEN and (target or not text):
         column = how_to_set("data.text", "COLUMN", "--text")
         remedy = f"leave out the target {target}" if target else f"name the column of the texts with {column}"
@@ -122,59 +162,67 @@ def from_tables(
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
     clients, texts = _columns(client, known), _columns(text, known)
-    as_categories = _columns(categories, known)
-    for table in tables[1:]:
-        if absent := [column for column in known if column not in table.columns]:
-            raise DataError(f'the test table lacks the column "{absent[0]}"')
     special = {*targets, *clients, *texts, *left_out}
-    features = [] if texts else [column for column in known if column not in special]
-    if not features and not texts:
-        raise DataError("there is no column left to predict from; besides the target at least one is needed")
-    notes = [note for table in tables for note in table.notes]
-    used = [*targets, *clients, *texts, *features]
-    tables = [Table({column: table.columns[column] for column in used}) for table in tables]
-    tables, missing_notes = _without_missing(tables, [*targets, *clients, *texts], features, missing)
-    notes += missing_notes
-    for table in tables:
-        for column, cells in table.columns.items():
-            check_plain(column, cells)
-    data = _row_numbers(tables, targets, clients, kind, classes, name)
-    chosen = [part.x[:, 0] for part in (data.train, data.test)]
-    sources = [tables[0], tables[-1]]
-    x: list[NDArray[Any]]
-    if texts:
-        x = [
-            _texts(table.columns[texts[0]], rows, notes) for table, rows in zip(sources, chosen, strict=True)
-        ]
-        others = [column for column in known if column not in special]
-        notes += [f"columns not used beside the text: {', '.join(others)}"] if others else []
-        info = TableInfo(tuple(targets), text=texts[0])
-    else:
-        of_numbers = {agreed.name for agreed in encoders if not agreed.categories}
-        as_categories = [*as_categories, *(agreed.name for agreed in encoders if agreed.categories)]
-        for column in [column for column in features if column not in as_categories]:
-            numbers = [numbers_of(column, table.columns[column]) for table in tables]
-            if all(cells is not None for cells in numbers):
-                for table, cells in zip(tables, numbers, strict=True):
-                    table.columns[column] = cells  # in place of their texts, which take more memory
-            elif column in of_numbers:
-                raise DataError(f'the column "{column}" has texts, and numbers in the federation')
-        is_agreed = bool(encoders)
-        encoders = encoders or [
-            encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
-            for column in features
-        ]
-        x = [encoded(encoders, table, rows) for table, rows in zip(sources, chosen, strict=True)]
-        notes += [_summary(encoders), *_doubtful(encoders, tables[0])]
-        if is_agreed:
-            notes += unknown_categories(encoders, tables[0], "the federation does not have")
-        notes += [
-            f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)
-        ]
-        info = TableInfo(tuple(targets), tuple(encoders), missing)
-    train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
-    note = "; ".join(filter(None, (data.note, *notes)))
-    return replace(data, train=train, test=test, table=info, note=note)
+    others = [column for column in known if column not in special]
+    return _Roles(targets, clients, texts, [] if texts else others, others if texts else [])
+
+
+class _Samples(NamedTuple):
+    """What a model learns from."""
+
+    x: list[NDArray[Any]]  # of the train and the test rows
+    info: TableInfo
+    notes: list[str]
+
+
+def _of_texts(tables: Sequence[Table], chosen: Sequence[NDArray[Any]], roles: _Roles) -> _Samples:
+    """The chosen train and test rows of a column of texts."""
+    notes: list[str] = []
+    sources = zip((tables[0], tables[-1]), chosen, strict=True)
+    x = [_texts(table.columns[roles.texts[0]], rows, notes) for table, rows in sources]
+    if roles.unused:
+        notes.append(f"columns not used beside the text: {', '.join(roles.unused)}")
+    return _Samples(x, TableInfo(tuple(roles.targets), text=roles.texts[0]), notes)
+
+
+def _of_columns(
+    tables: Sequence[Table],
+    chosen: Sequence[NDArray[Any]],
+    roles: _Roles,
+    as_categories: Sequence[str],
+    agreed: Sequence[Encoder],
+    missing: str,
+) -> _Samples:
+    """The chosen train and test rows of columns of numbers and categories, encoded.
+
+    Args:
+        tables: One or two. Their texts of numbers become numbers.
+        chosen: The train and the test rows.
+        roles: What the columns are for.
+        as_categories: Columns of numbers that are categories.
+        agreed: The encoders that are agreed with others; else they are learned from the train rows.
+        missing: As of `table_file`.
+    """
+    of_numbers = {e.name for e in agreed if not e.categories}
+    as_categories = [*as_categories, *(e.name for e in agreed if e.categories)]
+    for column in [column for column in roles.features if column not in as_categories]:
+        numbers = [numbers_of(column, table.columns[column]) for table in tables]
+        if all(cells is not None for cells in numbers):
+            for table, cells in zip(tables, numbers, strict=True):
+                table.columns[column] = cells  # in place of their texts, which take more memory
+        elif column in of_numbers:
+            raise DataError(f'the column "{column}" has texts, and numbers in the federation')
+    encoders = agreed or [
+        encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
+        for column in roles.features
+    ]
+    notes = [_summary(encoders), *_doubtful(encoders, tables[0])]
+    if agreed:
+        notes += unknown_categories(encoders, tables[0], "the federation does not have")
+    notes += [f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)]
+    sources = zip((tables[0], tables[-1]), chosen, strict=True)
+    x = [encoded(encoders, table, rows) for table, rows in sources]
+    return _Samples(x, TableInfo(tuple(roles.targets), tuple(encoders), missing), notes)
 
 
 def _row_numbers(

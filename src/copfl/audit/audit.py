@@ -82,8 +82,8 @@ def metrics_of(result: Result) -> Metrics:
     partition = result.experiment.federation.partition
     samples = [len(part) for part in partition.train]
     names = list(map(str, range(len(samples))))
-    found = contributions.contributions(result.records, names, samples, result.gains, result.primary)
-    more = {} if found is None else {"contributions": contributions.as_json(found)}
+    contributed = contributions.contributions(result.records, names, samples, result.gains, result.primary)
+    more = {} if contributed is None else {"contributions": contributions.as_json(contributed)}
     return dict(plain({**content, "scores": scores, **more}))
 
 
@@ -122,8 +122,8 @@ class Audit(NamedTuple):
 
     def mean(self, kind: str, name: str) -> Numbers:
         """Over the seeds; [clients] of "scores", "values" and "errors", one of "next_round" and "halves"."""
-        found = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
-        return np.sqrt((found**2).sum(0)) / len(found) if kind == "errors" else mean_of_known(found)
+        of_seeds = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
+        return np.sqrt((of_seeds**2).sum(0)) / len(of_seeds) if kind == "errors" else mean_of_known(of_seeds)
 
     def correlation(self, measure: stats.Measure, score: str, contribution: str) -> stats.Correlation:
         """Of a score with a contribution, over the clients."""
@@ -159,10 +159,10 @@ def run_audit(
     if (evaluated := tables["run"].get("eval_models", "all")) != "all":
         less = f'{path} evaluated less than an audit needs (eval_models="{evaluated}")'
         raise UsageError(f"{less}; run it again with --set run.eval_models=all")
-    own, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
+    audited, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
     if baselines is None:
-        baselines = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
-    if baselines and not own:
+        baselines = [] if not audited else ["copfl"] if audited == "fedce" else ["fedce"]
+    if baselines and not audited:
         raise UsageError(
             "the run's algorithm is a Python value, so it has no baselines; use --baselines none"
         )
@@ -170,7 +170,7 @@ def run_audit(
     def make(seed: int, algorithm: str | None) -> Experiment:
         # One process, with states in memory: the numbers are the same, and uploads can be intercepted.
         layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
-        if algorithm not in (None, own):  # with the run's optimizer, so that only the score differs
+        if algorithm not in (None, audited):  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
             layers += [{"run": {"benefit": False}}]  # the baseline is for its scores
         return prepare(complete(*layers, values={"partition": partition, **(values or {})}))
@@ -209,7 +209,7 @@ def audit(
     def baseline(seed: int, name: str, on_round: OnRound) -> Result:
         return train_rounds(make(seed, name), None, on_round)
 
-    found = []
+    by_seed = []
     for seed in seeds:
         e = first if seed == seeds[0] else make(seed, None)
         observe = partial(_observed, e, f"seed-{seed}-shapley-{digest(sampling)}", sampling, stored)
@@ -225,11 +225,11 @@ def audit(
         for client in range(first.clients) if retrain else ():
             work = partial(replay.without, _without_halves(e), [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
-        found.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
+        by_seed.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
     data, partition = first.federation.dataset, first.federation.partition
     clients = list(names) or client_titles(names_of_clients(data, partition))
     metric = MetricInfo(**first.task.metrics[0].as_json())
-    return Audit(title or first.title, rounds, clients, sampling, found, metric)
+    return Audit(title or first.title, rounds, clients, sampling, by_seed, metric)
 
 
 def _without_halves(e: Experiment) -> Experiment:
@@ -243,15 +243,15 @@ def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_rou
     rounds = []
 
     def observe(number: int, snapshot: replay.RoundSnapshot) -> None:
-        one = cache.get(f"{name}-round-{number}")
-        if one is None:
+        of_round = cache.get(f"{name}-round-{number}")
+        if of_round is None:
             players = snapshot.players
             # Of a metric without a fixed range, gains are relative to its value before the round.
             scale = 1.0 if e.task.metrics[0].fraction else float(np.abs(snapshot.value([frozenset()])).max())
             how = sampling._replace(seed=sampling.seed + number, truncate=sampling.truncate * scale)
-            found = shapley(snapshot.value, players, how)
-            one = cache.put(f"{name}-round-{number}", plain({"players": players, **found._asdict()}))
-        rounds.append(one)
+            values = shapley(snapshot.value, players, how)
+            of_round = cache.put(f"{name}-round-{number}", plain({"players": players, **values._asdict()}))
+        rounds.append(of_round)
         cache.tick(1)
 
     result, exact = replay.observed(e, observe)
@@ -264,13 +264,16 @@ def _one_seed(
     accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
     clients = len(accuracies["accuracy"])
     value, square = np.zeros((clients, 2)), np.zeros((clients, 2))
-    for one in run["shapley"]:
-        value[one["players"]] += np.array(one["value"])
-        square[one["players"]] += np.array(one["error"]) ** 2
+    for of_round in run["shapley"]:
+        value[of_round["players"]] += np.array(of_round["value"])
+        square[of_round["players"]] += np.array(of_round["error"]) ** 2
     values = {"shapley_global": value[:, 0], "shapley_personal": value[:, 1]}
     errors = {"shapley_global": np.sqrt(square[:, 0]), "shapley_personal": np.sqrt(square[:, 1])}
     for client, left in enumerate(without):
-        gains = {name: metric.gain(own, np.array(left[name], np.float64)) for name, own in accuracies.items()}
+        gains = {
+            name: metric.gain(with_client, np.array(left[name], np.float64))
+            for name, with_client in accuracies.items()
+        }
         gains["accuracy"] = np.delete(gains["accuracy"], client)
         for name, kind in (("leave_one_out_others", "accuracy"), ("leave_one_out_global", "accuracy_global")):
             mean, error = _with_error(gains[kind])
@@ -294,7 +297,7 @@ def _one_seed(
         seed=seed,
         exact=bool(run["exact"]),
         reproduced=reproduced,
-        orders=sum(int(one["orders"]) for one in run["shapley"]),
+        orders=sum(int(of_round["orders"]) for of_round in run["shapley"]),
         scores=scores,
         values=values,
         errors=errors,

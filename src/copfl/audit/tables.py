@@ -32,18 +32,18 @@ def label(score: str) -> str:
     return f"{algorithm}: {SCORE_TITLES.get(name, name)}" if algorithm else SCORE_TITLES.get(name, name)
 
 
-def tables_of(found: Audit, details: bool = True) -> list[Table]:
+def tables_of(audit: Audit, details: bool = True) -> list[Table]:
     """The tables of an audit; Kendall's correlations are details."""
-    measures = [_correlations(found, name) for name in MEASURES if details or name == "Spearman"]
-    return [_clients(found), *_contributed(found), *measures, _stability(found)]
+    measures = [_correlations(audit, name) for name in MEASURES if details or name == "Spearman"]
+    return [_clients(audit), *_contributed(audit), *measures, _stability(audit)]
 
 
-def _contributed(found: Audit) -> list[Table]:
+def _contributed(audit: Audit) -> list[Table]:
     """The benefit with its interval beside the other numbers of each client, a table per seed that has it."""
     tables = []
-    for seed in found.seeds:
+    for seed in audit.seeds:
         if seed.contributions is not None:
-            table = contributions.table(seed.contributions._replace(names=found.names))
+            table = contributions.table(seed.contributions._replace(names=audit.names))
             tables.append(table._replace(title=f"{table.title}, seed {seed.seed}"))
     return tables
 
@@ -64,117 +64,117 @@ NOTES = {
 }
 
 
-def _clients(found: Audit) -> Table:
-    weight = found.mean("scores", "weight")
-    rank, metric = stats.ranked(-weight), found.metric
-    accuracy = mean_of_known(np.stack([seed.accuracy for seed in found.seeds]))
-    means = [(found.mean("values", name), found.mean("errors", name)) for name in found.contributions]
-    errors = [seed.contributions.benefit.error for seed in found.seeds if seed.contributions is not None]
-    benefits: list[list[str]] = [[] for _ in found.names]
+def _clients(audit: Audit) -> Table:
+    weight = audit.mean("scores", "weight")
+    rank, metric = stats.ranked(-weight), audit.metric
+    accuracy = mean_of_known(np.stack([seed.accuracy for seed in audit.seeds]))
+    means = [(audit.mean("values", name), audit.mean("errors", name)) for name in audit.contributions]
+    errors = [seed.contributions.benefit.error for seed in audit.seeds if seed.contributions is not None]
+    benefits: list[list[str]] = [[] for _ in audit.names]
     if errors:
         pairs = zip(
-            found.mean("scores", BENEFIT), np.sqrt(np.square(errors).sum(0)) / len(errors), strict=True
+            audit.mean("scores", BENEFIT), np.sqrt(np.square(errors).sum(0)) / len(errors), strict=True
         )
         benefits = [[with_spread(UNIT * value, UNIT * error, "+.2f")] for value, error in pairs]
     rows = []
-    for n, name in enumerate(found.names):
+    for n, name in enumerate(audit.names):
         gains = [metric.text(value[n], error[n], sign="+") for value, error in means]
-        own = metric.text(accuracy[n])
-        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *benefits[n], *gains, own])
+        tested = metric.text(accuracy[n])
+        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *benefits[n], *gains, tested])
     head = [
         "",
         "weight",
         "rank",
         *(["benefit"] if errors else []),
-        *(CONTRIBUTIONS[name] for name in found.contributions),
+        *(CONTRIBUTIONS[name] for name in audit.contributions),
         metric.title,
     ]
-    title = f"Contribution of each client in {metric.gains}, {found.title}"
+    title = f"Contribution of each client in {metric.gains}, {audit.title}"
     about = f"{NOTES['clients']} {NOTES['benefit']}" if errors else NOTES["clients"]
-    return Table(title, head, rows, [about + _seeds(found)])
+    return Table(title, head, rows, [about + _seeds(audit)])
 
 
-def _correlations(found: Audit, measure: str) -> Table:
+def _correlations(audit: Audit, measure: str) -> Table:
     def cell(score: str, contribution: str) -> str:
-        value, low, high = found.correlation(MEASURES[measure], score, contribution)
+        value, low, high = audit.correlation(MEASURES[measure], score, contribution)
         return number(value, "+.2f") + ("" if math.isnan(value) else f" {interval(low, high, '+.2f')}")
 
     title = f"{measure}'s rank correlation between the scores and the measured contributions"
-    head = ["", *(CONTRIBUTIONS[name] for name in found.contributions)]
-    rows = [[label(score), *(cell(score, name) for name in found.contributions)] for score in found.scores]
-    return Table(title, head, rows, [NOTES["correlations"] + _seeds(found)])
+    head = ["", *(CONTRIBUTIONS[name] for name in audit.contributions)]
+    rows = [[label(score), *(cell(score, name) for name in audit.contributions)] for score in audit.scores]
+    return Table(title, head, rows, [NOTES["correlations"] + _seeds(audit)])
 
 
-def _stability(found: Audit) -> Table:
+def _stability(audit: Audit) -> Table:
     rows = []
-    for name in (*found.scores, *found.contributions):
+    for name in (*audit.scores, *audit.contributions):
         kind = "values" if name in CONTRIBUTIONS else "scores"
         parts = ("next_round", "halves")
-        rounds = [float(found.mean(part, name)) if kind == "scores" else None for part in parts]
-        numbers = [*rounds, found.between_seeds(kind, name)]
+        rounds = [float(audit.mean(part, name)) if kind == "scores" else None for part in parts]
+        numbers = [*rounds, audit.between_seeds(kind, name)]
         rows.append([CONTRIBUTIONS.get(name) or label(name), *(number(value, "+.2f") for value in numbers)])
-    note = NOTES["stability"] + (NOTES["one seed"] if len(found.seeds) < 2 else "")
+    note = NOTES["stability"] + (NOTES["one seed"] if len(audit.seeds) < 2 else "")
     head = ["", "from round to round", "first half, second half", "between seeds"]
     return Table("Stability of the ranks: Spearman's rank correlation", head, rows, [note])
 
 
-def _seeds(found: Audit) -> str:
-    seeds = ", ".join(str(seed.seed) for seed in found.seeds)
-    return f" Means over the seeds {seeds}." if len(found.seeds) > 1 else ""
+def _seeds(audit: Audit) -> str:
+    seeds = ", ".join(str(seed.seed) for seed in audit.seeds)
+    return f" Means over the seeds {seeds}." if len(audit.seeds) > 1 else ""
 
 
-def remarks(found: Audit) -> list[str]:
+def remarks(audit: Audit) -> list[str]:
     """Remarks on the method that a reader needs."""
     lines = []
-    if not all(seed.exact for seed in found.seeds):
+    if not all(seed.exact for seed in audit.seeds):
         lines += [
             "The servers rebuilt from the uploads are not the run's bit for bit; expect small differences."
         ]
-    if any(seed.reproduced is False for seed in found.seeds):
+    if any(seed.reproduced is False for seed in audit.seeds):
         lines += [NOTES["not reproduced"]]
-    metric, least = found.metric, found.sampling.truncate
+    metric, least = audit.metric, audit.sampling.truncate
     points = f"{100 * least:g} points" if metric.fraction else f"{100 * least:g} % of the {metric.title}"
-    if orders := sum(seed.orders for seed in found.seeds):
+    if orders := sum(seed.orders for seed in audit.seeds):
         return [*lines, f"Shapley values come from {orders} sampled orders, truncated within {points}."]
     return [*lines, f"Shapley values are exact within each round; rounds that gain under {points} count 0."]
 
 
-def as_json(found: Audit) -> dict[str, Any]:
+def as_json(audit: Audit) -> dict[str, Any]:
     """All results; numbers that are not finite are null."""
-    kinds = {"scores": found.scores, "values": found.contributions, "errors": found.contributions}
+    kinds = {"scores": audit.scores, "values": audit.contributions, "errors": audit.contributions}
     content = {
         "format": AUDIT_FORMAT,
-        "title": found.title,
-        "clients": found.names,
-        "rounds": found.rounds,
-        "sampling": found.sampling._asdict(),
-        "metric": found.metric.as_json(),
+        "title": audit.title,
+        "clients": audit.names,
+        "rounds": audit.rounds,
+        "sampling": audit.sampling._asdict(),
+        "metric": audit.metric.as_json(),
         "seeds": [
             seed._asdict()
             | {"contributions": seed.contributions and contributions.as_json(seed.contributions)}
-            for seed in found.seeds
+            for seed in audit.seeds
         ],
-        "mean": {kind: {name: found.mean(kind, name) for name in names} for kind, names in kinds.items()},
+        "mean": {kind: {name: audit.mean(kind, name) for name in names} for kind, names in kinds.items()},
         "correlations": [
             {
                 "score": score,
                 "contribution": name,
-                **{measure.lower(): found.correlation(f, score, name) for measure, f in MEASURES.items()},
+                **{measure.lower(): audit.correlation(f, score, name) for measure, f in MEASURES.items()},
             }
-            for score in found.scores
-            for name in found.contributions
+            for score in audit.scores
+            for name in audit.contributions
         ],
         "between_seeds": {
-            name: found.between_seeds(kind, name) for kind in ("scores", "values") for name in kinds[kind]
+            name: audit.between_seeds(kind, name) for kind in ("scores", "values") for name in kinds[kind]
         },
-        "remarks": remarks(found),
+        "remarks": remarks(audit),
     }
     return dict(plain(content))
 
 
-def write(folder: Path, found: Audit, content: Any) -> list[Path]:
+def write(folder: Path, audit: Audit, content: Any) -> list[Path]:
     """The paths of audit.json and audit.md, once they are written."""
-    parts = [f"# Audit: {found.title}", *map(as_markdown, tables_of(found)), *remarks(found)]
+    parts = [f"# Audit: {audit.title}", *map(as_markdown, tables_of(audit)), *remarks(audit)]
     texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(parts)}
     for name, text in texts.items():
         write_bytes(folder / name, f"{text}\n".encode(), durable=False)

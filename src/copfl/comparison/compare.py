@@ -139,8 +139,8 @@ def compare(
         records = _records(final, run)
     against = records[labels.index(chosen)]
     table = [
-        Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
-        for entry, own, best in zip(rows, records, tuned, strict=True)
+        Row(entry, runs, best, {} if entry.label == chosen else _differences(runs, against))
+        for entry, runs, best in zip(rows, records, tuned, strict=True)
     ]
     notes = left_out + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
@@ -186,9 +186,9 @@ def sweep(
     """
     seeds, grid = check_seeds(seeds), grid_of(over, "over")
     base = common_of(base_tables, dataset, rounds)
-    own = base.pop("algorithm", {})
-    name = str(own.pop("name", algorithm))
-    base[name] = {**own, **base.get(name, {})}
+    options = base.pop("algorithm", {})
+    name = str(options.pop("name", algorithm))
+    base[name] = {**options, **base.get(name, {})}
     if not grid:
         raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
@@ -256,15 +256,17 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
     """The record of every run, a list per entry; those that are missing are run."""
     by_seed = [job for seed in zip(*plan, strict=True) for job in seed]  # all rows grow together
     run(by_seed)
-    starts, found = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
-    for path, record in found.items():
+    starts, by_path = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
+    for path, record in by_path.items():
         starts.check(str(path), record.tables, record.validation, record.start)
-    return [[found[job.path] for job in row] for row in plan]
+    return [[by_path[job.path] for job in row] for row in plan]
 
 
-def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str, Difference]:
+def _differences(runs: Sequence[Record], reference: Sequence[Record]) -> dict[str, Difference]:
     return {
-        name: paired(own, reference, name)
+        name: paired(runs, reference, name)
         for name in accuracies("all", reference[0].metric.name)
-        if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not evaluated
+        if not any(
+            math.isnan(run.mean(name)) for run in (*runs, *reference)
+        )  # a model that was not evaluated
     }

@@ -34,15 +34,15 @@ class Entry(NamedTuple):
     optional: bool = False  # left out, if it cannot train on the task
 
 
-def entries_of(given: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
+def entries_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
     """The rows of a table.
 
     Args:
-        given: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as
+        rows_or_texts: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as
             values. "all" are all algorithms that can train on the task.
     """
     rows = list[Entry]()
-    for row in given:
+    for row in rows_or_texts:
         if isinstance(row, Entry):
             rows.append(checked(row))
         elif not isinstance(row, str):

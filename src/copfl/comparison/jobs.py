@@ -95,8 +95,8 @@ def finished(job: Job) -> bool:
     if not folder.begun:
         return False
     try:
-        found, wanted = essential(Run.of(folder.tables())), essential(job.run)
-        changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
+        stored, wanted = essential(Run.of(folder.tables())), essential(job.run)
+        changed = sorted(t for t in stored.keys() | wanted.keys() if stored.get(t) != wanted.get(t))
         if changed not in ([], ["partition"]):  # partition.json is compared in another place
             raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
         folder.partition()

@@ -167,13 +167,13 @@ class Race:
                 )
             self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
         again = self.passes * rounds * self.pool.size  # of the choice, which one process trains
-        for place, rung in enumerate(stages):
-            done = stages[place - 1].total if place else 0
-            following = cost(stages) - cost(stages[: place + 1]) + extra + again
+        for number, rung in enumerate(stages):
+            done = stages[number - 1].total if number else 0
+            following = cost(stages) - cost(stages[: number + 1]) + extra + again
             self.forecast.later = len(candidates) * (rung.total - done) + following
             standing = self.stage(candidates, rung.rounds, rung.seeds)
-            if place + 1 < len(stages):
-                candidates = self.kept(standing, stages[place + 1].candidates)
+            if number + 1 < len(stages):
+                candidates = self.kept(standing, stages[number + 1].candidates)
         return self.with_addons(standing) if addons else standing
 
     def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:

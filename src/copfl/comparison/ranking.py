@@ -47,9 +47,9 @@ class Choice:
         return as_text(table_of(self), 110)
 
 
-def table_of(found: Choice) -> Table:
-    metric, rows = found.metric, []
-    for row in found.ranking:
+def table_of(choice: Choice) -> Table:
+    metric, rows = choice.metric, []
+    for row in choice.ranking:
         if not row.rounds:
             continue  # a note has their number
         gap = ["", ""]
@@ -57,36 +57,38 @@ def table_of(found: Choice) -> Table:
             gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
         rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
-    alike = [row.label for row in found.ranking if row.status == ALIKE]
+    alike = [row.label for row in choice.ranking if row.status == ALIKE]
     equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
-    notes = [f"{found.chosen} is chosen.{equal}", found.verdict.text]
-    untrained = [row for row in found.ranking if not row.rounds]
+    notes = [f"{choice.chosen} is chosen.{equal}", choice.verdict.text]
+    untrained = [row for row in choice.ranking if not row.rounds]
     for status in dict.fromkeys(row.status for row in untrained):
         labels = [row.label for row in untrained if row.status == status]
-        notes.append(f"{len(labels)} of {len(found.ranking)} candidates: {status} ({listed(labels, 5)}).")
+        notes.append(f"{len(labels)} of {len(choice.ranking)} candidates: {status} ({listed(labels, 5)}).")
     notes.append(
-        f"On validation samples of each client, no test sample; {found.spent:,.0f} rounds in all. A value is "
+        f"On validation samples of each client, no test sample; {choice.spent:,.0f} rounds in all. A value is "
         f"the mean of the last third of the evaluations, at most {LAST}. to the "
         "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
         "worse if its interval excludes 0 when corrected for the number of candidates."
     )
-    return Table(f"Which method for {found.title}?", head, rows, [*notes, *found.notes])
+    return Table(f"Which method for {choice.title}?", head, rows, [*notes, *choice.notes])
 
 
-def write(found: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
+def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
     """Writes the ranking, the curves and run.toml into the folder."""
-    table, out = table_of(found), found.folder
+    table, out = table_of(choice), choice.folder
     content = {
-        "chosen": found.chosen,
-        "metric": found.metric.as_json(),
-        "verdict": found.verdict._asdict(),
-        "spent": found.spent,
-        "ranking": [row._asdict() for row in found.ranking],
+        "chosen": choice.chosen,
+        "metric": choice.metric.as_json(),
+        "verdict": choice.verdict._asdict(),
+        "spent": choice.spent,
+        "ranking": [row._asdict() for row in choice.ranking],
         "curves": {
-            label: [{"rounds": run.rounds, found.metric.name: run.curves[found.metric.name]} for run in runs]
+            label: [
+                {"rounds": run.rounds, choice.metric.name: run.curves[choice.metric.name]} for run in runs
+            ]
             for label, runs in curves.items()
         },
-        "notes": found.notes,
+        "notes": choice.notes,
     }
     texts = {
         "ranking.txt": as_text(table, 110),
@@ -97,13 +99,13 @@ def write(found: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
     for name, text in texts.items():
         write_bytes(out / name, f"{text}\n".encode())
     if charts.available():
-        for kind, picture in charts.pictures([[_curves(found, curves)]], found.title).items():
+        for kind, picture in charts.pictures([[_curves(choice, curves)]], choice.title).items():
             write_bytes(out / f"curves.{kind}", picture)
 
 
-def _curves(found: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
+def _curves(choice: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
     from copfl.comparison.plots import axis, curve  # only pictures need it
 
-    shown = [row for row in found.ranking if row.rounds]
-    lines = [curve(row.label, curves[row.label], found.metric, place) for place, row in enumerate(shown)]
-    return charts.Lines("curves", found.title, "", [], f"validation: {axis(found.metric)}", lines)
+    shown = [row for row in choice.ranking if row.rounds]
+    lines = [curve(row.label, curves[row.label], choice.metric, number) for number, row in enumerate(shown)]
+    return charts.Lines("curves", choice.title, "", [], f"validation: {axis(choice.metric)}", lines)

@@ -74,8 +74,8 @@ def undefined_values(rows: Sequence[Row]) -> list[str]:
 
 def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
     """Warnings where a wider grid may do better, or where the rows did not try equally many settings."""
-    ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, spaces, strict=True)}
-    at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
+    ends = {row.label: at_an_end(row.tuned.chosen, space) for row, space in zip(rows, spaces, strict=True)}
+    at_ends = ", ".join(f"{label} {' '.join(values)}" for label, values in ends.items() if values)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
     budgets = {row.label: len(row.tuned.trials) for row in rows}
     if len(set(budgets.values())) > 1:
@@ -87,7 +87,7 @@ def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
 
 def at_an_end(chosen: Tables, space: Space) -> list[str]:
     """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
-    found = []
+    result = []
     for (table, key), values in space.items():
         value = chosen.get(table, {}).get(key)
         if isinstance(values, Range):
@@ -96,5 +96,5 @@ def at_an_end(chosen: Tables, space: Space) -> list[str]:
             numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
             at_end = len(numbers) > 1 and value in (min(numbers), max(numbers))
         if at_end:
-            found.append(f"{key}={value:g}")
-    return found
+            result.append(f"{key}={value:g}")
+    return result

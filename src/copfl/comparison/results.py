@@ -129,7 +129,7 @@ def record_of(job: Job) -> Record:
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
             "client has one class; name another metric, or use another partition"
         )
-    train_losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
+    train_losses = [evaluations[evaluation]["mean"].get("loss", math.nan) for evaluation in shown]
     best = np.fmax if metrics[0].higher_is_better else np.fmin
     highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
@@ -142,7 +142,7 @@ def record_of(job: Job) -> Record:
         tables=essential(job.run),
         validation=job.validation,
         last=averaged(len(shown)) if job.last is None else job.last,
-        rounds=[evaluations[place]["round"] for place in shown],
+        rounds=[evaluations[evaluation]["round"] for evaluation in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
         | {"loss": train_losses},
         clients={name: values.tolist() for name, values in final.items()},
@@ -231,9 +231,9 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
     return float(np.mean([value for line in lines for value in line["per_client"][name]]))
 
 
-def paired(own: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
+def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
     """The paired difference of two rows in a metric, over the same clients and seeds."""
-    left, right = ([np.array(run.clients[name]) for run in row] for row in (own, others))
+    left, right = ([np.array(run.clients[name]) for run in row] for row in (runs, others))
     return difference(left, right, level)
 
 

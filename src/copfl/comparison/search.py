@@ -72,8 +72,10 @@ def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> l
     ]
     tried = halving(groups, partial(measured, search), search.metric)
     return [
-        Tuned([Trial(c.settings, *found) for c, *found in own], search.metric, space_text(space))
-        for own, space in zip(tried, spaces, strict=True)
+        Tuned(
+            [Trial(c.settings, *measurement) for c, *measurement in of_row], search.metric, space_text(space)
+        )
+        for of_row, space in zip(tried, spaces, strict=True)
     ]
 
 
@@ -85,15 +87,15 @@ def halving(
     The best of each group are measured again with more rounds; of equals, the first are.
     """
     left = [dict(enumerate(group)) for group in groups]
-    found: list[dict[int, tuple[C, float, float]]] = [{} for _ in groups]
+    results: list[dict[int, tuple[C, float, float]]] = [{} for _ in groups]
     for fraction in FRACTIONS:
         values = iter(measure([candidate for group in left for candidate in group.values()], fraction))
-        for own, group in zip(found, left, strict=True):
-            own |= {place: (candidate, next(values), fraction) for place, candidate in group.items()}
-            ranked = sorted((-metric.score(own[place][1]), place) for place in group)
-            for _, place in ranked[math.ceil(len(group) / KEPT) :]:
-                del group[place]
-    return [list(own.values()) for own in found]
+        for of_group, group in zip(results, left, strict=True):
+            of_group |= {number: (candidate, next(values), fraction) for number, candidate in group.items()}
+            ranked = sorted((-metric.score(of_group[number][1]), number) for number in group)
+            for _, number in ranked[math.ceil(len(group) / KEPT) :]:
+                del group[number]
+    return [list(of_group.values()) for of_group in results]
 
 
 def whole_runs(trials: int) -> float:
@@ -136,7 +138,7 @@ def _study(search: Search, name: str) -> Any:
 def _drawn(search: Search, study: Any, space: Space) -> dict[int, Tables]:
     """Trials without a value, by number, of this generation or the next; none at the end."""
     optuna = optuna_module()
-    distributions = {".".join(place): _distribution(optuna, values) for place, values in space.items()}
+    distributions = {".".join(path): _distribution(optuna, values) for path, values in space.items()}
     with locked(search.folder / ".search.lock", wait=WAIT):
         done = [trial.state.is_finished() for trial in study.trials]
         begun = len(done) + GENERATION * all(done)  # of a process that was killed here, the rest is drawn too

@@ -55,31 +55,31 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
 def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
     """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY."""
     grid: Grid = {}
-    for place, found in space_of(values, option).items():
-        if isinstance(found, Range):
+    for path, tried in space_of(values, option).items():
+        if isinstance(tried, Range):
             raise UsageError(
-                f"{option} {'.'.join(place)}={found} is a range, which only tuning searches; name values"
+                f"{option} {'.'.join(path)}={tried} is a range, which only tuning searches; name values"
             )
-        grid[place] = found
+        grid[path] = tried
     return grid
 
 
 def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Place, list[Any] | Range]:
     """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values."""
     space: dict[Place, list[Any] | Range] = {}
-    for path, found in values.items():
+    for path, tried in values.items():
         table, _, key = path.partition(".")
-        place = SHORT.get(path) or (table, key)
-        if not all(place):
+        setting = SHORT.get(path) or (table, key)
+        if not all(setting):
             form = f"{', '.join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch"
             raise UsageError(f'{option}: the key "{path}" must be {form}')
-        alone = found if isinstance(found, str) else found[0] if len(found) == 1 else None
+        alone = tried if isinstance(tried, str) else tried[0] if len(tried) == 1 else None
         if isinstance(alone, str) and ".." in alone:
-            space[place] = _range(alone, f"{option} {path}")
+            space[setting] = _range(alone, f"{option} {path}")
             continue
-        if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
+        if isinstance(tried, str) or not tried or len(set(map(repr, tried))) < len(tried):
             raise UsageError(f"{option} {path} must have several values, none of them twice")
-        space[place] = list(found)
+        space[setting] = list(tried)
     return space
 
 
@@ -88,13 +88,13 @@ def _range(text: str, where: str) -> Range:
     low, _, high = text.strip().removeprefix("log:").partition("..")
     log, whole = text.strip().startswith("log:"), all(re.fullmatch(r"[-+]?\d+", end) for end in (low, high))
     try:
-        found = Range(float(low), float(high), log, whole)
+        span = Range(float(low), float(high), log, whole)
     except ValueError:
-        found = Range(0.0, 0.0, log, whole)
-    if not -math.inf < found.low < found.high < math.inf or (log and found.low <= 0):
+        span = Range(0.0, 0.0, log, whole)
+    if not -math.inf < span.low < span.high < math.inf or (log and span.low <= 0):
         form = "LOW..HIGH with LOW < HIGH, or log:LOW..HIGH with LOW > 0, such as log:1e-4..1e-1"
         raise UsageError(f'{where}: the range "{text}" must be {form}')
-    return found
+    return span
 
 
 def space_text(space: Space) -> str:

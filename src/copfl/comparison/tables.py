@@ -125,10 +125,10 @@ def columns(comparison: Comparison) -> dict[str, Column]:
     metric, others = comparison.metric, comparison.rows[0].outcomes[0].metrics[1:]
     titles = ("after", "before", "global")
     named = zip(accuracies("all", metric.name), titles, strict=True)
-    found: dict[str, Column] = {name: (title, metric.text) for name, title in named}
-    found |= {"worst": ("worst 10 %", metric.text), "best": ("best round", metric.text)}
-    found |= {other.name: (other.label, other.text) for other in others}
-    return found | {
+    result: dict[str, Column] = {name: (title, metric.text) for name, title in named}
+    result |= {"worst": ("worst 10 %", metric.text), "best": ("best round", metric.text)}
+    result |= {other.name: (other.label, other.text) for other in others}
+    return result | {
         "bytes_up": ("up", lambda mean, spread: tables.size(mean)),
         "bytes_down": ("down", lambda mean, spread: tables.size(mean)),
         "seconds": ("s/round", lambda mean, spread: tables.seconds(mean, math.nan)),
@@ -160,7 +160,7 @@ def gaining(comparison: Comparison) -> dict[str, list[float]]:
     def shares(row: Row) -> list[float]:
         pairs = zip(row.outcomes, local.outcomes, strict=True)
         values = [[np.array(run.clients[metric.name]) for run in pair] for pair in pairs]
-        return [share_of(metric.gain(own, alone)) for own, alone in values]
+        return [share_of(metric.gain(together, alone)) for together, alone in values]
 
     return {row.label: shares(row) for row in comparison.rows if row is not local}
 
@@ -226,8 +226,8 @@ def convergence(comparison: Comparison) -> tuple[float, dict[str, Convergence]]:
     metric, curves = comparison.metric, dict[str, dict[int, float]]()
     for row in comparison.rows:
         by_round = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in row.outcomes]
-        rounds = sorted(set.intersection(*(set(own) for own in by_round)))
-        curves[row.label] = {r: float(np.mean([own[r] for own in by_round])) for r in rounds}
+        rounds = sorted(set.intersection(*(set(of_seed) for of_seed in by_round)))
+        curves[row.label] = {r: float(np.mean([of_seed[r] for of_seed in by_round])) for r in rounds}
     common = converging.common_value([list(curve.values()) for curve in curves.values()], metric)
     result = {}
     for row in comparison.rows:
@@ -245,7 +245,7 @@ def convergence(comparison: Comparison) -> tuple[float, dict[str, Convergence]]:
 
 def still_rising(comparison: Comparison) -> list[str]:
     """A warning where the order of the rows may be another one after more rounds."""
-    rows = {label: own.gained for label, own in convergence(comparison)[1].items() if own.rises}
+    rows = {label: of_row.gained for label, of_row in convergence(comparison)[1].items() if of_row.rises}
     if not rows:
         return []
     text = capital(converging.rising_text(rows, comparison.metric))
@@ -254,12 +254,15 @@ def still_rising(comparison: Comparison) -> list[str]:
 
 def _convergence(comparison: Comparison) -> Table:
     metric = comparison.metric
-    common, found = convergence(comparison)
+    common, by_label = convergence(comparison)
     rows = []
     for row in comparison.rows:
-        own, metrics = found[row.label], row.metrics()
-        reached = [number(own.rounds, ".0f"), tables.NONE if own.rounds is None else tables.size(own.bytes)]
-        gain = metric.text(own.gained, sign="+") + (", still rises" if own.rises else "")
+        of_row, metrics = by_label[row.label], row.metrics()
+        reached = [
+            number(of_row.rounds, ".0f"),
+            tables.NONE if of_row.rounds is None else tables.size(of_row.bytes),
+        ]
+        gain = metric.text(of_row.gained, sign="+") + (", still rises" if of_row.rises else "")
         rows.append([row.title, metric.text(metrics[metric.name].mean), gain, *reached])
     level = f"{metric.text(common)}{metric.unit}"
     head = ["", "final", "last third", f"rounds to {level}", f"bytes to {level}"]
@@ -273,13 +276,13 @@ def _convergence(comparison: Comparison) -> Table:
 
 def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
     """By number of samples: a new client's accuracy, and its paired difference to training alone."""
-    found = [run.new for run in row.outcomes if run.new is not None]
+    fitted = [run.new for run in row.outcomes if run.new is not None]
     return {
         name: (
-            spread_of([float(mean_of_known(new.accuracy[name])) for new in found]),
-            difference([new.accuracy[name] for new in found], [new.alone[name] for new in found]),
+            spread_of([float(mean_of_known(new.accuracy[name])) for new in fitted]),
+            difference([new.accuracy[name] for new in fitted], [new.alone[name] for new in fitted]),
         )
-        for name in (found[0].accuracy if found else ())
+        for name in (fitted[0].accuracy if fitted else ())
     }
 
 

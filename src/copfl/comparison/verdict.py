@@ -50,7 +50,7 @@ def verdict(
         return Verdict(UNDECIDED, "Not enough evidence: no method was compared with training alone.")
     best, least = methods[0], relevant(metric, alone)
     bounds = gain(best.difference.clients, metric)
-    tried = sorted({rate for own in rates.values() for rate in own})
+    tried = sorted({rate for of_method in rates.values() for rate in of_method})
     tuned = bool(rates) and min(map(len, rates.values())) > 1
     how = (
         f"after {best.rounds} of {rounds} rounds, {_seeds(best.seeds)}, "
@@ -74,7 +74,7 @@ def verdict(
     size = f"{metric.text(least)}{unit}"
     if bounds.low > 0:
         begin = f"Not enough evidence: {shown} to training alone, but only {how}."
-    elif all(gain(one.difference.clients, metric).high < least for one in methods):
+    elif all(gain(method.difference.clients, metric).high < least for method in methods):
         excluded = f"a gain of {size} over training alone is excluded for each of {len(methods)} methods"
         if not open_questions:
             return Verdict(NO_GAIN, f"No method is better than training alone: {excluded} ({shown}), {how}.")
@@ -94,19 +94,19 @@ def _open_questions(
     methods: Sequence[Against], alone_rises: float, metric: MetricInfo, rounds: int, tuned: bool
 ) -> list[str]:
     """What would have to be run before anything is concluded."""
-    rising = {one.label: one.rises for one in methods if one.rises}
+    rising = {method.label: method.rises for method in methods if method.rises}
     if alone_rises:
         rising = {"training alone": alone_rises, **rising}
-    found = []
+    questions = []
     if rising:
-        found.append(f"more rounds ({rising_text(rising, metric)})")
+        questions.append(f"more rounds ({rising_text(rising, metric)})")
     elif methods[0].rounds < rounds:
-        found.append(f"all {rounds} rounds")
+        questions.append(f"all {rounds} rounds")
     if not tuned:
-        found.append("several learning rates for each method (tune)")
+        questions.append("several learning rates for each method (tune)")
     if methods[0].seeds < ENOUGH_SEEDS:
-        found.append(f"{ENOUGH_SEEDS} seeds or more")
-    return found
+        questions.append(f"{ENOUGH_SEEDS} seeds or more")
+    return questions
 
 
 def _seeds(count: int) -> str:

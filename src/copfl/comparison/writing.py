@@ -71,7 +71,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "seeds": comparison.seeds,
         "averaged": comparison.averaged,
         "reference": comparison.reference,
-        "over": {".".join(place): values for place, values in comparison.over.items()},
+        "over": {".".join(path): values for path, values in comparison.over.items()},
         "partition": partitions(comparison),
         "notes": comparison.notes,
         "client_names": [list(run.names) for run in comparison.rows[0].outcomes],  # of each seed

@@ -14,6 +14,8 @@ from multiprocessing.context import BaseContext
 MODULES = ["copfl.comparison.copied"]  # with torch and all that a run needs
 KERNELS = [f"copfl.kernels.triton.{name}" for name in ("grouped", "norms", "patches", "random", "vectors")]
 SAFE_PATH = "PYTHONSAFEPATH"  # set: the current folder is not searched for modules
+# Of a terminal, for all its processes: Ctrl-C, and that it is closed. This process ends the others then.
+SIGNALS = {signal.SIGINT, signal.SIGHUP} if os.name == "posix" else set[signal.Signals]()
 
 
 def process_context(device: str) -> BaseContext:
@@ -40,22 +42,21 @@ def process_context(device: str) -> BaseContext:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A process that starts inside imports no module of the current folder, and Ctrl-C does not reach it.
+    """A process that starts inside imports no module of the current folder, and gets none of SIGNALS.
 
-    A file random.py of the user would take the place of Python's. Ctrl-C is for this process, which ends the others.
+    A file random.py of the user would take the place of Python's.
     """
     from multiprocessing import resource_tracker
 
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        resource_tracker.ensure_running()  # it unblocks Ctrl-C where it starts
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # where that starts, it unblocks Ctrl-C
+        yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if before is None:
             del os.environ[SAFE_PATH]
         else:

@@ -1,13 +1,15 @@
 """Makes the stored rows of `copfl bench`: python studies/bench/rows.py OUT --jobs 16.
 
 Every run is a line of OUT/runs.jsonl as it ends, so the same command goes on where it was stopped, or adds what is
-missing. Algorithms are trained in groups; after each, src/copfl/bench/SUITE.jsonl.gz has the rows so far. With
---alias, FedAvg is also trained under another name, and its two rows must be equal to the bit.
+missing. Algorithms are trained in groups; after each, src/copfl/bench/SUITE.jsonl.gz has their rows instead of the
+former ones of these algorithms. With --alias, FedAvg is also trained under another name, and its two rows must be
+equal to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from copfl.algorithms import ALGORITHMS
@@ -20,6 +22,11 @@ PACKAGE = Path(__file__).parents[2] / "src/copfl/bench"
 FIRST = ("local", "fedavg", "fedavg_ft", "fedper", "fedpac", "fedrod", "ditto", "copfl", "fedrep", "fedprox")
 GROUP = 7  # algorithms whose runs are in one queue
 ALIAS = "copfl.algorithms.fedavg:FedAvg"  # FedAvg by another name: its row must be the same to the bit
+
+
+def replaced(stored: Sequence[rows.Row], new: Sequence[rows.Row]) -> list[rows.Row]:
+    """The stored rows, the new ones in the place of those of the same algorithm, or at the end."""
+    return list({row.algorithm: row for row in (*stored, *new)}.values())
 
 
 def main() -> None:
@@ -46,7 +53,8 @@ def main() -> None:
         made += bench(
             group, suite, args.out, machine, jobs=args.jobs, log=lambda line: print(line, flush=True)
         )
-        rows.store([row for row in made if row.algorithm != ALIAS], PACKAGE / f"{suite.name}.jsonl.gz")
+        new = [row for row in made if row.algorithm != ALIAS]
+        rows.store(replaced(rows.stored(suite), new), PACKAGE / f"{suite.name}.jsonl.gz")
     if args.alias:
         hashes = {rows.row_hash(row) for row in made if row.algorithm in ("fedavg", ALIAS)}
         assert len(hashes) == 1, "FedAvg under another name has another row"

@@ -1,4 +1,7 @@
-"""Prints the tables of named.md from the records: python studies/defaults/analyse_named.py."""
+"""Prints the tables of named.md from the records: python studies/defaults/analyse_named.py.
+
+The tables of the decision on fresh seeds are also written to the page.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from named import SMALL, TARGETS  # type: ignore[import-not-found]
 
 from copfl import stats
 
-RECORDS = Path(__file__).parent / "named.jsonl.gz"
+RECORDS, PAGE = (Path(__file__).with_name(name) for name in ("named.jsonl.gz", "named.md"))
+BEGIN, END = "<!-- confirmation: begin -->", "<!-- confirmation: end -->"
 LABELS = ("tumour-labels", "digit-labels", "labels")  # F1; of the others the RMSE
 
 
@@ -86,39 +91,50 @@ def forms(found: Values) -> str:
 
 def confirmation(found: Values) -> str:
     """The new default of CO-PFL beside the former one, the published form, training alone and FedPer."""
-    columns = (NEW, WITH_STEP, BEFORE, PUBLISHED, ALONE, FEDPER)
-    titles = ("the default", "with FedExP's step", "the default before", "published, rule's rate")
+    columns = {
+        "the default": NEW,
+        "with FedExP's step": WITH_STEP,
+        "the default before": BEFORE,
+        "published, rule's rate": PUBLISHED,
+        "training alone": ALONE,
+        "FedPer": FEDPER,
+    }
+    titles = {how: title for title, how in columns.items()}
+    complete = {
+        setting: sorted(set.intersection(*(set(by_how.get(how, {})) for how in columns.values())))
+        for setting, by_how in found.items()
+    }
+    per_seed = {  # by federation and candidate, [seeds]
+        setting: {how: np.array([found[setting][how][seed] for seed in seeds]) for how in titles}
+        for setting, seeds in complete.items()
+        if seeds
+    }
     lines = [
-        f"| federation | {' | '.join(titles)} | training alone | FedPer |",
-        "| --- " + "| ---: " * 6 + "|",
+        f"| federation | {' | '.join(columns)} | the default - training alone |",
+        "| --- " + "| ---: " * (len(columns) + 1) + "|",
     ]
-    pairs = (
-        (NEW, BEFORE),
-        (NEW, PUBLISHED),
-        (NEW, ALONE),
-        (NEW, FEDPER),
-        (WITH_STEP, ALONE),
-        (WITH_STEP, NEW),
-    )
-    pairs = (*pairs, (FEDPER, ALONE))
-    differences: dict[tuple[How, How], list[float]] = defaultdict(list)
-    for setting, by_how in found.items():
-        seeds = set.intersection(*(set(by_how.get(how, {})) for how in columns))
-        if not seeds:
-            continue
-        means = {how: float(np.mean([by_how[how][seed] for seed in seeds])) for how in columns}
-        lines.append(f"| {setting} | " + " | ".join(f"{means[how]:.1f}" for how in columns) + " |")
-        for pair in pairs:
-            differences[pair].append(means[pair[0]] - means[pair[1]])
-    lines.append("")
-    for (one, other), gains in differences.items():
-        low, high = stats.over_seeds(np.array(gains))
-        words = f"{one.form} {one.optimizer} {one.server} - {other.algorithm} {other.form} {other.batch}"
-        above, below = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
-        lines.append(
-            f"{words}: {np.mean(gains):+.1f} [{low:+.1f}, {high:+.1f}], above in {above}, below in {below}"
-        )
+    for setting, by_how in per_seed.items():
+        means = [f"{by_how[how].mean():.1f}" for how in titles]
+        gains = by_how[NEW] - by_how[ALONE]
+        lines.append(f"| {setting} | {' | '.join(means)} | {_interval(gains)} |")
+    pairs = [(NEW, BEFORE), (NEW, PUBLISHED), (NEW, ALONE), (NEW, FEDPER), (WITH_STEP, NEW)]
+    pairs += [(WITH_STEP, ALONE), (FEDPER, ALONE)]
+    lines += [
+        "",
+        "| difference | mean over the federations | above in | below in |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for first, second in pairs:
+        gains = np.array([(by_how[first] - by_how[second]).mean() for by_how in per_seed.values()])
+        counts = f"{(gains > 0).sum()} | {(gains < 0).sum()}"
+        lines.append(f"| {titles[first]} - {titles[second]} | {_interval(gains)} | {counts} |")
     return "\n".join(lines)
+
+
+def _interval(gains: NDArray[Any]) -> str:
+    """The mean with a 95 % interval by Student's t."""
+    low, high = stats.over_seeds(gains)
+    return f"{gains.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def named(found: Values) -> str:
@@ -177,7 +193,14 @@ def targets(found: Values) -> str:
     return "\n".join(lines)
 
 
+def page(text: str) -> str:
+    """The page with the tables of the decision on fresh seeds."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{confirmation(values('test', False))}\n{END}{rest.partition(END)[2]}"
+
+
 if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
     print("Forms of CO-PFL, validation samples\n")
     print(forms(values("validation", False)))
     print("\nThe decision on fresh seeds and test samples\n")

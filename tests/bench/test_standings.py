@@ -6,12 +6,13 @@ import dataclasses
 import importlib.util
 import math
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from copfl.bench.protocol import SEEDS, SUITES, Job, Measured, Suite
 from copfl.bench.rows import Row
-from copfl.bench.standings import comparison, standings
+from copfl.bench.standings import comparison, settings_table, standings
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,11 +61,33 @@ def test_a_new_row_is_shown_beside_the_stored_ones(three: list[Row], monkeypatch
     assert "Stored and new rows differ in: torch 2 and 1." in comparison(good, [local, elsewhere])
 
 
-def test_the_page_has_the_stored_rows() -> None:
-    spec = importlib.util.spec_from_file_location("leaderboard", ROOT / "studies/bench/leaderboard.py")
+def test_federations_are_lines_where_there_are_more_of_them_than_rows(three: list[Row]) -> None:
+    found = standings(three)
+    assert settings_table(found).head == ("", "a", "b")
+    assert settings_table(found).rows[0] == ("`good`", "70.0", "40.0")
+    few = settings_table(found[:1])
+    assert few.head == ("", "`good`")
+    assert few.rows == [("a", "70.0"), ("b", "40.0")]
+
+
+def script(name: str) -> ModuleType:
+    """A script of studies/bench."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"studies/bench/{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = script.PAGE.read_text("utf-8")
-    assert script.page(text) == text, "run python studies/bench/leaderboard.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_stored_rows() -> None:
+    leaderboard = script("leaderboard")
+    text = leaderboard.PAGE.read_text("utf-8")
+    assert leaderboard.page(text) == text, "run python studies/bench/leaderboard.py"
+
+
+def test_rows_of_some_algorithms_leave_those_of_the_others(three: list[Row]) -> None:
+    """`rows.py OUT --algorithms good` removed the stored rows of all others."""
+    local, good, bad = three
+    again, another = dataclasses.replace(good, code="new"), dataclasses.replace(good, algorithm="another")
+    assert script("rows").replaced([local, good, bad], [another, again]) == [local, again, bad, another]

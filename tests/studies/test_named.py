@@ -17,3 +17,10 @@ def test_the_published_form_does_not_follow_the_defaults(monkeypatch: pytest.Mon
     published = {key: value for key, value in content("paper")["algorithm"].items() if key != "name"}
     assert forms["paper"] == published
     assert all({"head", "budget", "training"} <= set(options) for options in forms.values())
+
+
+def test_the_page_has_the_records_of_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    script = importlib.import_module("analyse_named")
+    text = script.PAGE.read_text("utf-8")
+    assert script.page(text) == text, "run python studies/defaults/analyse_named.py"

@@ -81,12 +81,16 @@ def standing_table(found: Sequence[Standing], title: str = "") -> Table:
 
 
 def settings_table(found: Sequence[Standing]) -> Table:
-    """The accuracy of each row in each setting."""
-    names = SUITES[found[0].row.suite].settings
-    lines = [
-        (standing.row.algorithm, *(percent(standing.row.value(name)) for name in names)) for standing in found
-    ]
-    return Table("", ("", *names), lines)
+    """The accuracy of each row in each setting; what there is more of has the lines."""
+    settings = SUITES[found[0].row.suite].settings
+    algorithms = [f"`{standing.row.algorithm}`" for standing in found]
+    cells = [[percent(standing.row.value(name)) for name in settings] for standing in found]
+    if len(settings) > len(found):
+        columns = zip(*cells, strict=True)
+        return Table(
+            "", ("", *algorithms), [(name, *line) for name, line in zip(settings, columns, strict=True)]
+        )
+    return Table("", ("", *settings), [(name, *line) for name, line in zip(algorithms, cells, strict=True)])
 
 
 def comparison(row: Row, others: Sequence[Row]) -> str:
@@ -131,9 +135,7 @@ def leaderboard(rows: Sequence[Row]) -> str:
     found = standings(rows)
     head = standing_table(found)
     named = head._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in head.rows])
-    each = settings_table(found)
-    each = each._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in each.rows])
-    return "\n\n".join([as_markdown(named), as_markdown(each)])
+    return "\n\n".join([as_markdown(named), as_markdown(settings_table(found))])
 
 
 def made_with(rows: Sequence[Row]) -> str:

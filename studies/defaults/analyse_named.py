@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from named import SMALL, TARGETS  # type: ignore[import-not-found]
+from numpy.typing import NDArray
 
 from copfl import stats
 

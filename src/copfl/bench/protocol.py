@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.bench.settings import QUICK, SETTINGS, Setting, arrays, samples_per_client
+from copfl.bench.settings import FULL, QUICK, SETTINGS, Setting, arrays, samples_per_client
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry
 from copfl.comparison.entry_settings import OPTIMIZER, by_kind, layers_of
@@ -59,7 +59,7 @@ class Suite(NamedTuple):
         return digest([self.name, self.version, protocol, described])
 
 
-SUITES = {"quick": Suite("quick", QUICK), "full": Suite("full", tuple(SETTINGS))}
+SUITES = {"quick": Suite("quick", QUICK), "full": Suite("full", FULL)}
 
 
 class Job(NamedTuple):

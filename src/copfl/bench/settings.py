@@ -1,7 +1,8 @@
 """Federations to measure algorithms in: what one may look like before anything is trained.
 
 The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated;
-QUICK are those of the quick suite. The others need files that studies/defaults/prepare.py writes.
+QUICK are those of the quick suite. The others need files that studies/defaults/prepare.py writes. FULL are
+all that train a model from scratch.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ SETTINGS: dict[str, Setting] = {
     "lora-dirichlet": Setting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
 }
 QUICK = ("digits-2", "digits-5-few", "digits-dirichlet", "digits-shift", "tumours", "table-shift", "signals")
+FULL = tuple(name for name, setting in SETTINGS.items() if not setting.extra.get("adapter"))
 
 
 # -- data ----------------------------------------------------------------------------------------------------

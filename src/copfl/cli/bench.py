@@ -21,7 +21,7 @@ def bench(
     suite: Annotated[
         str,
         option(
-            "Data", "quick: seven small federations, needs no files; full: 24, needs --files; default: quick."
+            "Data", "quick: seven small federations, needs no files; full: 22, needs --files; default: quick."
         ),
     ] = "quick",
     files: Annotated[

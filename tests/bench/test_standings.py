@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from copfl.bench import rows as records
 from copfl.bench.protocol import SEEDS, SUITES, Job, Measured, Suite
 from copfl.bench.rows import Row
 from copfl.bench.standings import comparison, settings_table, standings
@@ -91,3 +92,23 @@ def test_rows_of_some_algorithms_leave_those_of_the_others(three: list[Row]) -> 
     local, good, bad = three
     again, another = dataclasses.replace(good, code="new"), dataclasses.replace(good, algorithm="another")
     assert script("rows").replaced([local, good, bad], [another, again]) == [local, again, bad, another]
+
+
+def test_how_a_row_changes_on_another_device_by_hand(three: list[Row]) -> None:
+    """In a from 70 to 75 % with another rate, in b from 40 to 39 % with the same."""
+    local, good, _ = three
+    elsewhere = row("good", a=[0.7, 0.8, None], b=[0.3, 0.48])
+    runs = [run._replace(job=run.job._replace(lr=0.2)) for run in elsewhere.of("a")]
+    elsewhere = dataclasses.replace(elsewhere, runs=[*runs, *elsewhere.of("b")])
+    text = script("leaderboard").two_devices([local, good], [elsewhere])
+    assert "| `good` | +2.00 | +5.0 | 1 of 2 |" in text
+    assert "(1 of 2 federations), the accuracy changes by 1.0 points on average and by at most 1.0" in text
+    assert "elsewhere by 5.0 and at most 5.0" in text
+
+
+def test_a_row_of_the_full_suite_is_shown_beside_stored_ones() -> None:
+    stored = records.stored(SUITES["full"])
+    (new,) = [row for row in stored if row.algorithm == "fedpac"]
+    text = comparison(new, [row for row in stored if row is not new])
+    assert text.startswith(f"fedpac: place 1 of {len(stored)} by mean regret; suite full, version 1")
+    assert "cifar-dirichlet" in text

@@ -130,7 +130,7 @@ def test_the_summary_quotes_the_records_of_fine_tuning(store: records.Store) -> 
     for row, other, columns in (
         ("FedPer: head personal", "Local", ("banking-skew",)),
         ("FedPAC", "Local", dirichlet),
-        ("What copfl run trains, tuned", "Local", ("banking-dirichlet",)),
+        ("What copfl run trains", "Local", dirichlet),
         ("FedAvg + local epoch", "FedAvg + local epoch, plain mean", dirichlet),
         ("CO-PFL, preset adapters", "CO-PFL, preset adapters, plain mean", dirichlet),
     ):

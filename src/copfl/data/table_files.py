@@ -200,9 +200,18 @@ def _parquet(path: Path) -> Table:
     return Table.of({name: content[name] for name in content.column_names})
 
 
-def _text_lines(path: Path) -> Table:
+def text_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8; empty ones too, so that a line keeps its number.
+
+    Args:
+        path: A file of at most `LARGEST_FILE` bytes.
+    """
     with _utf8(path):
-        return Table.of({LINES: [line for line in path.read_text("utf-8").splitlines() if line.strip()]})
+        return reading.read_bytes(path, LARGEST_FILE).decode("utf-8-sig").splitlines()
+
+
+def _text_table(path: Path) -> Table:
+    return Table.of({LINES: [line for line in text_lines(path) if line.strip()]})
 
 
 READERS: dict[str, Callable[[Path], Table]] = {
@@ -210,5 +219,5 @@ READERS: dict[str, Callable[[Path], Table]] = {
     ".tsv": _separated,
     ".jsonl": _json_lines,
     ".parquet": _parquet,
-    ".txt": _text_lines,
+    ".txt": _text_table,
 }

@@ -74,7 +74,7 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
-        found = self.shared.read(path)
+        found = self.shared.read(path, missing=self.shared.description.input.missing)
         if found.y is None:
             raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
         if not found.has_target.all():

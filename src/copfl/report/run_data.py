@@ -131,7 +131,13 @@ class RunData:
         name = self.primary.name
         if self.analysis is None or not self.has(name):
             return None
-        found = Gains(self.analysis.alone, self.final(f"{name}_global"), self.final(name), self.primary)
+        found = Gains(
+            self.analysis.alone,
+            self.final(f"{name}_global"),
+            self.final(name),
+            self.primary,
+            self.analysis.constant,
+        )
         return None if np.isnan(found.gain).all() else found
 
     def federation(self, name: str) -> list[float | None]:

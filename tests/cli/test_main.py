@@ -68,7 +68,7 @@ def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> 
     ).keys()
     assert len([name for name in files(folder) if name.endswith("/bundle.json")]) == 21  # and the global one
     assert "\x1b" not in answer.out
-    assert re.search(r"The personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
+    assert re.search(r"he personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture
     assert answer.code == 0
     assert re.search(r"^2 \(west\) ", answer.out, re.MULTILINE)
     assert "3 clients, partition by_group (natural clients)" in answer.out
+    (here / "photos" / "west" / "a" / "._0.png").write_bytes(b"of a Mac")  # no image
     answer = called(capsys, "predict", "out", "--client", "west", "--data", "photos/west")
     assert answer.code == 0
     assert answer.err.endswith("% of 10 samples\n")

@@ -20,7 +20,6 @@ from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 from copfl.tables import listed
 
-IMAGES = (".png", ".jpg", ".jpeg")
 USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
 
 
@@ -170,7 +169,7 @@ class Preparation:
             raise DataError(
                 f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
             )
-        if path.is_dir() or suffix in IMAGES:
+        if path.is_dir() or suffix in reading.IMAGES:
             return self._images(path)
         if suffix == ".txt":
             lines = [line if line.strip() else None for line in text_lines(path)]
@@ -244,13 +243,15 @@ class Preparation:
         of_classes = {folder.name: _image_files(folder) for folder in folders}
         files = files or [file for found in of_classes.values() for file in found]
         if not files:
-            expected = ", ".join(IMAGES)
+            expected = ", ".join(reading.IMAGES)
             raise DataError(
                 f"{path} has no images; expected {expected}, or folders of them named by the classes"
             )
         channels, *size = self.input.shape
         images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
-        x = np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+        x = np.stack(
+            [reading.decode(raw, name, tuple(size), gray=channels == 1, upright=True) for raw, name in images]
+        )
         labels = [name for name, found in of_classes.items() for _ in found]
         if not labels:
             return _without_targets(x)._replace(target="folders named by the classes")
@@ -258,7 +259,7 @@ class Preparation:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)
+    return sorted(file for file in folder.glob("[!.]*") if file.suffix.lower() in reading.IMAGES)
 
 
 def _table(data: Any) -> Table | None:

@@ -336,7 +336,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.json", '{"users": []}', 'has no "user_data"'),
         ("t.json", '{"user_data": {"u": {"x": [1], "y": []}}}', "not as many x as y"),
         ("t.json", "{", "not a readable LEAF file"),
-        ("t.xlsx", "", r"not a file of a known kind; give a table \(.csv, .tsv, .jsonl, .parquet, .txt\)"),
+        ("t.xlsx", "", r"not a file of a known kind; .*give a table \(.csv, .tsv, .jsonl, .parquet, .txt\)"),
     ],
 )
 def test_files_that_are_damaged(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
@@ -448,6 +448,19 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
     assert "age" not in note
     without = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="patient,day")
     assert "few rows share" not in without.note
+
+
+def test_numbers_with_a_sign_are_named() -> None:
+    rows: dict[str, list[object]] = {
+        "rate": [f"{n % 30} %" for n in range(60)],
+        "price": [f"${n % 7},200.50" for n in range(60)],
+        "ward": [n % 4 for n in range(60)],
+        "code": [f"{n % 4}a" for n in range(60)],
+        "ill": [n % 2 for n in range(60)],
+    }
+    note = tables.from_tables([Table.of(rows)], "visits", target="ill", categories="ward").note
+    assert "rate,price: numbers with a sign or separator, each a category; write plain numbers" in note
+    assert "few rows share" not in note
 
 
 def test_dates_and_sentences_are_named_for_what_they_are() -> None:

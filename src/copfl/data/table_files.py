@@ -91,8 +91,11 @@ def _separated(path: Path) -> Table:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if doubled := [name for name in names if names.count(name) > 1 or not name]:
-        raise DataError(f"{path} has the column {doubled[0]!r} twice, or without a name")
+    if "" in names:
+        index = "; pandas writes its index so, unless index=False" if names[0] == "" else ""
+        raise DataError(f"{path} has no name for column {names.index('') + 1} in its first line{index}")
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has the column {doubled[0]!r} twice; rename or remove one")
 
 
 def _cells(column: Column, separator: str) -> tuple[Column, bool]:

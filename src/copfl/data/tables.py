@@ -41,6 +41,7 @@ from copfl.tables import listed
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
 MOST_WORDS = 3  # on average, in a category; more are a sentence
+SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -162,6 +163,7 @@ def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str,
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
     clients, texts = _columns(client, known), _columns(text, known)
+    _check_uses({"target": targets, "client": clients, "text": texts, "drop": left_out})
     special = {*targets, *clients, *texts, *left_out}
     others = [column for column in known if column not in special]
     return _Roles(targets, clients, texts, [] if texts else others, others if texts else [])
@@ -326,11 +328,12 @@ def _summary(encoders: Sequence[Encoder]) -> str:
 
 
 def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
-    """A note for columns that hardly help as they are: dates, sentences, and numbers of patients or names."""
+    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers."""
     if len(table) < FEWEST_ROWS:
         return []
     dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
-    rare = [e for e in encoders if e.name not in dates and _is_rare(e, table)]
+    signs = [e.name for e in encoders if e.name not in dates and _are_signed(e.categories)]
+    rare = [e for e in encoders if e.name not in (*dates, *signs) and _is_rare(e, table)]
     sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
     identifiers = [e.name for e in rare if e.name not in sentences]
     notes = []
@@ -342,9 +345,19 @@ def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
         notes.append(
             f"{names}: each date is a category, so use numbers, such as days between dates, or {leave_out}"
         )
+    if names := ",".join(signs):
+        notes.append(
+            f"{names}: numbers with a sign or separator, each a category; write plain numbers, such as 12.5"
+        )
     for name in sentences:
         notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
     return notes
+
+
+def _are_signed(categories: Sequence[str]) -> bool:
+    """Whether all are numbers, and some have a sign or separator that plain numbers do not have."""
+    has_signs = any(set("%€$£,'") & set(text) for text in categories)
+    return has_signs and all(map(SIGNED_NUMBER.fullmatch, categories))
 
 
 def _is_rare(column: Encoder, table: Table) -> bool:
@@ -413,6 +426,22 @@ def _without_missing(
         )
     kept = [table.take(mask) for table, mask in zip(tables, complete, strict=True)]
     return kept, [f"{before - after:,} of {before:,} rows with missing values are left out: {shown}"]
+
+
+def _check_uses(columns: dict[str, list[str]]) -> None:
+    """A DataError for a column that has two uses.
+
+    Args:
+        columns: By their use.
+    """
+    uses: dict[str, str] = {}
+    for use, names in columns.items():
+        for name in names:
+            if name in uses:
+                raise DataError(
+                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
+                )
+            uses[name] = use
 
 
 def names_of(written: str, known: Collection[str]) -> list[str]:

@@ -29,7 +29,8 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     if user_code.is_reference(name):
         user_code.attribute("data", name, record.code)
         return dataclasses.replace(record, code=user_code.folder_of(name))
-    is_path = (len(Path(name).parts) > 1 or os.path.exists(name)) and not name.startswith(PREFIX)
+    is_written_as_path = len(Path(name).parts) > 1 or name.endswith("/")
+    is_path = (is_written_as_path or os.path.exists(name)) and not name.startswith(PREFIX)
     if not (is_path or name in datasets.DATASETS or name.startswith(PREFIX) or Path(name).suffix):
         raise unknown_name(
             "data.name", name, [*datasets.DATASETS, "FILE", "FOLDER", "hf:NAME", "mymodule:load"]

@@ -109,6 +109,13 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
         ("--dataset twice.csv --target ill", "has the column 'age' twice; rename or remove one"),
         ("--dataset t.csv.gz --target ill", "t.csv.gz is not a file of a known kind; unpack it, or give"),
         ("--dataset t.xlsx --target ill", "not a file of a known kind; save the sheet as CSV UTF-8, or give"),
+        (
+            "--dataset list.json --target ill",
+            "list.json is a list in JSON, and not LEAF's; a table is .jsonl",
+        ),
+        ("--dataset leaf.json --target ill", "data.target='ill' is no setting; allowed are kind, users\n"),
+        ("--dataset t.csv --target age --task regresion", 'no kind "regresion"; did you mean "regression"'),
+        ("--dataset one.csv --target ill --task regression --partition iid", "have the same value, so there"),
         ("--dataset nowhere/", "nowhere does not exist; give a table"),
         ("--dataset nan.npz", "x has NaN or infinity, first in sample 0"),
         ("--dataset many.npz", "70,000 different labels, at most 65,536"),
@@ -131,6 +138,8 @@ def test_bad_data_is_one_paragraph_and_leaves_nothing(
     write_csv(here / "own.csv", [{"age": n, "name": f"name {n}"} for n in range(40)])
     (here / "index.csv").write_text(",age,ill\n0,1,2\n")
     (here / "twice.csv").write_text("age,age,ill\n0,1,2\n")
+    (here / "list.json").write_text('\n [{"age": 1}]')
+    (here / "leaf.json").write_text('{"user_data": {}}')
     for name in ("t.csv.gz", "t.xlsx"):
         (here / name).write_bytes(b"")
     x, y = np.zeros((9, 2)), np.arange(9) % 3

@@ -126,6 +126,8 @@ def predict(
     """Predict new samples: a line each with its class and probability, its labels or its values."""
     import numpy as np
 
+    from copfl.errors import DataError
+
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     loaded = _chosen(bundle, client, of_server, before_training)
@@ -135,8 +137,12 @@ def predict(
     else:
         x, y, has_target, notes, *_, is_sample = loaded.read(data, missing=missing)
         notes += [] if y is None else _known_rows(bundle, loaded, data)
-        outputs = loaded.outputs(x)
-        score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
+        outputs, score, rest = loaded.outputs(x), None, int((~has_target).sum())
+        if y is not None:
+            try:
+                score = loaded.score(outputs[has_target], loaded.preparation.targets(y))
+            except DataError as error:  # which is no reason to predict nothing
+                notes.append(f"the predictions are not scored: {error}")
     is_sample = np.ones(len(outputs), np.bool_) if is_sample is None else is_sample
     predicted, metric = loaded.columns(outputs), loaded.task.metrics[0]
     columns = {name: _in_rows(is_sample, values) for name, values in predicted.items()}
@@ -252,7 +258,8 @@ def evaluate(
         notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
     notes += _known_rows(bundle, loaded, data)
     _report(notes)
-    found = loaded.measured(loaded.outputs(x)[has_target], y)
+    targets = loaded.preparation.targets(y)
+    found = loaded.measured(loaded.outputs(x)[has_target], targets)
     if as_json:
         print(json.dumps(plain_evaluation(found)))
         return

@@ -50,6 +50,10 @@ def reader(name: str) -> Callable[..., Dataset]:
     if name.startswith(PREFIX):
         return hub_dataset
     if exists and published.is_leaf(path):
+        if path.is_file() and _is_list(path):
+            raise DataError(
+                f"{path} is a list in JSON, and not LEAF's; a table is .jsonl, an object per line"
+            )
         return published.leaf
     if os.path.isdir(name):
         return image_folder
@@ -62,6 +66,12 @@ def reader(name: str) -> Callable[..., Dataset]:
         remedy = next((f"{what}, or " for ends, what in REMEDIES.items() if path.suffix.lower() in ends), "")
         raise DataError(f"{path} {wrong}; {remedy}give a table ({', '.join(READERS)}), {OTHER_KINDS}")
     raise unknown("data set", name, DATASETS)
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a JSON file has a list, by its begin."""
+    with reading.data_errors(str(path)), path.open("rb") as file:
+        return file.read(1000).lstrip().startswith(b"[")
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> Dataset:

@@ -32,7 +32,7 @@ from copfl.data.columns import (
     words,
 )
 from copfl.data.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, Dataset
 from copfl.data.table_files import LINES, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, one_of, unknown
@@ -112,6 +112,8 @@ def from_tables(
         target, client, text, drop, categories, missing, kind: As of `table_file`.
     """
     one_of(("refuse", "fill", "drop"), missing=missing)
+    if kind is not None:
+        one_of(KINDS, kind=kind)
     tables = list(tables)
     known = list(tables[0].columns)
     roles, as_categories = _roles(known, target, client, text, drop, kind), _columns(categories, known)

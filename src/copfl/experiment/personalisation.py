@@ -82,9 +82,12 @@ class Personalisation:
             raise DataError(
                 f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
             )
+        targets_of = self.shared.preparation.targets
+        samples = Samples(found.x, targets_of(found.y))
         if found.test is not None:
-            return Samples(found.x, found.y), Samples(*found.test), found.notes
-        own, test, how = split_off(Samples(found.x, found.y))
+            x_test, y_test = found.test
+            return samples, Samples(x_test, targets_of(y_test)), found.notes
+        own, test, how = split_off(samples)
         return own, test, [*found.notes, how]
 
     def fit(

@@ -14,7 +14,7 @@ from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out, with_validation
-from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
 from copfl.engine.machine import processors
@@ -125,6 +125,11 @@ def dataset(run: Run, tell: Tell) -> Dataset:
         raise DataError(
             f'all samples of "{samples.name}" are of one class, {samples.classes[0]}, so there is nothing to '
             "learn: is it the right target?"
+        )
+    if samples.kind == REGRESSION and not np.ptp(samples.train.y, axis=0).any():
+        raise DataError(
+            f'all training samples of "{samples.name}" have the same value, so there is nothing to learn: is it '
+            "the right target?"
         )
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):

@@ -64,7 +64,7 @@ def _shown(value: Any) -> str:
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
     """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables."""
     names, key = sorted(known), path.rpartition(".")[2]
-    same = [other for other in elsewhere if other.rpartition(".")[2] == key]
+    same = [other for other in elsewhere if other != path and other.rpartition(".")[2] == key]
     near = same or difflib.get_close_matches(key, names, n=1)
     return SettingError(
         path, value, f"is no setting; allowed are {', '.join(names) or 'none'}", near[0] if near else ""

@@ -16,7 +16,13 @@ from copfl.settings import schema, user_code
 from copfl.settings.checking import checked, unknown_name
 from copfl.settings.schema import record_of, table_of
 
-READS = ("data_dir", "path", "place", "name")  # parameters of a reader of data that are no settings
+READS = (
+    "data_dir",
+    "path",
+    "place",
+    "location",
+    "name",
+)  # parameters of a reader of data that are no settings
 
 
 def data_record(table: Mapping[str, Any]) -> schema.Data:

@@ -199,9 +199,25 @@ def test_some_rows_may_have_a_target(
     assert "1 of 3 samples have no target and are left out" in measured.err
     refused = called(capsys, "personalize", run, "--data", new)
     assert "has nothing in the column state to predict in row 2; complete it or remove the row" in refused.err
+    frame(3, seed=1).assign(state=["ill", "unknown", "well"]).to_csv(new, index=False)
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines())) == (0, 3)
+    unscored = "there is a label 'unknown', but the names are ill, well"
+    assert answer.err == f"copfl: warning: the predictions are not scored: {unscored}\n"
+    for command in ("evaluate", "personalize"):
+        words = line[2:] if command == "evaluate" else line[4:]
+        refused = called(capsys, command, run, *words)
+        assert (refused.code, unscored in refused.err) == (2, True)
     frame(3, seed=1)[["age", "sex", "lab"]].to_csv(new, index=False)
     refused = called(capsys, "personalize", run, "--data", new)
     assert "lacks the column state to predict" in refused.err
+    (tmp_path / "new.csv.gz").write_bytes(b"")
+    for name, said in (
+        ("new.csv.gz", "is not a file of a known kind; give one of .csv"),
+        ("", "is a folder,"),
+    ):
+        refused = called(capsys, *line[:-1], tmp_path / name)
+        assert (refused.code, said in refused.err) == (2, True)
     refused = called(capsys, *line[:-1], "nowhere.csv")
     assert "there is no file or folder nowhere.csv; name the samples" in refused.err
     refused = called(capsys, "predict", "nowhere", *line[2:])

@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """The samples of a file, with the targets of those that have one."""
+    """The samples of a file, with the targets of those that have one, which `Preparation.targets` reads."""
 
     x: Inputs  # of n samples
     y: NDArray[Any] | None  # of the samples with a target; None if none has
@@ -176,6 +176,11 @@ class Preparation:
             return self._rows(Table.of({self.input.text or LINES: lines}), missing)
         if suffix in READERS:
             return self._rows(read_table(path), missing)
+        if suffix != ".npz":
+            known = ", ".join((*READERS, ".npz", *reading.IMAGES))
+            raise DataError(
+                f"{path} is not a file of a known kind; give one of {known}, or a folder of images"
+            )
         arrays = npz_content(path)
         if "x" not in arrays:
             raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
@@ -187,9 +192,8 @@ class Preparation:
         if len(y) != (size := len(Prepared(x, []))):
             raise DataError(f"{path} has {size:,} samples and {len(y):,} targets")
         own_test = {"x_test", "y_test"} <= arrays.keys()
-        test = (self.of(arrays["x_test"]).x, self.targets(arrays["y_test"])) if own_test else None
-        own = self.targets(y[has_target]) if has_target.any() else None
-        return Labelled(x, own, has_target, [], lacking, test)
+        test = (self.of(arrays["x_test"]).x, arrays["y_test"]) if own_test else None
+        return Labelled(x, y[has_target] if has_target.any() else None, has_target, [], lacking, test)
 
     def _rows(self, table: Table, missing: str) -> Labelled:
         """The rows of a table; one without a target is predicted, and not scored."""
@@ -205,15 +209,13 @@ class Preparation:
         known = targets.take(has_target)
         if not len(known):
             return Labelled(x, None, has_target, notes, lacking, is_sample=is_sample)
-        if self.output.kind == CLASSIFICATION:
+        numbers = [as_numbers(column) for column in known.columns.values()]
+        if self.output.kind == CLASSIFICATION or any(column is None for column in numbers):
             y: NDArray[Any] = words(known.columns[names[0]]).astype(np.str_)
         else:
-            values = [as_numbers(column) for column in known.columns.values()]
-            if any(numbers is None for numbers in values):
-                raise DataError(f"{lacking} must have numbers")
-            y = np.stack([floats(numbers) for numbers in values], axis=1)
+            y = np.stack([floats(column) for column in numbers], axis=1)
             y = y[:, 0] if y.shape[1] == 1 else y
-        return Labelled(x, self.targets(y), has_target, notes, lacking, is_sample=is_sample)
+        return Labelled(x, y, has_target, notes, lacking, is_sample=is_sample)
 
     def targets(self, y: Any) -> NDArray[Any]:
         """Targets as the metrics take them: numbers of classes, labels or values."""
@@ -237,7 +239,8 @@ class Preparation:
         Where a folder has folders of images instead, these are named by the classes, as for training.
         """
         if self.input.kind != IMAGE:
-            raise DataError(f"{path} has images, but the model takes {self.shown}")
+            what = "a folder" if path.is_dir() else "an image"
+            raise DataError(f"{path} is {what}, but the model takes {self.shown}")
         files = [path] if path.is_file() else _image_files(path)
         folders = [] if files else sorted(folder for folder in path.glob("[!.]*") if folder.is_dir())
         of_classes = {folder.name: _image_files(folder) for folder in folders}
@@ -255,7 +258,7 @@ class Preparation:
         labels = [name for name, found in of_classes.items() for _ in found]
         if not labels:
             return _without_targets(x)._replace(target="folders named by the classes")
-        return Labelled(x, self.targets(np.array(labels)), np.ones(len(x), np.bool_), [])
+        return Labelled(x, np.array(labels), np.ones(len(x), np.bool_), [])
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -8,7 +8,6 @@ DEVELOPMENT.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from functools import partial
@@ -20,7 +19,7 @@ import numpy as np
 from copfl.bench.settings import SETTINGS, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 CHOSEN = (
     "digits-2",
@@ -136,14 +135,10 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--settings", default=",".join(CHOSEN))
     parser.add_argument("--seeds", default=",".join(str(CONFIRMATION + seed) for seed in RACED + TESTED))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     planned = jobs(args.settings.split(","), [int(seed) for seed in args.seeds.split(",")], args.files)
     of_job = partial(record, folder=args.files, device=args.device)

@@ -11,7 +11,6 @@ Runs whose record is in OUT already are left out, so a study that was stopped go
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from copfl.bench.settings import SETTINGS, TABLE, Setting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 VALIDATION = 0.25
 BY_BENEFIT = {"rate": 0.05, "budget": 0.3, "criterion": "benefit", "candidates": "reselect"}
@@ -340,15 +339,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--parts", default="copfl,named,named-rule,targets")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     planned: dict[str, Callable[[], Iterator[Job]]] = {
         "copfl": lambda: copfl_jobs("mean", "adam", DEVELOPMENT),

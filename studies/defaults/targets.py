@@ -11,7 +11,6 @@ targets and sites. Runs whose record is in OUT already are left out, so a study 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 from unseen import _write, quantiles  # type: ignore[import-not-found]
 
 Array = NDArray[Any]
@@ -417,19 +416,13 @@ def record(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument(
         "--runs",
         required=True,
         help="SEED,...:CANDIDATE,...[:FEDERATION,...] in the order of the runs, parted by spaces; "
         '"unseen" are those of the decision, without federations: those of the choice',
     )
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     args.files.mkdir(parents=True, exist_ok=True)
     jobs = []

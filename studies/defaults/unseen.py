@@ -8,7 +8,6 @@ already are left out, so a study that was stopped goes on.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -277,9 +276,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--data", type=Path, help="a folder with banking77/ and clinc150/")
     parser.add_argument(
         "--runs",
@@ -287,8 +284,6 @@ def main() -> None:
         help="SEED,...:CANDIDATE,...[:FEDERATION,...];... in the order of the runs; without federations, all",
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     args.files.mkdir(parents=True, exist_ok=True)
     if not (args.files / "wine.csv").is_file():

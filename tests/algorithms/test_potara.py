@@ -126,8 +126,8 @@ def test_batch_norm_has_the_statistics_of_the_model_and_not_those_of_a_group() -
     """Groups of two, two and one of five samples: that of one would be normalised to zero."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
-    nn.init.uniform_(module[1].running_mean)
-    nn.init.uniform_(module[1].running_var, 1, 2)
+    for statistics in (module.get_buffer("1.running_mean"), module.get_buffer("1.running_var")):
+        nn.init.uniform_(statistics, 1, 2)
     task = task_of(copy.deepcopy(module), 2, dtype=torch.float64)
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     expected = torch.zeros(task.d, dtype=torch.float64)

@@ -41,8 +41,8 @@ def test_constant_answers_by_hand() -> None:
     y, tested = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 1, 1, 1, 0, 0])
     samples, test = Samples(np.zeros((6, 1), np.float32), y), Samples(np.zeros((6, 1), np.float32), tested)
     dataset = Dataset("d", samples, test, ("a", "b"))
-    parts = ([np.arange(3), np.arange(3, 6)], [np.arange(4), np.arange(4, 6)])
-    partition = Partition(*parts, "iid", {}, labels=np.array([[0, 1], [1, 0]]))
+    train, tests = (np.arange(3), np.arange(3, 6)), (np.arange(4), np.arange(4, 6))
+    partition = Partition(train, tests, "iid", {}, labels=np.array([[0, 1], [1, 0]]))
     federation = Federation(dataset, partition)
     assert gains.constant_answers(federation, METRICS["accuracy"]).tolist() == [0.25, 0.0]
     auc = gains.constant_answers(federation, METRICS["auc"])
@@ -55,7 +55,7 @@ def test_constant_answers_by_hand() -> None:
         ("v",),
         kind="regression",
     )
-    found = gains.constant_answers(Federation(values, Partition(*parts, "iid", {})), METRICS["rmse"])
+    found = gains.constant_answers(Federation(values, Partition(train, tests, "iid")), METRICS["rmse"])
     assert found.tolist() == [1.0, 0.0]
 
 

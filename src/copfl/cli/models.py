@@ -153,10 +153,10 @@ def predict(
         return
     _report(notes)
     if out is None:
-        shown = {name: values for name, values in columns.items() if name.startswith("prediction")}
+        printed = {name: values for name, values in columns.items() if name.startswith("prediction")}
         if loaded.description.output.kind == "classification":
-            shown["probability"] = _in_rows(is_sample, outputs.max(1).tolist())
-        _print(shown)
+            printed["probability"] = _in_rows(is_sample, outputs.max(1).tolist())
+        _print(printed)
     if score is not None:
         shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
         print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)

@@ -78,7 +78,7 @@ class Gains(NamedTuple):
 
 def constant_text(gains: Gains) -> str:
     """What a constant answer is, and how good; "" where the models are better or nothing is known."""
-    if not gains.constant_is_as_good:
+    if gains.constant is None or not gains.constant_is_as_good:
         return ""
     metric, value = gains.metric, float(mean_of_known(gains.constant))
     return (

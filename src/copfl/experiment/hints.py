@@ -194,7 +194,8 @@ def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float,
         return None
     accuracy = records.latest(lines, "accuracy", federation.clients)
     constant = constant_answers(federation, METRICS["accuracy"])
-    different = np.array([len(federation.test.targets(n).unique()) for n in range(federation.clients)])
+    tested = [federation.test.targets(n).cpu().numpy() for n in range(federation.clients)]
+    different = np.array([len(np.unique(targets)) for targets in tested])
     judged = (
         ~np.isnan(accuracy) & ~np.isnan(constant) & (different > 1)
     )  # of one class, any answer is constant

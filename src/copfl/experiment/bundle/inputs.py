@@ -96,7 +96,7 @@ class Preparation:
             raise DataError(f"{lacks}; it has {', '.join(table.columns)}")
         used = Table({name: table.columns[name] for name in names})
         has_value = np.stack([present(column) for column in used.columns.values()], axis=1)  # [rows, names]
-        is_sample = has_value.all(1) if missing == "drop" else np.ones(len(used), np.bool_)
+        is_sample = np.ones(len(used), np.bool_) if missing != "drop" else np.asarray(has_value.all(1))
         notes = [*table.notes, *_missing_notes(names, has_value, missing)]
         if self.input.kind == TEXT:
             texts = [str(text or "")[: tables.LONGEST_TEXT] for text in used.columns[names[0]].to_pylist()]

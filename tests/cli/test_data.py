@@ -63,6 +63,9 @@ def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture
     (here / "photos" / "west" / "a" / "._0.png").write_bytes(b"of a Mac")  # no image
     answer = called(capsys, "predict", "out", "--client", "west", "--data", "photos/west")
     assert answer.code == 0
+    assert [line.split("\t")[1] for line in answer.out.splitlines()] == [
+        f"{label}/{n}.png" for label in "ab" for n in range(5)
+    ]
     assert answer.err.endswith("% of 10 samples\n")
 
 

@@ -133,9 +133,9 @@ def predict(
     loaded = _chosen(bundle, client, of_server, before_training)
     if data is None:
         outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
-        notes, is_sample = list[str](), None
+        notes, is_sample, files = list[str](), None, tuple[str, ...]()
     else:
-        x, y, has_target, notes, *_, is_sample = loaded.read(data, missing=missing)
+        x, y, has_target, notes, *_, is_sample, files = loaded.read(data, missing=missing)
         notes += [] if y is None else _known_rows(bundle, loaded, data)
         outputs, score, rest = loaded.outputs(x), None, int((~has_target).sum())
         if y is not None:
@@ -145,6 +145,7 @@ def predict(
                 notes.append(f"the predictions are not scored: {error}")
     is_sample = np.ones(len(outputs), np.bool_) if is_sample is None else is_sample
     predicted, metric = loaded.columns(outputs), loaded.task.metrics[0]
+    predicted = {"file": list(files), **predicted} if files else predicted
     columns = {name: _in_rows(is_sample, values) for name, values in predicted.items()}
     if out is not None:
         write_bytes(out, _file(loaded, outputs, columns, is_sample, out.suffix), durable=False)
@@ -153,7 +154,7 @@ def predict(
         return
     _report(notes)
     if out is None:
-        printed = {name: values for name, values in columns.items() if name.startswith("prediction")}
+        printed = {n: values for n, values in columns.items() if n == "file" or n.startswith("prediction")}
         if loaded.description.output.kind == "classification":
             printed["probability"] = _in_rows(is_sample, outputs.max(1).tolist())
         _print(printed)
@@ -198,6 +199,8 @@ def _file(
         "prediction": bundle.decided(outputs),
         "classes": bundle.classes,
     }
+    if "file" in columns:
+        arrays["file"] = np.array(columns["file"])
     if not bundle.description.output.is_regression:
         arrays["probability"] = outputs
     content = io.BytesIO()

@@ -44,6 +44,7 @@ class Labelled(NamedTuple):
     target: str = "targets"  # what a file without targets lacks
     test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
     is_sample: NDArray[np.bool_] | None = None  # [rows] of a table: whether it is a sample; None: all are
+    files: tuple[str, ...] = ()  # of images, their names below the folder; none of other samples
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,12 @@ class Preparation:
         x = np.stack(
             [reading.decode(raw, name, tuple(size), gray=channels == 1, upright=True) for raw, name in images]
         )
+        folder = path if path.is_dir() else path.parent
+        names = tuple(file.relative_to(folder).as_posix() for file in files)
         labels = [name for name, found in of_classes.items() for _ in found]
         if not labels:
-            return _without_targets(x)._replace(target="folders named by the classes")
-        return Labelled(x, np.array(labels), np.ones(len(x), np.bool_), [])
+            return _without_targets(x)._replace(target="folders named by the classes", files=names)
+        return Labelled(x, np.array(labels), np.ones(len(x), np.bool_), [], files=names)
 
 
 def _image_files(folder: Path) -> list[Path]:

@@ -209,7 +209,7 @@ class Bundle:
         return self.task.metrics[0].of(outputs, y)
 
     def read(self, path: str | Path, *, missing: str | None = None) -> Labelled:
-        """The samples of a file, with their targets if it has them.
+        """The samples of a file, with their targets as it has them; `preparation.targets` makes them numbers.
 
         Args:
             path: An .npz file, a table, a .txt file with a text per line, an image, or a folder of images.

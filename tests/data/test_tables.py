@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -510,3 +511,13 @@ def test_a_message_names_the_file_once(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         load(path)
     assert str(raised.value).count(str(path)) == 1
+
+
+def test_words_that_are_read_as_missing_values_are_named(tmp_path: Path) -> None:
+    """Where "none" is a class, the owner sees why its rows are missing."""
+    rows = ["age,pain", *(f"{n},{('none', 'mild', 'severe', 'NA')[n % 4]}" for n in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    named = r"words that are read as missing values: pain \(NA, none\)"
+    with pytest.raises(DataError, match=rf"values are missing, in 1 columns: pain 20\..*; {named}$"):
+        load(tmp_path / "t.csv", target="pain")
+    assert re.search(named, load(tmp_path / "t.csv", target="pain", missing="drop").note)

@@ -33,9 +33,9 @@ from copfl.data.columns import (
 )
 from copfl.data.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, Dataset
-from copfl.data.table_files import LINES, read_table
+from copfl.data.table_files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
-from copfl.errors import DataError, how_to_set, one_of, unknown
+from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
 
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
@@ -127,7 +127,9 @@ def from_tables(
     tables = [
         Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
     ]
-    tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    words = [note for note in notes if note.startswith(READ_AS_MISSING)]
+    with raised_as(DataError, "; ".join(("{}", *words)), DataError):
+        tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)

@@ -14,7 +14,7 @@ from copfl.data.arrays import npz_content
 from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
 from copfl.data.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
-from copfl.data.table_files import LINES, READERS, read_table, text_lines
+from copfl.data.table_files import LINES, READ_AS_MISSING, READERS, read_table, text_lines
 from copfl.data.targets import LARGEST_NUMBER, named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
@@ -98,7 +98,8 @@ class Preparation:
         used = Table({name: table.columns[name] for name in names})
         has_value = np.stack([present(column) for column in used.columns.values()], axis=1)  # [rows, names]
         is_sample = np.ones(len(used), np.bool_) if missing != "drop" else np.asarray(has_value.all(1))
-        notes = [*table.notes, *_missing_notes(names, has_value, missing)]
+        about_used = [n for n in table.notes if not (n.startswith(READ_AS_MISSING) and has_value.all())]
+        notes = [*about_used, *_missing_notes(names, has_value, missing)]
         if self.input.kind == TEXT:
             texts = [str(text or "")[: tables.LONGEST_TEXT] for text in used.columns[names[0]].to_pylist()]
             return Prepared(self.tokens(list(compress(texts, is_sample))), notes, is_sample)

@@ -460,7 +460,7 @@ def test_numbers_with_a_sign_are_named() -> None:
         "ill": [n % 2 for n in range(60)],
     }
     note = tables.from_tables([Table.of(rows)], "visits", target="ill", categories="ward").note
-    assert "rate,price: numbers with a sign or separator, each a category; write plain numbers" in note
+    assert "rate,price: numbers with a sign or separator, each a category, so write plain numbers" in note
     assert "few rows share" not in note
 
 

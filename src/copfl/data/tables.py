@@ -351,7 +351,7 @@ def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
         )
     if names := ",".join(signs):
         notes.append(
-            f"{names}: numbers with a sign or separator, each a category; write plain numbers, such as 12.5"
+            f"{names}: numbers with a sign or separator, each a category, so write plain numbers, such as 12.5"
         )
     for name in sentences:
         notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]

@@ -120,8 +120,8 @@ def spelled_alike(what: str, names: Sequence[str]) -> str:
     if not doubtful:
         return ""
     return (
-        f"{what} that differ only in capital letters or spaces: {listed(doubtful, MOST_SHOWN)}; make them "
-        "alike if they are the same"
+        f"{what} that differ only in capital letters or spaces, to make alike if they are the same: "
+        f"{listed(doubtful, MOST_SHOWN)}"
     )
 
 

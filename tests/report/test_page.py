@@ -73,6 +73,16 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     assert len(html) < 300_000  # the limit is 2 MB
 
 
+def test_damaged_numbers_are_gaps_and_do_not_end_the_report(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["copfl"]])
+    tables = {**run.tables, "optimizer": {"name": ["adam"], "lr": 1e-3}}
+    last = run.records[-1]
+    largest = {**last, "per_client": {**last["per_client"], "accuracy": [1.7976931348623157e308] * 4}}
+    damaged = dataclasses.replace(run, tables=tables, records=[*run.records[:-1], largest])
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert "<html" in document.render(page.document_of([damaged]))
+
+
 def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     per_class = [(3, 4), *[(0, 0)] * 9]

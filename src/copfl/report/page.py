@@ -113,7 +113,7 @@ def _unequal(runs: Runs) -> str:
     """A remark for the title if the runs differ in the optimizer or its learning rate."""
     tables = [run.tables.get("optimizer", {}) for run in runs]
     for key, what in (("name", "optimizers"), ("lr", "learning rates")):
-        if len({table.get(key) for table in tables}) > 1:
+        if len({str(table.get(key)) for table in tables}) > 1:  # a damaged file may have a list there
             return f" (unequal {what})"
     return ""
 

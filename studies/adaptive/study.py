@@ -1,7 +1,7 @@
 """Trains the variants with gates beside the first choice: python -m studies.adaptive.study FILES OUT.jsonl.
 
-All of them have the batch size, the rate and the schedule of copfl.settings.first_choice, and FedExP's step of the
-server. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
+All of them have the batch size, the rate and the schedule of copfl.settings.first_choice, and FedExP's step
+of the server. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations

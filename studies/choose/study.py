@@ -1,9 +1,9 @@
 """Every candidate of `copfl choose` in twelve federations: python studies/choose/study.py FILES OUT.jsonl.
 
-FILES is what studies/defaults/prepare.py writes. A race sees three seeds, in which a fifth of each client's training
-samples is kept for validation. What a choice is worth is measured with two other seeds, on all training samples and on
-test samples. analyse.py races on these curves, without training. The plan of the race was found with the seeds of
-DEVELOPMENT.
+FILES is what studies/defaults/prepare.py writes. A race sees three seeds, in which a fifth of each client's
+training samples is kept for validation. What a choice is worth is measured with two other seeds, on all
+training samples and on test samples. analyse.py races on these curves, without training. The plan of the race
+was found with the seeds of DEVELOPMENT.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ DEVELOPMENT, CONFIRMATION = 400, 410  # first seeds
 RACED, TESTED = (0, 1, 2), (3, 4)  # added to the first seed
 VALIDATION = 0.2
 RATES = (1e-3, 3e-3, 1e-2)
-# With a step of the server, at every rate; the other algorithms have the plain mean and the rate of the first choice.
+# With a step of the server, at every rate; the other algorithms have the plain mean and the rate of the first
+# choice.
 STEPS = (
     ("fedpac", "fedexp", 3.0),
     ("fedpac", "momentum", 0.0),

@@ -1,8 +1,8 @@
 """Trains every candidate in every setting, on validation samples: python studies/defaults/study.py DATA OUT.jsonl.
 
-A candidate is an algorithm, a server optimizer and a learning rate of Adam. A quarter of each client's training
-samples replaces its test samples, so no test sample takes part in any choice. Runs whose record is in OUT
-already are left out, so a study that was stopped goes on.
+A candidate is an algorithm, a server optimizer and a learning rate of Adam. A quarter of each client's
+training samples replaces its test samples, so no test sample takes part in any choice. Runs whose record is
+in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python studies/defaults/targets.py FILES OUT.jsonl --runs "9100,9101:local,ditto,apfl"      # the choice
     python studies/defaults/targets.py FILES OUT.jsonl --runs "9200,9201:default:unseen"        # the decision
 
-A federation is a table with a column of sites, as a user has it, and a table of test rows of the same sites; FILES gets
-both. A generated one has the same sites in every seed and fresh rows. An embedded one has its rows split anew in every
-seed. No federation is in both the choice and the decision; embedded tables such as diabetes are in both, with other
-targets and sites. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
+A federation is a table with a column of sites, as a user has it, and a table of test rows of the same sites;
+FILES gets both. A generated one has the same sites in every seed and fresh rows. An embedded one has its rows
+split anew in every seed. No federation is in both the choice and the decision; embedded tables such as
+diabetes are in both, with other targets and sites. Runs whose record is in OUT already are left out, so a
+study that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rows(NamedTuple):
     site: Array  # [n]
 
 
-# -- generated federations ---------------------------------------------------------------------------------------------
+# -- generated federations -----------------------------------------------------------------------------------
 
 
 class Sites(NamedTuple):
@@ -97,7 +98,7 @@ def generated(function: Function, how: Sites, name: str, seed: int) -> tuple[Row
     return parts[0], parts[1]
 
 
-# -- embedded tables ---------------------------------------------------------------------------------------------------
+# -- embedded tables -----------------------------------------------------------------------------------------
 
 
 def wine_labels(rng: Rng) -> Rows:
@@ -276,7 +277,7 @@ def embedded(table: Callable[[Rng], Rows], share: float, name: str, seed: int) -
     return train, test
 
 
-# -- the federations ---------------------------------------------------------------------------------------------------
+# -- the federations -----------------------------------------------------------------------------------------
 
 
 class Federation(NamedTuple):
@@ -361,7 +362,7 @@ def write(name: str, seed: int, folder: Path) -> tuple[dict[str, Any], float]:
     return {"data": {**data, "kind": kind}, "run": {"rounds": federation.rounds}}, rows
 
 
-# -- the runs ----------------------------------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):

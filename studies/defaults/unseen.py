@@ -1,9 +1,9 @@
 """Does the default hold in federations that it was not chosen on? python studies/defaults/unseen.py FILES OUT.jsonl.
 
-Every run is what a user gets who names the data and no algorithm: `copfl run -d DATA`. It trains each client alone as
-well, for as many epochs and with the same add-ons: the column "alone" of its report. FILES gets the tables; with
---data, a folder that has banking77/ and clinc150/, there are federations of texts too. Runs whose record is in OUT
-already are left out, so a study that was stopped goes on.
+Every run is what a user gets who names the data and no algorithm: `copfl run -d DATA`. It trains each client
+alone as well, for as many epochs and with the same add-ons: the column "alone" of its report. FILES gets the
+tables; with --data, a folder that has banking77/ and clinc150/, there are federations of texts too. Runs
+whose record is in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 Tables = Mapping[str, Mapping[str, Any]]
 
 
-# -- federations -------------------------------------------------------------------------------------------------------
+# -- federations ---------------------------------------------------------------------------------------------
 
 
 def of_classes(per_client: int, train: int, clients: int = 10, rounds: int = 40, **tables: Any) -> Tables:
@@ -203,7 +203,7 @@ def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
         csv.writer(file).writerows([header, *rows])
 
 
-# -- the runs ----------------------------------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):

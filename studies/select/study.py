@@ -2,9 +2,9 @@
 
     python studies/select/study.py FILES OUT.jsonl [--device cuda --processes 14]
 
-FILES is what studies/defaults/prepare.py writes. Every run has all rounds and keeps each client's accuracy in every
-round, on its test samples and on its validation samples, so analyse.py compares all rules on the same runs. A run with
-the fraction 0 trains on all samples. Runs whose record is in OUT already are left out.
+FILES is what studies/defaults/prepare.py writes. Every run has all rounds and keeps each client's accuracy in
+every round, on its test samples and on its validation samples, so analyse.py compares all rules on the same
+runs. A run with the fraction 0 trains on all samples. Runs whose record is in OUT already are left out.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
     return {"addons": ADDONS[addons]} | ({"server": {"name": "momentum"}} if has_step else {})
 
 
-# Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client, and
-# adapters. COPFL_SLOW=1: of every algorithm.
+# Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client,
+# and adapters. COPFL_SLOW=1: of every algorithm.
 KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "ktpfl", "fedsa_lora", "fedex_lora")
 CASES = [
     pytest.param(name, addons, marks=[] if name in KINDS else slow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -12,6 +13,23 @@ from pathlib import Path
 from typing import Any
 
 Record = Callable[[Any], dict[str, Any]]  # the results of a job
+
+
+def study_parser(description: str | None, source: str = "files") -> argparse.ArgumentParser:
+    """The arguments that all studies have: what they read, the file of the records, and those of `run_jobs`.
+
+    Args:
+        description: The docstring of the study.
+        source: The name of what it reads.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(source, type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
+    return parser
 
 
 def _work(queue: Any, results: Any, record: Record) -> None:

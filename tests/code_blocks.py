@@ -1,18 +1,18 @@
 """The code blocks of a page, executed in order in this process and in a temporary folder.
 
-A minimal shell executes the commands that the pages use: `copfl`, `python FILE`, `cd`, `ls`, `cat`, `cmp`, and
-`pip install` of copfl, for which it checks that the extras exist. Any other command fails, unless a comment before the
-block gives the reason for not running it:
+A minimal shell executes the commands that the pages use: `copfl`, `python FILE`, `cd`, `ls`, `cat`, `cmp`,
+and `pip install` of copfl, for which it checks that the extras exist. Any other command fails, unless a
+comment before the block gives the reason for not running it:
 
     <!-- not run: it takes an hour -->
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five clients,
-one seed, a small model, one process and no charts, and tune only what the command names, with two values; new clients
-have one local update; `check_algorithm` has one round. Every third of the digits is read, `copfl federate up` has its
-nodes in this process, and the pictures of a report and models as programs are empty files: with COPFL_SLOW=1 they are
-real ones. The test checks that the commands work, not their results.
+Runs have one round, large batches, no local baseline, and of the digits five clients; comparisons have five
+clients, one seed, a small model, one process and no charts, and tune only what the command names, with two
+values; new clients have one local update; `check_algorithm` has one round. Every third of the digits is read,
+`copfl federate up` has its nodes in this process, and the pictures of a report and models as programs are
+empty files: with COPFL_SLOW=1 they are real ones. The test checks that the commands work, not their results.
 """
 
 from __future__ import annotations

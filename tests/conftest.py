@@ -22,8 +22,8 @@ sys.dont_write_bytecode = False  # or the workers of pytest would hand that vari
 settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("copfl")
 
-# A shell starts what runs in its background with Ctrl-C ignored, and so would be everything that the tests start: those
-# that send SIGINT to a process would wait for ever.
+# A shell starts what runs in its background with Ctrl-C ignored, and so would be everything that the tests
+# start: those that send SIGINT to a process would wait for ever.
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     and threading.current_thread() is threading.main_thread()

@@ -7,8 +7,8 @@
     full     that operation fails as on a full disk, or no file may grow
     clock    SIGKILL or Ctrl-C at random times, in runs that measure which engine is fastest
 
-Every run that is stopped is a forked child, so that torch is imported once. Prints a line per run; exits with 1 at the
-first difference.
+Every run that is stopped is a forked child, so that torch is imported once. Prints a line per run; exits with
+1 at the first difference.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def small(limit: int) -> Callable[[], None]:
 def kills(folder: Path) -> Iterator[tuple[str, Path]]:
     """What a kill before each disk operation leaves: copies of one run's folder at those moments.
 
-    What the process has not written yet is in its memory alone, and so in no copy. Of copies with the same files one
-    is enough.
+    What the process has not written yet is in its memory alone, and so in no copy. Of copies with the same
+    files one is enough.
     """
     path, copies = folder / "run", folder / "copies"
 
@@ -172,7 +172,8 @@ def times(folder: Path) -> Iterator[tuple[str, Path]]:
 def stopped(how: str, folder: Path) -> None:
     """Stops runs in one way and resumes each."""
     words = RUN if how == "clock" else EXACT
-    # What a kill leaves is a copy, and nothing is killed here: no child is needed, which costs as much as its run.
+    # What a kill leaves is a copy, and nothing is killed here: no child is needed, which costs as much as its
+    # run.
     called = call if how in ("kill", "some") else child
     whole = folder / "never-stopped"
     # In this process, so that the children have all modules imported.

@@ -1,7 +1,7 @@
 """Runs under kills, full disks and other faults; more: `python benchmarks/kills.py --kills 500`.
 
-Quick tests of the same: cli/test_main.py (kills before every disk operation, and two processes in one folder),
-experiment/test_records.py and experiment/test_folder.py (full disks, read-only folders, clocks).
+Quick tests of the same: cli/test_main.py (kills before every disk operation, and two processes in one
+folder), experiment/test_records.py and experiment/test_folder.py (full disks, read-only folders, clocks).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every reader of foreign input accepts it or raises a CopflError, and nothing else.
 
-The corpus has inputs that failed once, found by `python fuzz/run.py`; each is named after its target. Hypothesis
-searches for more in every run, for a few seconds. The fuzzer tries a million cases.
+The corpus has inputs that failed once, found by `python fuzz/run.py`; each is named after its target.
+Hypothesis searches for more in every run, for a few seconds. The fuzzer tries a million cases.
 """
 
 from __future__ import annotations

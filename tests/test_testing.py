@@ -21,7 +21,8 @@ from copfl.settings.checking import with_options
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
 from tests.options import shown, variants
 
-# To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and flower/test_rounds.py.
+# To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and
+# flower/test_rounds.py.
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
 
 
@@ -56,7 +57,7 @@ def test_copfl_has_no_side_effects_with_any_option_or_preset(options: dict[str, 
     dict(algorithm_checks(with_options(COPFL(), counted), rounds=1))["no side effects"]()
 
 
-# -- algorithms that break one law each --------------------------------------------------------------------------------
+# -- algorithms that break one law each ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def test_the_size_is_what_the_simulation_counts() -> None:
         assert encode(given, HEAD, name).nbytes == pytest.approx(int(payload.nbytes(given, width)), rel=0.01)
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_the_receiver_holds_is_left_out() -> None:
@@ -207,7 +207,7 @@ def test_a_head_with_a_word_where_a_table_belongs_is_refused(field: str) -> None
         decode(forged, record(), HEAD)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_an_unknown_wire_is_refused() -> None:
         encode(record(), HEAD, "fp8")
 
 
-# -- every algorithm ---------------------------------------------------------------------------------------------------
+# -- every algorithm -----------------------------------------------------------------------------------------
 
 
 def uploads(name: str) -> tuple[Any, Any, Tensor]:
@@ -343,7 +343,7 @@ def test_no_personal_coordinate_is_in_the_bytes() -> None:
     assert all(value.tobytes() in content for value in shared)
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------
+# -- sizes ---------------------------------------------------------------------------------------------------
 
 
 def test_resnet18_at_half_budget_uploads_half() -> None:

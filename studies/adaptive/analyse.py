@@ -186,8 +186,8 @@ def stored() -> dict[str, dict[str, dict[int, float]]]:
 def confirmation(accuracies: Values, variant: str) -> str:
     """A variant on test samples, against training alone seed by seed, and against the best method in hindsight.
 
-    Methods are the seven competitors of studies/defaults, training alone and the first choice, on the one or two seeds
-    that all of them have.
+    Methods are the seven competitors of studies/defaults, training alone and the first choice, on the one or
+    two seeds that all of them have.
     """
     lines = [
         f"| federation | `{variant}` | {FIRST} | {ALONE} | minus {ALONE} | minus {FIRST} | regret "

@@ -37,8 +37,8 @@ class Client(NamedTuple):
 class BlockGate(Averaging):
     """The mean of all models. A client starts from w + g_l (own - w) in layer l and trains everything.
 
-    All gates 0 are FedAvg with fine-tuning, that of the head 1 FedPer, all 1 training alone. In the first `explore`
-    rounds every fifth sample is held out, and the gates are fitted; then all samples train.
+    All gates 0 are FedAvg with fine-tuning, that of the head 1 FedPer, all 1 training alone. In the first
+    `explore` rounds every fifth sample is held out, and the gates are fitted; then all samples train.
     """
 
     explore: int = 20

@@ -94,7 +94,8 @@ class FedPACGate(FedPAC):
     """FedPAC with gates. In the first `explore` rounds every fifth sample is held out, and they are fitted.
 
     start_gates  "own_head", "mean_head": the head starts from (1 - g - g') combined + g own + g' mean.
-                 "own_body": the body starts from (1 - g) mean + g own. With both own parts at 1 a client trains alone
+                 "own_body": the body starts from (1 - g) mean + g own. With both own parts at 1 a client
+                 trains alone
     end_gates    "layers": a client predicts with received + g_l (trained - received) in layer l. "shared": with
                  trained + g (mean - trained) in the head, and trained + g (received - trained) in the body
     """

@@ -40,7 +40,8 @@ class Upload(NamedTuple):
 class FedRoDGate(FedRoD):
     """A client predicts with the shared head plus g_n times its personal head.
 
-    In the first `explore` rounds every fifth sample is held out, and the gates are fitted; then all samples train.
+    In the first `explore` rounds every fifth sample is held out, and the gates are fitted; then all samples
+    train.
     """
 
     explore: int = 20

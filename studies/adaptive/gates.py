@@ -1,7 +1,8 @@
 """Gates between two values of a block of weights, fitted on held-out samples and shrunk to the federation's.
 
-Client n has gates g_n [B], one per block. Its outputs for a held-out sample are z(g), the logits. With the labels,
-the log-likelihood has the score s_n [B] and the expected information A_n [B, B] at the federation's gates mu:
+Client n has gates g_n [B], one per block. Its outputs for a held-out sample are z(g), the logits. With the
+labels, the log-likelihood has the score s_n [B] and the expected information A_n [B, B] at the federation's
+gates mu:
 
   g_n ~ N(mu, diag(tau^2)),   s_n(mu) ~ N(A_n (g_n - mu), V_n),   V_n the sum of the samples' squared scores
 
@@ -9,9 +10,9 @@ the log-likelihood has the score s_n [B] and the expected information A_n [B, B]
   tau^2 = max(0, sum (s_n^2 - V_n)) / sum A_n^2                            by the method of moments, per block
   g_n   = mu + T A_n (V_n + A_n T A_n)^-1 s_n                              the best linear prediction, T = diag(tau^2)
 
-Everything the server needs is a sum. A client with few samples has a small A_n and follows mu. The last entry of mu
-scales all logits. It takes up that a model is too sure of itself on samples it has not seen, which would otherwise
-be evidence against every block that was trained. Predictions do not use it.
+Everything the server needs is a sum. A client with few samples has a small A_n and follows mu. The last entry
+of mu scales all logits. It takes up that a model is too sure of itself on samples it has not seen, which
+would otherwise be evidence against every block that was trained. Predictions do not use it.
 """
 
 from __future__ import annotations

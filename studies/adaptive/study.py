@@ -1,12 +1,11 @@
 """Trains the variants with gates beside the first choice: python -m studies.adaptive.study FILES OUT.jsonl.
 
-All of them have the batch size, the rate and the schedule of copfl.settings.first_choice, and FedExP's step of the
-server. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
+All of them have the batch size, the rate and the schedule of copfl.settings.first_choice, and FedExP's step
+of the server. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +28,7 @@ from studies.adaptive.block_gate import BlockGate
 from studies.adaptive.fedpac_gate import FedPACGate
 from studies.adaptive.fedrod_gate import FedRoDGate
 from studies.defaults.study import VALIDATION, run_of, summary
-from studies.parallel import run_jobs
+from studies.parallel import run_jobs, study_parser
 
 NAMES = [name for name in SETTINGS if not name.startswith("lora")]
 
@@ -122,17 +121,13 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__, "data")
     parser.add_argument(
         "--runs", required=True, help="SEED:VARIANT,VARIANT;SEED:... in the order of the runs"
     )
     parser.add_argument("--settings", default=",".join(NAMES))
     parser.add_argument("--test", action="store_true", help="on test samples instead of validation samples")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     jobs = [
         Job(name, variant, int(seed))

@@ -94,7 +94,7 @@ def runs_of(lines: Iterable[dict[str, Any]]) -> tuple[dict[Cell, Run], dict[Cell
     return runs, secure
 
 
-# -- numbers of a run ------------------------------------------------------------------------------------------
+# -- numbers of a run ----------------------------------------------------------------------------------------
 
 
 def auc(score: Numbers, bad: Numbers) -> float:
@@ -149,7 +149,7 @@ def verdict_with_liars(run: Run, liars: int, sign: float) -> str:
     return group_benefit(run.half, difference).verdicts[target]
 
 
-# -- tables ----------------------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------------------
 
 
 def over(values: Iterable[float], digits: int = 2) -> str:

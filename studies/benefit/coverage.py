@@ -1,8 +1,8 @@
 """Do the intervals of the study contain the benefit? python studies/benefit/coverage.py OUT.jsonl --device cuda.
 
-In every round of a run of the study, the models of 200 random halves and of their complements are compared by all
-clients, which gives the benefit nearly exactly. A run draws one half in each round: 200 such draws give intervals, and
-the fraction of them that contain the benefit.
+In every round of a run of the study, the models of 200 random halves and of their complements are compared by
+all clients, which gives the benefit nearly exactly. A run draws one half in each round: 200 such draws give
+intervals, and the fraction of them that contain the benefit.
 """
 
 from __future__ import annotations

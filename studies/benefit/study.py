@@ -1,7 +1,7 @@
 """Are harmful clients found by their benefit to the others? python studies/benefit/study.py OUT.jsonl.
 
-Twenty clients have the digits, four of them do harm of one kind. A run measures the benefit of each client; ten more
-train the federation again without one client each, which is what the benefit should predict. The
+Twenty clients have the digits, four of them do harm of one kind. A run measures the benefit of each client;
+ten more train the federation again without one client each, which is what the benefit should predict. The
 estimator was chosen with seeds 0 and 1.
 """
 

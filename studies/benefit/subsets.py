@@ -1,7 +1,8 @@
 """Shapley values by retraining: python studies/benefit/subsets.py OUT.jsonl --device cuda.
 
-Six clients, one of them does harm. The federation of each of the 64 sets of clients is trained, all of them in one
-program, with the seed and the batches of the run of all. So the Shapley values of these runs are exact.
+Six clients, one of them does harm. The federation of each of the 64 sets of clients is trained, all of them
+in one program, with the seed and the batches of the run of all. So the Shapley values of these runs are
+exact.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def members(clients: int, device: torch.device) -> Tensor:
 def losses_of_sets(e: Any) -> dict[str, Numbers]:
     """By metric, the test loss of each client in the federation of each set, [sets, clients].
 
-    A client outside of a set receives its model and trains, but its uploads do not arrive, as in `replay.without`.
+    A client outside of a set receives its model and trains, but its uploads do not arrive, as in
+    `replay.without`.
     """
     algorithm, (task, federation, _, _), settings = e.algorithm, e.training, e.settings
     clients, device = federation.clients, task.device

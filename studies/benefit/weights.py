@@ -1,7 +1,7 @@
 """Do weights by evidence help? python studies/benefit/weights.py OUT.jsonl.
 
-The federations of `study.py` and one without harm, for more rounds and with equal weights: these alone, `--robust
-evidence`, the trimmed mean and the median. The rule was chosen with seed 0.
+The federations of `study.py` and one without harm, for more rounds and with equal weights: these alone,
+`--robust evidence`, the trimmed mean and the median. The rule was chosen with seed 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Prints the regret of `copfl choose` from the records: python studies/choose/analyse.py records.jsonl.gz [400].
 
 The number is the first seed: 410 of the confirmation, 400 of the development. A race sees the seeds RACED, on
-validation samples. The regret of a choice is the largest test accuracy of any candidate minus that of the choice, both
-means over the seeds TESTED. A part of it is noise: the largest of many means is too large. What the best candidate by
-one tested seed loses on the other one shows how much.
+validation samples. The regret of a choice is the largest test accuracy of any candidate minus that of the
+choice, both means over the seeds TESTED. A part of it is noise: the largest of many means is too large. What
+the best candidate by one tested seed loses on the other one shows how much.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Every candidate of `copfl choose` in twelve federations: python studies/choose/study.py FILES OUT.jsonl.
 
-FILES is what studies/defaults/prepare.py writes. A race sees three seeds, in which a fifth of each client's training
-samples is kept for validation. What a choice is worth is measured with two other seeds, on all training samples and on
-test samples. analyse.py races on these curves, without training. The plan of the race was found with the seeds of
-DEVELOPMENT.
+FILES is what studies/defaults/prepare.py writes. A race sees three seeds, in which a fifth of each client's
+training samples is kept for validation. What a choice is worth is measured with two other seeds, on all
+training samples and on test samples. analyse.py races on these curves, without training. The plan of the race
+was found with the seeds of DEVELOPMENT.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from functools import partial
@@ -20,7 +19,7 @@ import numpy as np
 from copfl.bench.settings import SETTINGS, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 CHOSEN = (
     "digits-2",
@@ -40,7 +39,8 @@ DEVELOPMENT, CONFIRMATION = 400, 410  # first seeds
 RACED, TESTED = (0, 1, 2), (3, 4)  # added to the first seed
 VALIDATION = 0.2
 RATES = (1e-3, 3e-3, 1e-2)
-# With a step of the server, at every rate; the other algorithms have the plain mean and the rate of the first choice.
+# With a step of the server, at every rate; the other algorithms have the plain mean and the rate of the first
+# choice.
 STEPS = (
     ("fedpac", "fedexp", 3.0),
     ("fedpac", "momentum", 0.0),
@@ -136,14 +136,10 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--settings", default=",".join(CHOSEN))
     parser.add_argument("--seeds", default=",".join(str(CONFIRMATION + seed) for seed in RACED + TESTED))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     planned = jobs(args.settings.split(","), [int(seed) for seed in args.seeds.split(",")], args.files)
     of_job = partial(record, folder=args.files, device=args.device)

@@ -82,7 +82,8 @@ def confirmation(accuracies: Values) -> str:
 def table(accuracies: dict[str, dict[Candidate, float]]) -> str:
     """Every algorithm and server step with the rate, batch and schedule of its lowest mean regret.
 
-    The regret is against the best candidate of each setting in hindsight. Training alone has the same settings.
+    The regret is against the best candidate of each setting in hindsight. Training alone has the same
+    settings.
     """
     best = {setting: max(cells.values()) for setting, cells in accuracies.items()}
     complete = set.intersection(*(set(cells) for cells in accuracies.values()))

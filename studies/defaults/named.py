@@ -3,15 +3,14 @@
     python studies/defaults/named.py FILES OUT.jsonl --parts copfl,named,...   # on validation samples
     python studies/defaults/named.py FILES OUT.jsonl --parts confirm               # the decision, on test samples
 
-`copfl`: forms of CO-PFL, each with two optimizers and two steps of the server. `named`: every algorithm as it is, and
-with the batch and the rate of copfl.settings.first_choice. `targets`: values and labels instead of classes. `confirm`
-trains the form that has the highest mean over the development settings, beside today's and the published one.
-Runs whose record is in OUT already are left out, so a study that was stopped goes on.
+`copfl`: forms of CO-PFL, each with two optimizers and two steps of the server. `named`: every algorithm as it
+is, and with the batch and the rate of copfl.settings.first_choice. `targets`: values and labels instead of
+classes. `confirm` trains the form that has the highest mean over the development settings, beside today's and
+the published one. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from copfl.bench.settings import SETTINGS, TABLE, Setting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 VALIDATION = 0.25
 BY_BENEFIT = {"rate": 0.05, "budget": 0.3, "criterion": "benefit", "candidates": "reselect"}
@@ -81,7 +80,7 @@ NEEDS_MORE = (
 DEVELOPMENT_SEED, CONFIRMATION_SEEDS = 600, [700, 701, 702, 703, 704]
 
 
-# -- federations whose targets are no classes --------------------------------------------------------------------------
+# -- federations whose targets are no classes ----------------------------------------------------------------
 
 
 def _in_groups(values: NDArray[Any], groups: int, noise: float, seed: int = 0) -> NDArray[Any]:
@@ -178,7 +177,7 @@ def federation(name: str, folder: Path) -> tuple[Setting, dict[str, Any], str, f
     return setting, data, kind, 0.8 * len(data["y"]) / len(np.unique(data["group"]))
 
 
-# -- the runs ----------------------------------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -267,8 +266,8 @@ def confirmed_targets(seeds: list[int]) -> Iterator[Job]:
 def best_form(out: Path, server: str) -> tuple[str, str] | None:
     """The form and optimizer of the highest mean over the settings in which all candidates have a record.
 
-    A candidate of which less than two thirds was run, because the study was stopped, is none; equal weights are a
-    control.
+    A candidate of which less than two thirds was run, because the study was stopped, is none; equal weights
+    are a control.
     """
     values: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for line in out.read_text("utf-8").splitlines():
@@ -340,15 +339,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--parts", default="copfl,named,named-rule,targets")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     planned: dict[str, Callable[[], Iterator[Job]]] = {
         "copfl": lambda: copfl_jobs("mean", "adam", DEVELOPMENT),

@@ -1,8 +1,8 @@
 """Writes the files that copfl/bench/settings.py reads: python studies/defaults/prepare.py DATA OUT [--encoder FOLDER].
 
 DATA has CIFAR-10's batches, banking77/ and clinc150/ as they are published. With --encoder, a folder of a
-sentence-transformers model, OUT also gets the features of Banking77's sentences. With --embedded alone, OUT gets
-the sets that come with scikit-learn, for a machine without it.
+sentence-transformers model, OUT also gets the features of Banking77's sentences. With --embedded alone, OUT
+gets the sets that come with scikit-learn, for a machine without it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Trains every candidate in every setting, on validation samples: python studies/defaults/study.py DATA OUT.jsonl.
 
-A candidate is an algorithm, a server optimizer and a learning rate of Adam. A quarter of each client's training
-samples replaces its test samples, so no test sample takes part in any choice. Runs whose record is in OUT
-already are left out, so a study that was stopped goes on.
+A candidate is an algorithm, a server optimizer and a learning rate of Adam. A quarter of each client's
+training samples replaces its test samples, so no test sample takes part in any choice. Runs whose record is
+in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 from copfl.bench.settings import SETTINGS, Setting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from copfl.experiment.result import Result
@@ -207,15 +206,11 @@ def summary(result: Result) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__, "data")
     parser.add_argument("--suite", default="servers", choices=[*SUITES, "confirm"])
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--seeds", default="100,101,102")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     seeds = [int(seed) for seed in args.seeds.split(",")]
     names = args.settings.split(",")

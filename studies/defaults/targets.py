@@ -3,15 +3,15 @@
     python studies/defaults/targets.py FILES OUT.jsonl --runs "9100,9101:local,ditto,apfl"      # the choice
     python studies/defaults/targets.py FILES OUT.jsonl --runs "9200,9201:default:unseen"        # the decision
 
-A federation is a table with a column of sites, as a user has it, and a table of test rows of the same sites; FILES gets
-both. A generated one has the same sites in every seed and fresh rows. An embedded one has its rows split anew in every
-seed. No federation is in both the choice and the decision; embedded tables such as diabetes are in both, with other
-targets and sites. Runs whose record is in OUT already are left out, so a study that was stopped goes on.
+A federation is a table with a column of sites, as a user has it, and a table of test rows of the same sites;
+FILES gets both. A generated one has the same sites in every seed and fresh rows. An embedded one has its rows
+split anew in every seed. No federation is in both the choice and the decision; embedded tables such as
+diabetes are in both, with other targets and sites. Runs whose record is in OUT already are left out, so a
+study that was stopped goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 from unseen import _write, quantiles  # type: ignore[import-not-found]
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
     site: Array  # [n]
 
 
-# -- generated federations ---------------------------------------------------------------------------------------------
+# -- generated federations -----------------------------------------------------------------------------------
 
 
 class Sites(NamedTuple):
@@ -98,7 +98,7 @@ def generated(function: Function, how: Sites, name: str, seed: int) -> tuple[Row
     return parts[0], parts[1]
 
 
-# -- embedded tables ---------------------------------------------------------------------------------------------------
+# -- embedded tables -----------------------------------------------------------------------------------------
 
 
 def wine_labels(rng: Rng) -> Rows:
@@ -277,7 +277,7 @@ def embedded(table: Callable[[Rng], Rows], share: float, name: str, seed: int) -
     return train, test
 
 
-# -- the federations ---------------------------------------------------------------------------------------------------
+# -- the federations -----------------------------------------------------------------------------------------
 
 
 class Federation(NamedTuple):
@@ -362,7 +362,7 @@ def write(name: str, seed: int, folder: Path) -> tuple[dict[str, Any], float]:
     return {"data": {**data, "kind": kind}, "run": {"rounds": federation.rounds}}, rows
 
 
-# -- the runs ----------------------------------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -417,19 +417,13 @@ def record(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument(
         "--runs",
         required=True,
         help="SEED,...:CANDIDATE,...[:FEDERATION,...] in the order of the runs, parted by spaces; "
         '"unseen" are those of the decision, without federations: those of the choice',
     )
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     args.files.mkdir(parents=True, exist_ok=True)
     jobs = []

@@ -1,14 +1,13 @@
 """Does the default hold in federations that it was not chosen on? python studies/defaults/unseen.py FILES OUT.jsonl.
 
-Every run is what a user gets who names the data and no algorithm: `copfl run -d DATA`. It trains each client alone as
-well, for as many epochs and with the same add-ons: the column "alone" of its report. FILES gets the tables; with
---data, a folder that has banking77/ and clinc150/, there are federations of texts too. Runs whose record is in OUT
-already are left out, so a study that was stopped goes on.
+Every run is what a user gets who names the data and no algorithm: `copfl run -d DATA`. It trains each client
+alone as well, for as many epochs and with the same add-ons: the column "alone" of its report. FILES gets the
+tables; with --data, a folder that has banking77/ and clinc150/, there are federations of texts too. Runs
+whose record is in OUT already are left out, so a study that was stopped goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -23,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 Tables = Mapping[str, Mapping[str, Any]]
 
 
-# -- federations -------------------------------------------------------------------------------------------------------
+# -- federations ---------------------------------------------------------------------------------------------
 
 
 def of_classes(per_client: int, train: int, clients: int = 10, rounds: int = 40, **tables: Any) -> Tables:
@@ -204,7 +203,7 @@ def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
         csv.writer(file).writerows([header, *rows])
 
 
-# -- the runs ----------------------------------------------------------------------------------------------------------
+# -- the runs ------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -277,9 +276,7 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--data", type=Path, help="a folder with banking77/ and clinc150/")
     parser.add_argument(
         "--runs",
@@ -287,8 +284,6 @@ def main() -> None:
         help="SEED,...:CANDIDATE,...[:FEDERATION,...];... in the order of the runs; without federations, all",
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     args.files.mkdir(parents=True, exist_ok=True)
     if not (args.files / "wine.csv").is_file():

@@ -1,7 +1,7 @@
 """Prints the tables of the study from its records: python studies/select/analyse.py RECORDS.jsonl[.gz].
 
-A difference is between two rules on the same clients, in points of test accuracy: the mean over clients, then over the
-runs. Its 95 % interval resamples the settings, and of each its seeds.
+A difference is between two rules on the same clients, in points of test accuracy: the mean over clients, then
+over the runs. Its 95 % interval resamples the settings, and of each its seeds.
 """
 
 from __future__ import annotations

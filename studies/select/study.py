@@ -2,14 +2,13 @@
 
     python studies/select/study.py FILES OUT.jsonl [--device cuda --processes 14]
 
-FILES is what studies/defaults/prepare.py writes. Every run has all rounds and keeps each client's accuracy in every
-round, on its test samples and on its validation samples, so analyse.py compares all rules on the same runs. A run with
-the fraction 0 trains on all samples. Runs whose record is in OUT already are left out.
+FILES is what studies/defaults/prepare.py writes. Every run has all rounds and keeps each client's accuracy in
+every round, on its test samples and on its validation samples, so analyse.py compares all rules on the same
+runs. A run with the fraction 0 trains on all samples. Runs whose record is in OUT already are left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
@@ -22,7 +21,7 @@ import numpy as np
 from copfl.bench.settings import SETTINGS, arrays
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
 
 CHOSEN = (
     "digits-2",
@@ -108,17 +107,13 @@ def rounded(values: Any) -> list[list[float | None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--settings", default=",".join(CHOSEN))
     parser.add_argument("--algorithms", default=",".join(RATES))
     parser.add_argument("--fractions", default=",".join(map(str, FRACTIONS)))
     parser.add_argument("--seeds", default="200,201,202")
     parser.add_argument("--rounds", type=int, default=0, help="of every run; 0: those of the setting")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     jobs = [
         Job(name, algorithm, fraction, seed, args.rounds or SETTINGS[name].rounds)

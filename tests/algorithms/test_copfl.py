@@ -26,9 +26,10 @@ from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, s
 
 # Three coordinates, two clients with one sample each, plain gradient descent with step 1.
 #
-# The model answers [0, a.x]; the loss of a sample with label 1 is log(1 + exp(-a.x)), its gradient -x sigma(-a.x),
-# sigma(z) = 1 / (1 + exp(-z)). So one step from a ends in a + x sigma(-a.x). A third of the parameters turns personal
-# in a round, and a third is the budget: one entry, the one with the largest |x|, in the first round.
+# The model answers [0, a.x]; the loss of a sample with label 1 is log(1 + exp(-a.x)), its gradient -x
+# sigma(-a.x), sigma(z) = 1 / (1 + exp(-z)). So one step from a ends in a + x sigma(-a.x). A third of the
+# parameters turns personal in a round, and a third is the budget: one entry, the one with the largest |x|, in
+# the first round.
 A, B = (2.0, 1.0, 0.5), (-0.5, 0.75, 1.5)
 
 
@@ -78,8 +79,8 @@ def test_the_first_round_by_hand() -> None:
 
 def test_the_second_round_by_hand() -> None:
     server, clients, shown = two_rounds(BY_HAND)
-    # A starts from its own entry 0 and the global model: (1, .4375, .25). Both halves start there, so every entry of it
-    # moves by x times the same sigma. B starts from (-.25, .4375, .75).
+    # A starts from its own entry 0 and the global model: (1, .4375, .25). Both halves start there, so every
+    # entry of it moves by x times the same sigma. B starts from (-.25, .4375, .75).
     q_a = sigma(-dot((1, 0.4375, 0.25), A))
     q_b = sigma(-dot((-0.25, 0.4375, 0.75), B))
     w_a = (1 + 2 * q_a, 0.4375 + q_a, 0.25 + 0.5 * q_a)
@@ -87,7 +88,8 @@ def test_the_second_round_by_hand() -> None:
     np.testing.assert_allclose(clients.w, [w_a, w_b], atol=1e-12)
     assert clients.mask.tolist() == [[True, False, False], [False, False, True]]  # the budget is used up
     # The server's step was w^0 - w^1 = (.25, -.4375, -.25).
-    # Without A: entry 0 is B's as it is; entry 1 is B's .375; entry 2 was A's alone, so it would not have moved.
+    # Without A: entry 0 is B's as it is; entry 1 is B's .375; entry 2 was A's alone, so it would not have
+    # moved.
     step_without_a, model_without_a = (0.25, -0.375, 0.0), (-0.25, 0.375, 0.0)
     # Without B: entry 0 was B's alone; entry 1 is A's .5; entry 2 is A's as it is.
     step_without_b, model_without_b = (0.0, -0.5, -0.25), (0.0, 0.5, 0.25)
@@ -108,8 +110,8 @@ def test_the_second_round_by_hand() -> None:
 
 
 def test_what_is_held_out_is_not_trained_on() -> None:
-    # Five samples: four copies of A, and B, the fifth, held out. One pass of gradient descent over each half; no half
-    # sees B, so its score is judged by B with what four samples of A leave.
+    # Five samples: four copies of A, and B, the fifth, held out. One pass of gradient descent over each half;
+    # no half sees B, so its score is judged by B with what four samples of A leave.
     algorithm = replace(BY_HAND, contribution=Cowa(trust="held_out"))
     state, _ = rounds_of(
         algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A, A, A, A, B], [1] * 5)), 1, batch=5
@@ -121,9 +123,9 @@ def test_what_is_held_out_is_not_trained_on() -> None:
 
 
 def test_what_turns_personal_is_what_helps_on_samples_that_were_held_out() -> None:
-    # The first round holds out the first of five samples, B. w is A / 2 and was 0. Half-way, at A / 4, the gradient on
-    # B is -B times a sigma; times the change -A / 2 that is A o B / 2 = (-1, .75, .75) / 2 times it: entry 0 changed
-    # most and does harm, 1 is the first that helps.
+    # The first round holds out the first of five samples, B. w is A / 2 and was 0. Half-way, at A / 4, the
+    # gradient on B is -B times a sigma; times the change -A / 2 that is A o B / 2 = (-1, .75, .75) / 2 times
+    # it: entry 0 changed most and does harm, 1 is the first that helps.
     held_out = federation_of(([B, A, A, A, A], [1] * 5))
     for by, chosen in (("change", 0), ("benefit", 1)):
         algorithm = replace(BY_HAND, growth=Pwpm(1 / 3, 1 / 3, criterion=by))
@@ -166,7 +168,8 @@ def test_union_never_averages_what_anybody_holds_as_personal() -> None:
 def test_a_common_mask_by_hand() -> None:
     common = replace(BY_HAND, merge="common")
     server, _, _ = two_rounds(common, rounds=1)
-    # Both scores are 1 + log 2. The mean of A / 2 and B / 2 is (.375, .4375, .5), and changed most at entry 2.
+    # Both scores are 1 + log 2. The mean of A / 2 and B / 2 is (.375, .4375, .5), and changed most at entry
+    # 2.
     assert server.w.tolist() == pytest.approx([0.375, 0.4375, 0.5])
     assert server.union.tolist() == [False, False, True]
     assert server.weights.tolist() == pytest.approx([2 * (1 + math.log(2))] * 3)
@@ -196,7 +199,8 @@ def test_a_new_client_starts_from_the_global_model_under_a_common_mask() -> None
 
 
 def test_nobody_is_taken_out_of_what_the_union_froze() -> None:
-    # Entry 0 is shared by two of three clients, with 4 and 8, and personal at the third: frozen at 1, not averaged.
+    # Entry 0 is shared by two of three clients, with 4 and 8, and personal at the third: frozen at 1, not
+    # averaged.
     task, algorithm = slopes(1.0, 1.0), replace(BY_HAND, merge="union")
     server = algorithm.server_init(task, 3)
     total: Any = None
@@ -248,7 +252,7 @@ def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None
     assert step.tolist() == (0.5 - model).tolist()
 
 
-# -- laws --------------------------------------------------------------------------------------------------------------
+# -- laws ----------------------------------------------------------------------------------------------------
 
 
 def test_without_masks_and_scores_it_is_fedavg() -> None:
@@ -432,7 +436,7 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
     assert with_options(COPFL(), {}) == COPFL()
 
 
-# -- the default: a personal head ------------------------------------------------------------------------------
+# -- the default: a personal head ----------------------------------------------------------------------------
 
 
 def test_by_default_the_head_is_personal_and_nothing_else_becomes_so() -> None:

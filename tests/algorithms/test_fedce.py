@@ -16,8 +16,8 @@ from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
 from tests.toys import Vector, dot, federation_of, loss, rounds_of, slopes
 
-# The model answers [0, a.x]; one step with lr 1 on a sample x with label 1 goes from a to a + x sigma(-a.x), and the
-# loss is log(1 + exp(-a.x)).
+# The model answers [0, a.x]; one step with lr 1 on a sample x with label 1 goes from a to a + x sigma(-a.x),
+# and the loss is log(1 + exp(-a.x)).
 A, B = (2.0, 1.0), (-0.5, 0.75)
 PLAIN = Sgd(1.0, 0.0, 0.0)
 

@@ -58,7 +58,8 @@ def test_three_rounds_by_hand() -> None:
     # Since the start, the first entry moved most at A and the last at B; neither mask was used in the upload.
     assert clients.mask.tolist() == [[True, False, False, False], [False, False, False, True]]
     assert not clients.uploaded.any()
-    # The new masks train; both start from the whole average, and the shared pass goes on from the personal one.
+    # The new masks train; both start from the whole average, and the shared pass goes on from the personal
+    # one.
     m = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
     a, b = (
         stepped(stepped(second, x, own), x, tuple(1 - i for i in own))

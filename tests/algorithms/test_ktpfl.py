@@ -81,8 +81,8 @@ def test_at_its_defaults_the_coefficients_move() -> None:
     answers = (logits / algorithm.temperature).softmax(2)
     server = algorithm.server_init(task, 10)._replace(answers=torch.zeros_like(answers))
     server, _ = algorithm.server_update(task, server, Total(answers, torch.ones(10, dtype=torch.float64)))
-    # Two answers differ by +-u in two of the classes, so G = u^2 (1 - 1/N) is every curvature but that of the sum. The
-    # slope of c_n at 1/N is -2 u^2 (e_n - 1/N), its curvature 2 u^2 + 2 rho / N.
+    # Two answers differ by +-u in two of the classes, so G = u^2 (1 - 1/N) is every curvature but that of the
+    # sum. The slope of c_n at 1/N is -2 u^2 (e_n - 1/N), its curvature 2 u^2 + 2 rho / N.
     u = (math.exp(0.5) - 1) / (math.exp(0.5) + 9)
     own = 1 + 9 * u**2 / (u**2 + 0.7 / 10)
     assert (10 * server.coefficients.diagonal()).tolist() == pytest.approx([own] * 10)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from copfl.algorithms import FedAvg, Local, Potara
-from copfl.core import Batch, Sgd, received
+from copfl.core import Batch, Data, Sgd, received, task_of, tree
 from copfl.parts.fisher import Curvature, curvature, groups_of, merging_weight
 from tests.algorithms.chain import PLAIN, chain, numbers, off, one_at_a_time, samples, steps, vector
 from tests.algorithms.updates import clients_of, output_of, three_rounds
@@ -118,6 +120,32 @@ def test_padding_and_further_samples_do_not_count() -> None:
     assert padded.fisher.tolist() == numbers(*squares(GLOBAL))
     g = gradients(GLOBAL)
     assert two.fisher.tolist() == numbers(*((g[0][n] ** 2 + g[1][n] ** 2) / 2 for n in (0, 1)))
+
+
+def test_batch_norm_has_the_statistics_of_the_model_and_not_those_of_a_group() -> None:
+    """Groups of two, two and one of five samples: that of one would be normalised to zero."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    for statistics in (module.get_buffer("1.running_mean"), module.get_buffer("1.running_var")):
+        nn.init.uniform_(statistics, 1, 2)
+    task = task_of(copy.deepcopy(module), 2, dtype=torch.float64)
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
+    expected = torch.zeros(task.d, dtype=torch.float64)
+    for group in torch.split(torch.arange(5), 2):
+        module.eval().zero_grad()
+        nn.functional.cross_entropy(module(x[group]), y[group]).backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+        expected += len(group) * gradient.square() / 3
+    groups = groups_of((Batch(torch.arange(5), None, None, None),), 30, 2)
+    data = Data(x, y, torch.tensor(5))
+    with torch.no_grad():
+        found = curvature(task, task.initial, data, groups)
+        torch.testing.assert_close(found.fisher, expected, rtol=1e-12, atol=0)
+        fast = task.with_batching()
+        assert fast.batched is not None
+        both = tree.each(lambda t: torch.stack([t, t]), (task.initial, data))
+        rows = tree.vectorised(lambda given: curvature(fast, *given, groups), both)
+        torch.testing.assert_close(rows.fisher, torch.stack([expected] * 2), rtol=1e-9, atol=0)
 
 
 def test_the_server_is_fedavgs_and_the_local_models_are_those_of_local_training() -> None:

@@ -60,8 +60,12 @@ def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture
     assert answer.code == 0
     assert re.search(r"^2 \(west\) ", answer.out, re.MULTILINE)
     assert "3 clients, partition by_group (natural clients)" in answer.out
+    (here / "photos" / "west" / "a" / "._0.png").write_bytes(b"of a Mac")  # no image
     answer = called(capsys, "predict", "out", "--client", "west", "--data", "photos/west")
     assert answer.code == 0
+    assert [line.split("\t")[1] for line in answer.out.splitlines()] == [
+        f"{label}/{n}.png" for label in "ab" for n in range(5)
+    ]
     assert answer.err.endswith("% of 10 samples\n")
 
 
@@ -97,6 +101,25 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
         ("--dataset inf.csv --target ill", '"age" has inf in row 1; numbers must be finite, up to 1e'),
         ("--dataset missing.csv --target ill", r"age 1\. .*data.missing=fill .* data.missing=drop"),
         ("--dataset extra.npz", 'the class "3" of "extra" has test samples and no train sample'),
+        (
+            "--dataset one.csv --target ill",
+            'samples of "one" are of one class, 1, so there is nothing to learn',
+        ),
+        ("--dataset own.csv --target name", "each of the 40 samples has a class of its own, so none can be"),
+        ("--dataset t.csv --target ill --client ill", '"ill" is named as target and as client; it can be'),
+        ("--dataset t.csv --target ill -s data.drop=ill", '"ill" is named as target and as drop'),
+        ("--dataset index.csv --target ill", "index.csv has no name for column 1 .* pandas writes its index"),
+        ("--dataset twice.csv --target ill", "has the column 'age' twice; rename or remove one"),
+        ("--dataset t.csv.gz --target ill", "t.csv.gz is not a file of a known kind; unpack it, or give"),
+        ("--dataset t.xlsx --target ill", "not a file of a known kind; save the sheet as CSV UTF-8, or give"),
+        (
+            "--dataset list.json --target ill",
+            "list.json is a list in JSON, and not LEAF's; a table is .jsonl",
+        ),
+        ("--dataset leaf.json --target ill", "data.target='ill' is no setting; allowed are kind, users\n"),
+        ("--dataset t.csv --target age --task regresion", 'no kind "regresion"; did you mean "regression"'),
+        ("--dataset one.csv --target ill --task regression --partition iid", "have the same value, so there"),
+        ("--dataset nowhere/", "nowhere does not exist; give a table"),
         ("--dataset nan.npz", "x has NaN or infinity, first in sample 0"),
         ("--dataset many.npz", "70,000 different labels, at most 65,536"),
         ("--dataset huge.csv --target a", "5,368,709,120 bytes; at most .* Take a part of its rows"),
@@ -114,6 +137,14 @@ def test_bad_data_is_one_paragraph_and_leaves_nothing(
     write_csv(here / "bad.csv", [*ROWS, {**ROWS[0], "site": "h9"}])
     write_csv(here / "inf.csv", [{**ROWS[0], "age": "inf"}, *ROWS])
     write_csv(here / "missing.csv", [{**ROWS[0], "age": ""}, *ROWS])
+    write_csv(here / "one.csv", [{**row, "ill": "1"} for row in ROWS])
+    write_csv(here / "own.csv", [{"age": n, "name": f"name {n}"} for n in range(40)])
+    (here / "index.csv").write_text(",age,ill\n0,1,2\n")
+    (here / "twice.csv").write_text("age,age,ill\n0,1,2\n")
+    (here / "list.json").write_text('\n [{"age": 1}]')
+    (here / "leaf.json").write_text('{"user_data": {}}')
+    for name in ("t.csv.gz", "t.xlsx"):
+        (here / name).write_bytes(b"")
     x, y = np.zeros((9, 2)), np.arange(9) % 3
     np.savez(here / "extra.npz", x=x, y=y, x_test=x, y_test=y + 1)
     np.savez(here / "nan.npz", x=x + np.nan, y=y)

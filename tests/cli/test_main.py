@@ -68,7 +68,7 @@ def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> 
     ).keys()
     assert len([name for name in files(folder) if name.endswith("/bundle.json")]) == 21  # and the global one
     assert "\x1b" not in answer.out
-    assert re.search(r"The personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
+    assert re.search(r"he personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +309,9 @@ def test_a_model_and_data_of_one_s_own(
             "run --roundz 3",
             r'--roundz is no setting; allowed are .*did you mean "--rounds"\? `copfl run --help` describes',
         ),
+        ("run --learning-rate 5", '--learning-rate is no setting.*; did you mean "--lr"?'),
+        ("run --data t.csv", '--data is no setting.*; did you mean "--dataset"?'),
+        ("run --set optimizer.learning_rate=5", 'learning_rate=5 is no setting.*; did you mean "lr"?'),
         ("compare --local-epochs 5", '--local-epochs is no setting.*; did you mean "--'),
         ("run --set epochs=5", "'epochs=5' must be TABLE.KEY=VALUE, .*; did you mean \"algorithm.epochs\"?"),
         ("run --set run.epochs=5", 'run.epochs=5 is no setting.*; did you mean "algorithm.epochs"?'),

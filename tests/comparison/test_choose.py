@@ -24,6 +24,7 @@ from copfl.comparison.race import Candidate, Race, Standing
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.comparison.submission import TimeIsUp
+from copfl.comparison.verdict import FEDERATE, NO_GAIN
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete
@@ -77,7 +78,7 @@ def standing(rounds: int, **values: list[list[float]]) -> Standing:
 
 
 def record_like() -> Record:
-    return Record({}, 0.2, 1, [1], {}, {}, {})
+    return Record({}, 0.2, 1, [1], {"accuracy": [0.9] * 9}, {}, {})
 
 
 def test_who_goes_on_by_hand() -> None:
@@ -160,6 +161,21 @@ def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "chosen").exists()
     assert found.verdict.kind == "not enough evidence"
     assert "of 60 rounds" in found.verdict.text
+
+
+def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
+    """Two points above training alone with every client, and no better than the class that 94 % have."""
+    own, alone = [[0.94, 0.95, 0.93]] * 2, [[0.92, 0.93, 0.91]] * 2
+    for constant, kind in (([0.94, 0.95, 0.93], NO_GAIN), ([0.5, 0.5, 0.5], FEDERATE)):
+        race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print, constant=np.array(constant))
+        race.rounds, final = 12, standing(12, fedper=own, local=alone)
+        race.stages = [final]
+        race.last = dict.fromkeys(("fedper", "local"), final)
+        race.algorithms = {"fedper": "fedper", "local": "local"}
+        race.rates = {"fedper": [0.01, 0.1]}
+        found = race.verdict(final)
+        assert found.kind == kind
+        assert found.text.startswith("No useful gain") == (kind == NO_GAIN)
 
 
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

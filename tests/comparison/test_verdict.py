@@ -75,6 +75,16 @@ def test_to_federate_pays_where_training_alone_cannot_catch_up() -> None:
     assert "may change" in judged(against(0.05, 0.02, 0.08, rising=0.02)).text
 
 
+def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
+    constant = (
+        "always answering a client's most frequent class, or mean value, in training gives accuracy 94.0 %"
+    )
+    found = verdict([against(0.05, 0.03, 0.07)], 0.8, 0.0, ACCURACY, 40, RATES, constant)
+    assert found.kind == NO_GAIN
+    assert found.text.startswith(f"No useful gain: {constant}, and fedavg is not shown to be better: ")
+    assert "fedavg +5.0 points [+3.0, +7.0] to training alone" in found.text
+
+
 def test_of_a_metric_that_is_better_when_low_the_signs_are_exchanged() -> None:
     assert judged(against(-5.0, -8.0, -2.0), metric=RMSE, alone=50.0).kind == FEDERATE
     assert judged(against(0.1, -0.4, 3.0), metric=RMSE, alone=50.0).kind == NO_GAIN  # a percent of 50

@@ -164,7 +164,7 @@ def test_large_seeds_work(big: int) -> None:
     assert visited(plan(big, 0, [0], [3], batch=3, epochs=1), 0, 0) != []
 
 
-# -- training and validation split -----------------------------------------------------------------------------------
+# -- training and validation split ---------------------------------------------------------------------------
 
 
 def test_every_fifth_sample_is_left_out_of_training() -> None:

@@ -43,7 +43,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-# -- a model as functions of w -----------------------------------------------------------------------------------------
+# -- a model as functions of w -------------------------------------------------------------------------------
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -194,7 +194,7 @@ def test_tied_weights_are_one_part_of_w() -> None:
     close(made.gradient(made.initial, made.initial[:0], x, y)[0], expected)
 
 
-# -- heads, features, parts --------------------------------------------------------------------------------------------
+# -- heads, features, parts ----------------------------------------------------------------------------------
 
 
 def test_features_are_what_the_head_sees() -> None:
@@ -256,7 +256,7 @@ def test_local_statistics_stay_home_and_averaged_ones_do_not() -> None:
         toy(buffers="frozen")
 
 
-# -- samples -----------------------------------------------------------------------------------------------------------
+# -- samples -------------------------------------------------------------------------------------------------
 
 
 def test_images_are_scaled_and_normalised_and_the_rest_is_not() -> None:
@@ -307,7 +307,7 @@ def test_a_batch_is_augmented_before_it_is_normalised() -> None:
     assert x[1, 0].tolist() == [[1, 1], [1, 1]]
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -420,7 +420,8 @@ class Dropping(nn.Module):
 def test_without_a_key_training_mode_draws_no_random_numbers() -> None:
     made = task_of(Dropping(), 2, dtype=torch.float64)
     x = torch.tensor([[1.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
-    # Batch norm uses the batch: (1 - 2) / 1 and (0 - 2) / 2, up to its epsilon; nothing is dropped or doubled.
+    # Batch norm uses the batch: (1 - 2) / 1 and (0 - 2) / 2, up to its epsilon; nothing is dropped or
+    # doubled.
     expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
     logits, _ = made.forward(made.initial, x, training=True)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

@@ -92,7 +92,8 @@ def test_a_filled_up_plan_equals_the_plan_without_filling(optimizer: Optimizer) 
     )  # the last step holds nobody: it changes neither weights, statistics nor moments
     padded = descend(made, optimizer, made.initial, init, data, filled)
     for found, expected in zip(tree.leaves(padded), tree.leaves(plain), strict=True):
-        # Adam makes steps of the rounding on a coordinate without gradient (a bias before a batch norm), hence 1e-9.
+        # Adam makes steps of the rounding on a coordinate without gradient (a bias before a batch norm),
+        # hence 1e-9.
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -236,9 +236,62 @@ def test_folders_of_clients_in_train_and_test(tmp_path: Path) -> None:
         4,
         4,
     )
+    left_out = "images that are left out: 1 in neither train/ nor test/ (val/north/a/0.png)"
+    assert data.note.startswith(left_out)
     shutil.rmtree(tmp_path / "test")
     with pytest.raises(DataError, match=r"there is a folder train/ but none test/ with images; expected"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["{split}/{client}", "{client}/{split}"])
+def test_train_and_test_in_capital_letters_or_at_each_client(tmp_path: Path, order: str) -> None:
+    for split, client, label in itertools.product(("Train", "TEST"), ("north", "south"), ("a", "b")):
+        folder = tmp_path / order.format(split=split, client=client) / label
+        write_image(folder / "0.png", (4, 4))
+    data = load(tmp_path)
+    assert (data.groups, data.classes, len(data.train), len(data.test), data.note) == (
+        ("north", "south"),
+        ("a", "b"),
+        4,
+        4,
+        "",
+    )
+
+
+def test_images_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    for label, i in itertools.product(("Hund groß", "猫"), range(5)):
+        write_image(tmp_path / label / f"{i}.PNG", (4, 4))
+    (tmp_path / "__MACOSX" / "猫").mkdir(parents=True)
+    for name in ("__MACOSX/猫/._0.png", "猫/._0.png"):  # of a Mac: no images
+        (tmp_path / name).write_bytes(b"\x00\x05\x16\x07")
+    assert "left out" not in load(tmp_path).note
+    for name in (".ipynb_checkpoints/a/0.png", "猫/.cache/0.png", "猫/1.bmp", "猫/2.TIF", "0.jpg"):
+        write_image(tmp_path / name, (4, 4))
+    data = load(tmp_path)
+    assert data.note.startswith(
+        "images that are left out: 2 in hidden files or folders (.ipynb_checkpoints/a/0.png), "
+        "1 in no folder of a class (0.jpg), 2 neither PNG nor JPEG (猫/1.bmp); "
+    )
+    assert (len(data.train) + len(data.test), data.classes) == (10, ("Hund groß", "猫"))
+    for label in data.classes:
+        (tmp_path / label).rename(tmp_path / f".{label}")
+    with pytest.raises(DataError, match=r"no images; expected .*: 14 in hidden files or folders \("):
+        load(tmp_path)
+
+
+def test_a_photo_is_upright_as_its_camera_noted(tmp_path: Path) -> None:
+    """Stored with its left column at the top: programs turn it by a quarter, and so does copfl."""
+    pixels = np.zeros((4, 8, 3), np.uint8)
+    pixels[:, :4] = 255
+    stored = Image.fromarray(np.rot90(pixels))
+    exif = Image.Exif()
+    exif[0x112] = 6
+    (tmp_path / "a").mkdir()
+    for i in range(5):
+        stored.save(tmp_path / "a" / f"{i}.jpg", exif=exif, quality=100)
+    found = load(tmp_path).train.x
+    assert found.shape[1:] == (3, 4, 8)
+    assert np.abs(found[0].transpose(1, 2, 0).astype(int) - pixels).max() < 10
 
 
 @pytest.mark.parametrize(
@@ -508,3 +561,12 @@ def test_a_class_in_test_alone_is_refused() -> None:
 def test_a_constant_channel_keeps_a_deviation_of_one() -> None:
     found = from_arrays(np.full((5, 4, 4), 51, np.uint8), np.zeros(5, int))
     assert (found.mean, found.std) == ((0.2,), (1.0,))
+
+
+def test_names_that_differ_in_capital_letters_or_spaces_are_noted() -> None:
+    y, sites = np.array(["Yes", "no", "yes"] * 10), np.array(["north", "north "] * 15)
+    note = from_arrays(np.zeros((30, 2)), y, group=sites).note
+    alike = "that differ only in capital letters or spaces, to make alike if they are the same:"
+    assert f'classes {alike} "Yes", "yes"' in note
+    assert f'groups {alike} "north", "north "' in note
+    assert "differ" not in from_arrays(np.zeros((30, 2)), np.arange(30) % 3).note

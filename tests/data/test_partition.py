@@ -380,6 +380,15 @@ def test_joined_groups_are_reported() -> None:
         "3 groups are joined to 2 clients; leave out the number of clients for one each",
     )
     assert by_group(dataset, 3, 0).notes == ()
+    groups = dataset.train.group
+    assert groups is not None
+    without_g2 = replace(dataset, train=dataset.train.take(np.asarray(groups != 2)))
+    assert by_group(without_g2, 2, 0).notes == (
+        'groups with test samples and no train sample are left out: "g2"',
+    )
+    assert by_group(balanced(4, 30, 15, groups=1), 1, 0).notes == (
+        "there is one client, so nothing is federated",
+    )
     assert number_of_groups(dataset) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -336,7 +337,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.json", '{"users": []}', 'has no "user_data"'),
         ("t.json", '{"user_data": {"u": {"x": [1], "y": []}}}', "not as many x as y"),
         ("t.json", "{", "not a readable LEAF file"),
-        ("t.xlsx", "", r"not a file of a known kind; give a table \(.csv, .tsv, .jsonl, .parquet, .txt\)"),
+        ("t.xlsx", "", r"not a file of a known kind; .*give a table \(.csv, .tsv, .jsonl, .parquet, .txt\)"),
     ],
 )
 def test_files_that_are_damaged(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
@@ -450,6 +451,19 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
     assert "few rows share" not in without.note
 
 
+def test_numbers_with_a_sign_are_named() -> None:
+    rows: dict[str, list[object]] = {
+        "rate": [f"{n % 30} %" for n in range(60)],
+        "price": [f"${n % 7},200.50" for n in range(60)],
+        "ward": [n % 4 for n in range(60)],
+        "code": [f"{n % 4}a" for n in range(60)],
+        "ill": [n % 2 for n in range(60)],
+    }
+    note = tables.from_tables([Table.of(rows)], "visits", target="ill", categories="ward").note
+    assert "rate,price: numbers with a sign or separator, each a category, so write plain numbers" in note
+    assert "few rows share" not in note
+
+
 def test_dates_and_sentences_are_named_for_what_they_are() -> None:
     """Dates count even where many rows share them: a thousand rows have 700 days, and no new row has any of them."""
     rows: dict[str, list[object]] = {
@@ -497,3 +511,13 @@ def test_a_message_names_the_file_once(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         load(path)
     assert str(raised.value).count(str(path)) == 1
+
+
+def test_words_that_are_read_as_missing_values_are_named(tmp_path: Path) -> None:
+    """Where "none" is a class, the owner sees why its rows are missing."""
+    rows = ["age,pain", *(f"{n},{('none', 'mild', 'severe', 'NA')[n % 4]}" for n in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    named = r"words that are read as missing values: pain \(NA, none\)"
+    with pytest.raises(DataError, match=rf"values are missing, in 1 columns: pain 20\..*; {named}$"):
+        load(tmp_path / "t.csv", target="pain")
+    assert re.search(named, load(tmp_path / "t.csv", target="pain", missing="drop").note)

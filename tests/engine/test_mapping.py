@@ -119,8 +119,8 @@ def test_the_three_accuracies() -> None:
     task, federation = small_federation("batch", (6, 6))
     state, shown = rounds_of(FedAvg(), task, federation, 1)
     metrics = shown[0].clients
-    # Before the first round every client has the initial weights. The global model is evaluated with the statistics
-    # of the client after its training.
+    # Before the first round every client has the initial weights. The global model is evaluated with the
+    # statistics of the client after its training.
     before, _ = task.evaluate(task.initial, tree.row(federation.test.rows([0]), 0))
     assert metrics["test_loss_before"][0] == pytest.approx(float(before))
     statistics = state.clients.rows(torch.arange(2)).personal[0]
@@ -135,7 +135,8 @@ def test_bytes_are_counted_client_by_client() -> None:
     task, federation = small_federation("none", (8, 8))
     _, shown = rounds_of(COPFL(growth=Pwpm(rate=0.25, budget=0.25, count="all")), task, federation, 1, vmap())
     shared = task.d - round(0.25 * task.d)
-    # The shared values, the score as it is, eight bytes in double precision, and of the mask what is new in it.
+    # The shared values, the score as it is, eight bytes in double precision, and of the mask what is new in
+    # it.
     for found in shown[0].clients["bytes_up"].tolist():
         assert (
             0.5 < (found - 4 * shared - 8) / ((task.d + 7) // 8) < 0.82

@@ -50,8 +50,8 @@ def begun(simulation: Simulation) -> State:
     return begin(simulation.algorithm, simulation.task, simulation.federation.clients)
 
 
-# Quick: means, masks, mixtures, heads by class, own heads, pulls to a mean, control variates, clusters, stored models,
-# public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
+# Quick: means, masks, mixtures, heads by class, own heads, pulls to a mean, control variates, clusters,
+# stored models, public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
 KINDS = (
     *("fedavg", "copfl", "fedselect", "apfl", "fedpac", "fedrep", "ditto"),
     *("scaffold", "ifca", "fedpoe", "ktpfl", "splitnn", "flex_lora"),

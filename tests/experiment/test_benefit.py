@@ -250,9 +250,10 @@ def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool)
 def test_coverage_of_the_value_of_retraining(clients: int) -> None:
     """A federation whose losses are linear in the model, so that retraining without a client has a known value.
 
-    Client i adds a_i and noise to the model in each round, and the loss of j is -g_j · model. What k is worth to j is
-    the loss of j after training without k, minus that of all; without the uploads of j itself in either, as its
-    judgement of its own uploads does not count. A half has weights 2/n, a federation of n - 1 clients 1/(n - 1).
+    Client i adds a_i and noise to the model in each round, and the loss of j is -g_j · model. What k is worth
+    to j is the loss of j after training without k, minus that of all; without the uploads of j itself in
+    either, as its judgement of its own uploads does not count. A half has weights 2/n, a federation of n - 1
+    clients 1/(n - 1).
     """
     rng, hits, rounds = np.random.default_rng(0), list[bool](), 2 * clients + 10
 

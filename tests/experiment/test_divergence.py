@@ -81,7 +81,9 @@ def test_a_run_that_diverges_with_a_step_of_the_server_names_it() -> None:
 
 
 def test_accuracy_at_chance_is_a_warning() -> None:
-    with pytest.warns(RuntimeWarning, match=r"constant answer: .* most frequent class gives 33\.3 %"):
+    with pytest.warns(
+        RuntimeWarning, match=r"constant answer: .* most frequent class in training gives 33\.3 %"
+    ):
         copfl.run("fedavg", rounds=10, optimizer={"name": "sgd", "lr": 1e-9}, **TINY)
     assert not copfl.run("local", rounds=10, clients=3, optimizer={"name": "adam", "lr": 0.01}).warnings
 

@@ -13,6 +13,9 @@ import copfl
 from copfl.charts import Heat
 from copfl.core.metrics import METRICS
 from copfl.core.task import Data
+from copfl.data.federation import Federation
+from copfl.data.partition import Partition
+from copfl.data.samples import Dataset, Samples
 from copfl.experiment import gains
 from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.experiment.gains import Gains, similar_first
@@ -33,6 +36,29 @@ def test_share_worst_and_spread_by_hand() -> None:
     assert found.spread == pytest.approx(np.std([0.6, 0.6, 0.5]))
 
 
+def test_constant_answers_by_hand() -> None:
+    """Client 0 trains on classes 0 0 1 and is tested on 0 1 1 1; client 1 has labels of its own, exchanged."""
+    y, tested = np.array([0, 0, 1, 0, 1, 1]), np.array([0, 1, 1, 1, 0, 0])
+    samples, test = Samples(np.zeros((6, 1), np.float32), y), Samples(np.zeros((6, 1), np.float32), tested)
+    dataset = Dataset("d", samples, test, ("a", "b"))
+    train, tests = (np.arange(3), np.arange(3, 6)), (np.arange(4), np.arange(4, 6))
+    partition = Partition(train, tests, "iid", {}, labels=np.array([[0, 1], [1, 0]]))
+    federation = Federation(dataset, partition)
+    assert gains.constant_answers(federation, METRICS["accuracy"]).tolist() == [0.25, 0.0]
+    auc = gains.constant_answers(federation, METRICS["auc"])
+    assert auc[0] == 0.5
+    assert np.isnan(auc[1])  # its test samples are of one class
+    values = Dataset(
+        "d",
+        Samples(samples.x, np.array([1.0, 2.0, 3.0, 0.0, 0.0, 0.0], np.float32)),
+        Samples(test.x, np.array([2.0, 2.0, 2.0, 4.0, 0.0, 0.0], np.float32)),
+        ("v",),
+        kind="regression",
+    )
+    found = gains.constant_answers(Federation(values, Partition(train, tests, "iid")), METRICS["rmse"])
+    assert found.tolist() == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "copfl"])
 def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, tmp_path: Path) -> None:
     plain = copfl.run(algorithm, **TINY, **ADAM)
@@ -47,6 +73,7 @@ def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, 
     read = gains.read(tmp_path / "run")
     assert read is not None
     assert read.alone.tolist() == result.gains.alone.tolist()
+    assert read.constant.tolist() == pytest.approx([1 / 3] * 3)  # of three classes, as many samples of each
 
 
 def test_alone_has_the_add_ons_of_the_run() -> None:

@@ -282,7 +282,7 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
 
     (tmp_path / "gap.csv").write_text(f"text,label\n?,{labels[0]}\n")
     refused = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "gap.csv")
-    assert (refused.code, 'has no "text" in row 1' in refused.err) == (2, True)
+    assert (refused.code, "values are missing: text 1, first in row 1" in refused.err) == (2, True)
 
     expected = copfl.load(run, 0).predict([str(text) for text in texts])
     lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()
@@ -302,7 +302,7 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     assert (both.code, "with --data FILE, or sentences with --sentence" in both.err) == (2, True)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     other = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "other.csv")
-    assert (other.code, 'has no column "text" of texts; it has a, b' in other.err) == (2, True)
+    assert (other.code, "lacks 1 of 1 columns: text; it has a, b" in other.err) == (2, True)
 
 
 def test_image_files_are_classified(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, content: bytes) -> None:
         records.read(tmp_path / "gone")
 
 
+@pytest.mark.parametrize("client", [-1, 2, 10**30])
+def test_a_client_that_is_not_there_is_named(client: int) -> None:
+    record = {"round": 3, "clients": [0, client], "per_client": {"accuracy": [0.5, 0.5]}}
+    with pytest.raises(RunError, match=rf"round 3 names client {client}, but there are 2: its rounds\.jsonl"):
+        records.latest([record], "accuracy", 2)
+
+
 def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

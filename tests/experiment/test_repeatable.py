@@ -89,9 +89,9 @@ def check_bytes(run: Callable[[str], Result]) -> None:
 def is_tried(name: str, options: dict[str, Any]) -> bool:
     """Whether the quick suite tries them.
 
-    With its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples here. The
-    weight of an upload is one function of `Averaging`: it is tried with each algorithm that adds up uploads in its own
-    way.
+    With its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples
+    here. The weight of an upload is one function of `Averaging`: it is tried with each algorithm that adds up
+    uploads in its own way.
     """
     algorithm: Any = ALGORITHMS[name]
     if not options:
@@ -102,7 +102,8 @@ def is_tried(name: str, options: dict[str, Any]) -> bool:
     return options.keys() != {"weights"} or name == "fedavg" or own
 
 
-# A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for byte.
+# A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for
+# byte.
 CASES = [
     (name, options) for name in ALGORITHMS for options in variants(name) if SLOW or is_tried(name, options)
 ]

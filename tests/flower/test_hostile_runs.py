@@ -1,6 +1,7 @@
 """Hostile runs against real processes: nothing executes on a node or on the server, and allowed code trains.
 
-Without the processes: test_policy.py, and `test_an_app_gives_a_node_its_run_config_and_no_code`. `.ci/run` has both.
+Without the processes: test_policy.py, and `test_an_app_gives_a_node_its_run_config_and_no_code`. `.ci/run`
+has both.
 """
 
 from __future__ import annotations

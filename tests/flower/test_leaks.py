@@ -1,8 +1,8 @@
 """Nothing personal leaves a node: every byte that others can read is searched for recognisable values.
 
 Personal are the samples, the personal entries of the model, and their paths on disk. Others can read the
-messages, what the server prints and writes, and the report. The checkpoint and the models of a simulation contain
-every client, and are not searched.
+messages, what the server prints and writes, and the report. The checkpoint and the models of a simulation
+contain every client, and are not searched.
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ def test_training_alone_is_that_of_the_simulation(tables: tuple[Tables, Nodes], 
         assert site.gain is not None, site.no_gain
         assert site.gain.alone == expected.gains.alone[client]
         assert site.gain.gain == expected.gains.gain[client]
+        assert expected.gains.constant is not None
+        assert site.gain.constant == expected.gains.constant[client]
         assert [bool(noted.metrics) for noted in site.alone] == [False, True, False, True, True]
         for noted, record in zip(site.alone, records, strict=True):
             simulated = {name: values[client] for name, values in record["per_client"].items()}

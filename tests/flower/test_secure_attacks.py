@@ -509,7 +509,8 @@ def test_a_cohort_names_each_member_once(wrong: str, nodes: Nodes) -> None:
 def test_different_models_give_no_sum(persists: bool, nodes: Nodes) -> None:
     """Pasquini et al., 2022: the others receive a model whose update is zero, so the sum is one client's.
 
-    Client 2 notices it. The shares of the four others are enough for the seeds, but the masks do not cancel out.
+    Client 2 notices it. The shares of the four others are enough for the seeds, but the masks do not cancel
+    out.
     """
     forged = Malicious(nodes)
     forged.noise, forged.persists = {n: -100.0 for n in ALL if n != 2}, persists

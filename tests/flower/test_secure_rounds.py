@@ -284,8 +284,9 @@ def test_all_phases_of_a_sum_have_the_same_settings(
 ) -> None:
     """The same request under another run config: the masks of two vectors would cancel out.
 
-    And with the smaller threshold of another run config, a few clients at a time would agree on the members: of
-    twelve clients, each of four groups of three on itself and the victim, so that all secrets are revealed.
+    And with the smaller threshold of another run config, a few clients at a time would agree on the members:
+    of twelve clients, each of four groups of three on itself and the victim, so that all secrets are
+    revealed.
     """
     config = SECURE | {"session.run": "vector", "run.rounds": 1, "algorithm.name": "fedavg"}
     changes = {

@@ -1,7 +1,8 @@
 """Attacks on secure sums: single uploads, from everything that the server has.
 
-The server has the sum of every round, knows who took part, and sent every message to the clients. Each attack first
-reads single uploads of an algorithm that is refused, so that it is known to work, and then tries the allowed ones.
+The server has the sum of every round, knows who took part, and sent every message to the clients. Each attack
+first reads single uploads of an algorithm that is refused, so that it is known to work, and then tries the
+allowed ones.
 """
 
 from __future__ import annotations
@@ -471,7 +472,8 @@ def composition(regression: Design, total: Judgement, possible: Any) -> Any:
     Args:
         regression: On the halves.
         total: The sum.
-        possible: [rounds, k], differences that a judge may have; in units of its spread they are a sum of these.
+        possible: [rounds, k], differences that a judge may have; in units of its spread they are a sum of
+        these.
     """
     judges = len(total.value)
     columns = [said_of(regression, np.repeat(part[:, None], judges, 1)) for part in possible.T]

@@ -122,7 +122,7 @@ def test_replacing_keeps_names_values_and_depth() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-# -- the models -------------------------------------------------------------------------------------------------------
+# -- the models ----------------------------------------------------------------------------------------------
 
 
 def parameters(model: nn.Module) -> int:
@@ -147,8 +147,8 @@ def test_only_38_percent_of_resnet18_live_on_small_images() -> None:
         torch.autograd.backward(loss)
         alive |= torch.cat([p.grad.flatten() != 0 for p in model.parameters() if p.grad is not None])
     assert int(alive.sum()) == 4_234_826
-    # By hand: on 1x1 maps one tap of nine is alive in three of the last stage's 3x3 convolutions (512 -> 512 each);
-    # its first one (256 -> 512, stride 2) sees 2x2 maps, so four taps of nine.
+    # By hand: on 1x1 maps one tap of nine is alive in three of the last stage's 3x3 convolutions (512 -> 512
+    # each); its first one (256 -> 512, stride 2) sees 2x2 maps, so four taps of nine.
     dead = 3 * 512 * 512 * 8 + 512 * 256 * 5
     assert 11_181_642 - dead == 4_234_826
 

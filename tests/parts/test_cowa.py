@@ -30,7 +30,7 @@ def numbers(scores: Scores) -> list[float]:
     return [float(score) for score in scores]
 
 
-# -- scores ------------------------------------------------------------------------------------------------------------
+# -- scores --------------------------------------------------------------------------------------------------
 
 
 def test_cosines_by_hand() -> None:
@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused() -> None:
             Cowa(**given)
 
 
-# -- leaving one out ---------------------------------------------------------------------------------------------------
+# -- leaving one out -----------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 6), st.integers(0, 2**31 - 1))
@@ -137,7 +137,8 @@ def test_leaving_out_a_client_that_does_not_share_changes_nothing() -> None:
 
 
 def test_by_hand() -> None:
-    # Two members with weights 1 and 3 hold 10 and 2: the mean is 4. Without the second 10 is left, without the first 2.
+    # Two members with weights 1 and 3 hold 10 and 2: the mean is 4. Without the second 10 is left, without
+    # the first 2.
     mean, total = torch.tensor([4.0]), torch.tensor([4.0])
     assert leave_one_out(mean, torch.tensor([2.0]), total, torch.tensor([3.0]), torch.zeros(1)).item() == 10
     assert leave_one_out(mean, torch.tensor([10.0]), total, torch.tensor([1.0]), torch.zeros(1)).item() == 2
@@ -169,7 +170,7 @@ def test_a_weight_that_a_message_rounded_is_no_weight_of_others(narrow: torch.dt
     assert torch.equal(leave_one_out(own, own, rounded, weight, fallback), fallback)
 
 
-# -- trust -------------------------------------------------------------------------------------------------------------
+# -- trust ---------------------------------------------------------------------------------------------------
 
 
 def test_trust_is_the_probability_that_the_clients_model_gives_its_labels() -> None:
@@ -201,7 +202,7 @@ def test_a_client_is_judged_by_the_others_model_and_trusted_by_its_own(trust: st
     assert numbers(scores) == pytest.approx([0, loss, loss * math.exp(-own_loss)])
 
 
-# -- the others --------------------------------------------------------------------------------------------------------
+# -- the others ----------------------------------------------------------------------------------------------
 
 
 def test_whole_vectors_without_one_by_hand() -> None:

@@ -27,7 +27,8 @@ def scenery() -> tuple[Tensor, list[Tensor], Callable[[Tensor, int, int, int], T
 def by_the_paper(restart: bool) -> list[Tensor]:
     """Algorithm 2's lines 1-9 with two pairs of moments, Eqs. (3)-(5); beta2 in v and exponent kT + t + 1 (A-1, A-2).
 
-    With `restart`, the exponent of an entry counts from when it joined its half instead of from the first round.
+    With `restart`, the exponent of an entry counts from when it joined its half instead of from the first
+    round.
     """
     w, masks, gradient = scenery()
     u = [torch.zeros(D, dtype=torch.float64) for _ in range(2)]  # [personal, shared]
@@ -111,8 +112,8 @@ def test_the_first_step_of_a_fresh_entry_has_the_size_of_the_learning_rate() -> 
 
 
 def test_zeroed_moments_with_an_old_count_overshoot_as_the_readings_predict() -> None:
-    # After 2000 steps .9^t and, nearly, .999^t are gone: (1 - .9) / sqrt((1 - .999) / (1 - .999^2001)) = 2.94 of lr in
-    # the first step, and (1 - .9^10) / sqrt((1 - .999^10) / (1 - .999^2010)) = 6.1 in the tenth.
+    # After 2000 steps .9^t and, nearly, .999^t are gone: (1 - .9) / sqrt((1 - .999) / (1 - .999^2001)) = 2.94
+    # of lr in the first step, and (1 - .9^10) / sqrt((1 - .999^10) / (1 - .999^2010)) = 6.1 in the tenth.
     sizes = after_a_change("zero", 10)
     left = (1 - 0.999**2001, 1 - 0.999**2010)
     assert sizes[0] == pytest.approx(0.1 / (0.001 / left[0]) ** 0.5, rel=1e-6)

@@ -192,7 +192,8 @@ def test_clients_side_by_side_grow_as_each_alone(among: str, count: str) -> None
 
 def test_chosen_anew_an_entry_may_return() -> None:
     held = torch.tensor([True, False, False, False])
-    # One is personal and a third of three more would be: two of four, the budget. The largest two do not hold entry 0.
+    # One is personal and a third of three more would be: two of four, the budget. The largest two do not hold
+    # entry 0.
     assert grown(Pwpm(1 / 3, 0.5, "reselect"), [0.1, 5.0, 3.0, 0.2], held) == [1, 2]
     assert grown(Pwpm(1 / 3, 0.5, "reselect"), [4.0, 5.0, 3.0, 0.2], held) == [0, 1]
     assert grown(Pwpm(1 / 3, 0.5, "reselect", warmup=1), [0.1, 5.0, 3.0, 0.2], held) == [0]  # it is not due

@@ -27,7 +27,8 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="the browser tests need Chromium: apt-get install chromium"
 )
-# Some sandboxes need --no-sandbox because the tests run as root; the others keep Chromium from asking the network.
+# Some sandboxes need --no-sandbox because the tests run as root; the others keep Chromium from asking the
+# network.
 ARGUMENTS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -24,6 +24,8 @@ from tests.commands import called
 from tests.report.hostile import NAME, assert_harmless
 from tests.slow import SLOW
 
+UNKNOWN = np.full(4, np.nan)  # constant answers
+
 
 def data_of(html: str) -> Any:
     found = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', html, re.DOTALL)
@@ -54,22 +56,38 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     (run,) = run_data.read_all([runs["copfl"]])
     assert page.of_runs([run])[0].endswith("the run did not train them alone as a baseline.")
     alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
-    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
+    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
     first, who, cost = page.of_runs([measured])
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
     assert who == "Largest gains: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0."
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
+    constant = np.array([0.94, *[np.nan] * 3])
+    skewed = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), constant))
+    assert (
+        "No useful gain: always answering a client's most frequent class, or mean value, in training gives "
+        "accuracy 94.0 %; the personal models compared with it: -"
+    ) in page.of_runs([skewed])[0]
     html = document.render(page.document_of([measured]))
     assert html.index('id="part-conclusion"') < html.index('class="plot"')
     assert len(html) < 300_000  # the limit is 2 MB
+
+
+def test_damaged_numbers_are_gaps_and_do_not_end_the_report(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["copfl"]])
+    tables = {**run.tables, "optimizer": {"name": ["adam"], "lr": 1e-3}}
+    last = run.records[-1]
+    largest = {**last, "per_client": {**last["per_client"], "accuracy": [1.7976931348623157e308] * 4}}
+    damaged = dataclasses.replace(run, tables=tables, records=[*run.records[:-1], largest])
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert "<html" in document.render(page.document_of([damaged]))
 
 
 def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     per_class = [(3, 4), *[(0, 0)] * 9]
     cross = Cross([0], np.ones((1, 1)), per_class=per_class)
-    run = dataclasses.replace(run, analysis=Analysis(np.zeros(4), cross))
+    run = dataclasses.replace(run, analysis=Analysis(np.zeros(4), cross, UNKNOWN))
     (table,) = next(s for s in page.sections([run]) if s.name == "data").tables
     assert table.head == ["class", "clients that have it", "training samples", "accuracy"]
     assert run.label_counts is not None
@@ -288,7 +306,7 @@ def styles(chart: Dots | Lines) -> dict[str, tuple[int, int | None]]:
 def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) -> None:
     copfl_run, local = run_data.read_all([runs["copfl"], runs["local"]])
     cross = Cross([0], np.ones((1, 1)))
-    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.final("accuracy"), cross))
+    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.final("accuracy"), cross, UNKNOWN))
     (clients,) = run_charts.clients(measured, [measured, local])
     (gain,) = run_charts.gain(measured)
     curves = run_charts.accuracy([measured])[0]
@@ -327,7 +345,7 @@ def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     alone = np.full(4, np.nan)
     alone[1] = run.final("accuracy")[1] + 0.022
-    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
+    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
     first = page.of_runs([measured])[0]
     assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
     assert "no gain is distinguishable" in first

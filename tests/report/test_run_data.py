@@ -98,7 +98,14 @@ def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot read .*environment"):
         run_data.read_all([tmp_path / "run"])
     found = json.loads((runs["copfl"] / "environment.json").read_text())
-    for odd in ({"parameters": 10**4000}, {"layers": {"head.weight": 10**4000}}, {"parameters": -1}):
+    odds: list[dict[str, object]] = [
+        {"parameters": 10**4000},
+        {"layers": {"head.weight": 10**4000}},
+        {"parameters": -1},
+        {"metrics": [{"name": "accuracy", "higher_is__better": True}]},
+        {"metrics": []},
+    ]
+    for odd in odds:
         (tmp_path / "run" / "environment.json").write_text(json.dumps(found | odd))
         with pytest.raises(RunError, match=r"cannot read .*environment"):
             run_data.read_all([tmp_path / "run"])

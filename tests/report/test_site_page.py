@@ -10,6 +10,7 @@ import pytest
 
 from copfl.experiment.site import Measurement
 from copfl.report import document, site_page
+from copfl.stats import Interval
 from tests.report.hostile import NAME, assert_harmless
 from tests.report.sites import DESCRIPTION, LOG, SITE, changed, gain
 
@@ -36,6 +37,15 @@ def words(text: str) -> str:
 )
 def test_the_gain_is_what_the_interval_allows(found: tuple[float, float, float], said: str) -> None:
     assert said in words(site_page.text_of(changed(gain=gain(*found))))
+
+
+def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
+    found = gain(0.05, 0.01, 0.09)._replace(constant=0.74, over_constant=Interval(-0.02, 0.04))
+    said = words(site_page.text_of(changed(gain=found)))
+    assert "No useful gain: always answering the most frequent class, or mean value, of the training" in said
+    assert "gives 74.0 %, and the model is not shown to be better: [-2.0, +4.0] points. Its gain over" in said
+    better = found._replace(over_constant=Interval(0.001, 0.04))
+    assert "The model is 5.0 points better" in words(site_page.text_of(changed(gain=better)))
 
 
 def test_the_round_the_log_and_the_commands_are_stated() -> None:

@@ -185,6 +185,26 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
     )
 
 
+def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
+    """Three clients with 94 % of one class: two points above training alone, and no better than that class."""
+    alone, personal = np.array([0.92, 0.91, 0.93]), np.array([0.94, 0.93, 0.95])
+    for constant, against in (
+        (personal, "not distinguishable from it (+0.0 points [+0.0, +0.0])"),
+        (personal + 0.01, "1.0 points [-1.0, -1.0] worse than it"),
+    ):
+        found = summary.conclusion(Gains(alone, personal, personal, constant=constant))
+        assert found.startswith("No useful gain: always answering a client's most frequent class")
+        value = f"{100 * constant.mean():.1f}"
+        assert (
+            f"in training gives accuracy {value} %, and the personal models are {against}. They are" in found
+        )
+        assert "2.0 points [+2.0, +2.0] better than training alone" in found
+    better = summary.conclusion(Gains(alone, personal, personal, constant=personal - 0.01))
+    assert better == summary.conclusion(Gains(alone, personal, personal))
+    one = summary.conclusion(Gains(alone[:1], alone[:1], personal[:1], constant=personal[:1]))
+    assert one.startswith("No useful gain")
+
+
 def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result, tmp_path: Path) -> None:
     """By hand: three clients lose two, three and four points; the accuracy rose by ten in the last rounds."""
     alone, personal = np.array([0.52, 0.63, 0.74]), np.array([0.50, 0.60, 0.70])

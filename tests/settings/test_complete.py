@@ -112,7 +112,7 @@ def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
     assert tables["model"] == {"name": "mlp", "width": 64}
     assert tables["partition"] == {"name": "iid"}
     assert resolved(PAPERS, {"data": {"name": "cifar10c", "dir": "x"}})["algorithm"]["rate"] == 0.15
-    assert resolved({"data": {"name": "mini_imagenet", "dir": "x"}})["model"]["name"] == "resnet18"
+    assert resolved(PAPERS, {"data": {"name": "mini_imagenet", "dir": "x"}})["model"]["name"] == "resnet18"
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +121,11 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     names = {"data": "mine.npz", "model": "mlp", "partition": "iid"}
     mine = {kind: {"name": name} for kind, name in names.items()}
     assert resolved(mine, PAPERS)["data"]["name"] == str(tmp_path / "mine.npz")
-    assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
+    sets = {"data": {"name": "cifar10", "dir": "sets"}}
+    assert resolved(sets, PAPERS)["data"]["dir"] == str(tmp_path / "sets")
     monkeypatch.setenv("COPFL_DATA", "elsewhere")
-    assert resolved({"data": {"name": "cifar10"}})["data"]["dir"] == str(tmp_path / "elsewhere")
-    assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
+    assert resolved({"data": {"name": "cifar10"}}, PAPERS)["data"]["dir"] == str(tmp_path / "elsewhere")
+    assert resolved(sets, PAPERS)["data"]["dir"] == str(tmp_path / "sets")
 
 
 def test_a_partition_that_is_there_says_how_many_clients(tmp_path: Path) -> None:
@@ -336,7 +337,7 @@ def test_the_partition_where_none_is_given() -> None:
     ],
 )
 def test_the_model_where_none_is_given_fits_the_samples(data: dict[str, str], model: str) -> None:
-    assert resolved({"data": data})["model"]["name"] == model
+    assert resolved({"data": data}, PAPERS)["model"]["name"] == model
 
 
 @pytest.mark.parametrize(
@@ -397,7 +398,7 @@ def test_natural_clients_are_the_default_wherever_the_data_has_them(
     for name, scheme in (("plain.npz", "classes"), ("values.npz", "iid")):
         run = complete({"data": {"name": name}})
         assert (run.partition.name, run.run.clients) == (scheme, 10)
-    assert complete({"data": {"name": "cinic10"}}).partition.name == "classes"
+    assert complete({"data": {"name": "cinic10"}}, PAPERS).partition.name == "classes"
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

@@ -11,11 +11,16 @@ from torch import nn
 
 import copfl
 from copfl.algorithms import ALGORITHMS
+from copfl.data import datasets
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
-from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, why
+from copfl.settings.data import data_of
+from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, known_of, training_of, why
+from copfl.settings.layers import merged
+from copfl.settings.toml import Tables
+from copfl.settings.usual import defaults_of
 
 
 @pytest.mark.parametrize(
@@ -246,9 +251,54 @@ def test_what_is_set_for_any_algorithm_stays_when_one_is_named() -> None:
         assert complete(file, {"algorithm": {"name": name}}).optimizer.lr == 0.05
 
 
-def test_small_sets_and_texts_have_their_own() -> None:
+@pytest.fixture
+def banking(tmp_path: Path) -> Path:
+    """A folder with a published set of the form of Banking77: 12 classes of 20 questions."""
+    (tmp_path / "banking77").mkdir()
+    rows = [f"question {n},topic {n % 12}" for n in range(240)]
+    for split in ("train", "test"):
+        (tmp_path / "banking77" / f"{split}.csv").write_text("\n".join(["text,category", *rows]))
+    return tmp_path
+
+
+def test_a_published_set_has_what_the_same_samples_have_in_a_file(banking: Path) -> None:
+    published: Tables = {"data": {"name": "banking77", "dir": str(banking)}}
+    train, test = (str(banking / "banking77" / f"{split}.csv") for split in ("train", "test"))
+    own: Tables = {"data": {"name": train, "test": test, "text": "text", "target": "category"}}
+    model = {"model": {"name": "hf:base"}, "adapter": {"name": "lora"}}
+    extras: tuple[Tables, ...] = (
+        {"run": {"clients": 4}},
+        {"partition": {"name": "dirichlet"}, "run": {"clients": 4, "rounds": 20}},
+        {"partition": {"name": "iid"}, "run": {"clients": 2, "rounds": 20}, **model},
+    )
+    for extra, samples, sharers in zip(extras, (100, 60, 120), (2 / 3, 4, 2), strict=True):
+        layers = [defaults_of("banking77"), published, extra], [own, extra]
+        known, of_file = (known_of(merged(tables, {}), {}) for tables in layers)
+        assert known == of_file
+        assert (known.samples, known.sharers) == (samples, sharers)
+    assert training_of(known).lr == 3e-3  # of adapters that see 2,400 samples
+    assert complete(published, extras[0]).algorithm.name == "apfl"  # 4 clients with 2 of 12 classes
+
+
+def test_a_published_set_is_read_once(banking: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the images of one can take minutes."""
+    read, calls = datasets.DATASETS["banking77"], []
+
+    def counted(data_dir: Path | None) -> Dataset:
+        calls.append(data_dir)
+        return read(data_dir)
+
+    monkeypatch.setitem(datasets.DATASETS, "banking77", counted)
+    record = complete({"data": {"name": "banking77", "dir": str(banking)}}).data
+    assert len(data_of(record).train) == 240
+    assert calls == [banking]
+    data_of(record)  # it is not kept any longer
+    assert calls == [banking] * 2
+
+
+def test_small_sets_and_texts_have_their_own(banking: Path) -> None:
     assert complete({"data": {"name": "diabetes"}}).algorithm.name == "ditto"
-    words = complete({"data": {"name": "banking77"}})
+    words = complete({"data": {"name": "banking77", "dir": str(banking)}})
     assert (words.optimizer.lr, words.addons.options["lr_schedule"]) == (1e-2, "cosine")
     assert complete({"privacy": {"noise": 1.0}}).algorithm.name == "fedper"
 

@@ -124,7 +124,7 @@ def test_a_complete_record_runs() -> None:
     assert copfl.run(run).records == copfl.run("fedavg", model="mlp", rounds=1, clients=2).records
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- mistakes ------------------------------------------------------------------------------------------------
 
 
 def misspelt(key: str, draw: random.Random) -> str:

@@ -74,7 +74,8 @@ def callers(frame: FrameType | None) -> list[FrameType]:
 class Way(NamedTuple):
     """The functions that receive the number until the optimizer has it, in the order in which they last receive it.
 
-    One that hands it on returns it or waits for the optimizer to be made. Others only look at it, such as a check.
+    One that hands it on returns it or waits for the optimizer to be made. Others only look at it, such as a
+    check.
     """
 
     handing_on: list[str]

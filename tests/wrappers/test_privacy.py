@@ -111,7 +111,7 @@ def test_it_is_an_algorithm_like_any_other(name: str) -> None:
     check_algorithm(Private(ALGORITHMS[name](), 4, 4, seed=2), rounds=2, batch=6, norm="none")
 
 
-# -- the accountant ----------------------------------------------------------------------------------------------------
+# -- the accountant ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 10), (20.0, 100)])

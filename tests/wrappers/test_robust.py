@@ -188,7 +188,7 @@ def test_leave_one_out_removes_what_the_server_counted(name: str) -> None:
         torch.testing.assert_close(others[shared], without.server.w[shared], rtol=1e-9, atol=1e-9)
 
 
-# -- CO-PFL's bound on shares -----------------------------------------------------------------------------------------
+# -- CO-PFL's bound on shares --------------------------------------------------------------------------------
 
 
 def next_bounds(max_weight: float, scores: Sequence[float], before: Sequence[float] = (1.0, 1.0)) -> Tensor:
@@ -215,7 +215,8 @@ def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: floa
 
 
 def test_bounds_by_hand() -> None:
-    # Around a mean of (1/2 · 1 · 2 · 4 · 8)^(1/5) = 2; one at 4 beside four at 1 has one half. Nothing does not count.
+    # Around a mean of (1/2 · 1 · 2 · 4 · 8)^(1/5) = 2; one at 4 beside four at 1 has one half. Nothing does
+    # not count.
     assert next_bounds(0.5, [0.5, 1.0, 2.0, 4.0, 8.0, 0.0]).tolist() == pytest.approx([1, 4])
     assert next_bounds(0.5, [], (3.0, 4.0)).tolist() == [3, 4]
     assert torch.isfinite(next_bounds(0.5, [1.0, 1e308])).all()

@@ -58,7 +58,8 @@ class Potara(Averaging):
         trained = self.fit(task, w, client.moments, data, plan)
         local = self.fit(task, client.local, client.local_moments, data, plan)
         groups = groups_of(plan[0], self.samples, self.together)
-        of_all, own = (curvature(task, model, data, groups) for model in (w, local.w))
+        models = (task.with_local_statistics(model, data) for model in (w, local.w))  # as they would predict
+        of_all, own = (curvature(task, model, data, groups) for model in models)
         share = merging_weight(of_all, own, self.damping)
         mixed = torch.cat([_mixture(task, w, local.w, share), local.w[task.d :]])
         mixed = task.with_local_statistics(mixed, data)

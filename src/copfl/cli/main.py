@@ -1,6 +1,7 @@
 """The command line. Nothing here knows how to train; torch is imported only by the commands that need it."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -53,7 +54,8 @@ def main() -> NoReturn:
             sys.stdout.flush()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
-        message = error.format_message()
+        # Typer suggests a command, and so do some versions of click.
+        message = re.sub(r"(Did you mean [^?]*\?)(\s+\1)+", r"\1", error.format_message())
         if isinstance(error, click.NoSuchOption) and error.ctx is not None:
             known = [
                 name for parameter in error.ctx.command.params for name in parameter.opts if name[:2] == "--"

@@ -12,6 +12,9 @@ from copfl.errors import UsageError
 from copfl.files import write_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from copfl.experiment.bundle.bundle import Bundle, Evaluation
 
 BundlePath = Annotated[
@@ -20,7 +23,9 @@ BundlePath = Annotated[
 Missing = Annotated[
     str | None,
     option(
-        "Data", "Missing values of a table: refuse, or fill (the mean, no category); default: as in training."
+        "Data",
+        "Rows with missing values: drop (no prediction), fill (the mean, no category, an empty text) or "
+        "refuse; default: fill if training did, else drop.",
     ),
 ]
 
@@ -119,52 +124,83 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Predict new samples: a line each with its class and probability, its labels or its values."""
+    import numpy as np
+
+    from copfl.errors import DataError
+
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     loaded = _chosen(bundle, client, of_server, before_training)
     if data is None:
         outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
-        notes = list[str]()
+        notes, is_sample, files = list[str](), None, tuple[str, ...]()
     else:
-        x, y, has_target, notes, *_ = loaded.read(data, missing=missing)
+        x, y, has_target, notes, *_, is_sample, files = loaded.read(data, missing=missing)
         notes += [] if y is None else _known_rows(bundle, loaded, data)
-        outputs = loaded.outputs(x)
-        score, rest = None if y is None else loaded.score(outputs[has_target], y), int((~has_target).sum())
-    columns, metric = loaded.columns(outputs), loaded.task.metrics[0]
+        outputs, score, rest = loaded.outputs(x), None, int((~has_target).sum())
+        if y is not None:
+            try:
+                score = loaded.score(outputs[has_target], loaded.preparation.targets(y))
+            except DataError as error:  # which is no reason to predict nothing
+                notes.append(f"the predictions are not scored: {error}")
+    is_sample = np.ones(len(outputs), np.bool_) if is_sample is None else is_sample
+    predicted, metric = loaded.columns(outputs), loaded.task.metrics[0]
+    predicted = {"file": list(files), **predicted} if files else predicted
+    columns = {name: _in_rows(is_sample, values) for name, values in predicted.items()}
     if out is not None:
-        write_bytes(out, _file(loaded, outputs, columns, out.suffix), durable=False)
+        write_bytes(out, _file(loaded, outputs, columns, is_sample, out.suffix), durable=False)
     if as_json:
         print(json.dumps({metric.name: score, **columns, "warnings": notes}))
         return
     _report(notes)
     if out is None:
-        _print(loaded, outputs, columns)
+        printed = {n: values for n, values in columns.items() if n == "file" or n.startswith("prediction")}
+        if loaded.description.output.kind == "classification":
+            printed["probability"] = _in_rows(is_sample, outputs.max(1).tolist())
+        _print(printed)
     if score is not None:
         shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
         print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
 
 
-def _print(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]]) -> None:
-    """A line per sample for readers."""
-    shown = {name: values for name, values in columns.items() if name.startswith("prediction")}
-    if bundle.description.output.kind == "classification":
-        shown["probability"] = outputs.max(1).tolist()
-    for n, row in enumerate(zip(*shown.values(), strict=True)):
-        print("\t".join([str(n), *(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row)]))
+def _in_rows(is_sample: "NDArray[np.bool_]", values: list[Any]) -> list[Any]:
+    """The values of the samples, one for each row of the file: None where the row is no sample."""
+    left = iter(values)
+    return [next(left) if is_one else None for is_one in is_sample]
 
 
-def _file(bundle: "Bundle", outputs: Any, columns: dict[str, list[Any]], suffix: str) -> bytes:
-    """A .csv file with a row per sample, or an .npz file with the arrays."""
+def _print(columns: dict[str, list[Any]]) -> None:
+    """A line per row for readers, with nothing but its number where there is no prediction."""
+    for n, row in enumerate(zip(*columns.values(), strict=True)):
+        values = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in row if v is not None]
+        print("\t".join([str(n), *values]))
+
+
+def _file(
+    bundle: "Bundle",
+    outputs: Any,
+    columns: dict[str, list[Any]],
+    is_sample: "NDArray[np.bool_]",
+    suffix: str,
+) -> bytes:
+    """A .csv file with all rows, or an .npz file with the arrays of the samples, and their rows."""
     import numpy as np
 
     from copfl.tables import Table, as_csv
 
     if suffix == ".csv":
-        rows = [[str(n), *map(str, row)] for n, row in enumerate(zip(*columns.values(), strict=True))]
+        cells = [["" if value is None else str(value) for value in values] for values in columns.values()]
+        rows = [[str(n), *row] for n, row in enumerate(zip(*cells, strict=True))]
         return as_csv(Table("", ["row", *columns], rows)).encode()
     if suffix != ".npz":
         raise UsageError(f'predictions are written as .csv or .npz, not as "{suffix}"; name another --out')
-    arrays = {"prediction": bundle.decided(outputs), "classes": bundle.classes}
+    arrays = {
+        "row": np.flatnonzero(is_sample),
+        "prediction": bundle.decided(outputs),
+        "classes": bundle.classes,
+    }
+    if "file" in columns:
+        arrays["file"] = np.array(columns["file"])
     if not bundle.description.output.is_regression:
         arrays["probability"] = outputs
     content = io.BytesIO()
@@ -218,14 +254,15 @@ def evaluate(
     if out is not None:
         raise UsageError("--out is for the matrix of --all; print one evaluation as JSON with --json")
     loaded = _chosen(bundle, client, of_server, before_training)
-    x, y, has_target, notes, lacking, _ = loaded.read(data, missing=missing)
+    x, y, has_target, notes, lacking, *_ = loaded.read(data, missing=missing)
     if y is None:
         raise DataError(f"{data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
     if rest := int((~has_target).sum()):
         notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
     notes += _known_rows(bundle, loaded, data)
     _report(notes)
-    found = loaded.measured(loaded.outputs(x)[has_target], y)
+    targets = loaded.preparation.targets(y)
+    found = loaded.measured(loaded.outputs(x)[has_target], targets)
     if as_json:
         print(json.dumps(plain_evaluation(found)))
         return

@@ -35,6 +35,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
 from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.gains import constant_answers
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import lines
@@ -123,6 +124,7 @@ def choose(
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
+    race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)

@@ -29,10 +29,11 @@ from copfl.comparison.verdict import Against, Verdict
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.convergence import rises
+from copfl.experiment.gains import Gains, constant_text
 from copfl.experiment.progress import span
 from copfl.experiment.result import Experiment
 from copfl.settings.toml import Tables
-from copfl.stats import LEVEL, Difference
+from copfl.stats import LEVEL, Difference, Numbers
 
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
@@ -96,6 +97,7 @@ class Race:
         end: Of the race, by the monotonic clock.
         passes: Trainings of the choice that must end before that: the choice and its baseline.
         forecast: Says how long the rest takes.
+        constant: The metric of each client's constant answer, on the samples that decide with the first seed.
     """
 
     out: Path
@@ -107,6 +109,7 @@ class Race:
     end: float = math.inf
     passes: int = 0
     forecast: Forecast = field(default_factory=Forecast)
+    constant: Numbers | None = None
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
@@ -355,7 +358,15 @@ class Race:
             value = at.value(alone)
             alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
         rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
-        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates)
+        constant = self._constant(compared[0].label) if compared else ""
+        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, constant)
+
+    def _constant(self, label: str) -> str:
+        """How good constant answers are, where the candidate is not shown to be better; with the first seed."""
+        record = self.last[label].records[label][0]
+        values = np.array(record.clients[record.metric.name])
+        unknown = np.full(len(values), np.nan)
+        return constant_text(Gains(unknown, unknown, values, record.metric, self.constant))
 
     def note(self, text: str) -> None:
         self.notes.append(text)

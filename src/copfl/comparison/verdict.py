@@ -35,6 +35,7 @@ def verdict(
     metric: MetricInfo,
     rounds: int,
     rates: Mapping[str, Sequence[float]],
+    constant: str = "",
 ) -> Verdict:
     """The verdict of a race, with its rounds, its tuning and its interval.
 
@@ -45,6 +46,7 @@ def verdict(
         metric: what was measured.
         rounds: that a run has when it is complete.
         rates: by algorithm, the learning rates that it was raced with.
+        constant: how good a constant answer is, where the best method is not shown to be better; else "".
     """
     if not methods:
         return Verdict(UNDECIDED, "Not enough evidence: no method was compared with training alone.")
@@ -69,6 +71,12 @@ def verdict(
             if best.rises
             else ""
         )
+        if constant:
+            return Verdict(
+                NO_GAIN,
+                f"No useful gain: {constant}, and {best.label} is not shown to be better: {shown} to "
+                f"training alone, {how}.{later}",
+            )
         return Verdict(FEDERATE, f"To federate pays: {shown} to training alone, {how}.{later}")
     open_questions = _open_questions(methods, alone_rises, metric, rounds, tuned)
     size = f"{metric.text(least)}{unit}"

@@ -82,10 +82,10 @@ class MetricInfo:
         return with_spread(shown, self.factor * spread, sign + self._digits(shown))
 
     def _digits(self, shown: float) -> str:
-        """One decimal of a percentage, three digits of another number."""
+        """One decimal of a percentage, three digits of another number; z: zero has no sign of its own."""
         if self.fraction or not math.isfinite(shown) or shown == 0:
-            return ".1f"
-        return f".{min(4, max(0, 2 - math.floor(math.log10(abs(shown)))))}f"
+            return "z.1f"
+        return f"z.{min(4, max(0, 2 - math.floor(math.log10(abs(shown)))))}f"
 
     def interval(self, low: float, high: float) -> str:
         """The bounds of a difference as they are shown."""

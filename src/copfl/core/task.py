@@ -104,6 +104,7 @@ class BatchedModel(Protocol):
         x: KeyedInputs,
         valid: Tensor | None,
         head: Tensor | None,
+        training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the loss of logits and features, its value, and the buffers after."""
 
@@ -257,21 +258,24 @@ class Task:
         objective: Objective | None = None,
         *,
         head: Tensor | None = None,
+        training: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch.
 
         The default objective is the task's. A `head` [h] replaces the model's own, and the gradient is then
         that of the head alone. Of samples without a key the model draws no random numbers, see `forward`.
+        Without `training` it is the gradient of the model as it predicts: batch norm has the statistics in
+        the buffers, so that the gradient of a sample does not depend on the others.
         """
         objective = objective or self.objective
         if self.batched is not None:
-            given = parameters, buffers, x, valid, head
+            given = parameters, buffers, x, valid, head, training
             return self.batched.gradient(lambda logits, seen: objective(logits, seen, y, valid), *given)
         fixed = {} if head is None else self.layout.split(parameters)
         trained, split = (parameters, self.layout.split) if head is None else (head, self.layout.split_head)
 
         def value_and_buffers(tensors: Tensors) -> tuple[Tensor, Tensor]:
-            logits, features, after = self._run({**fixed, **tensors}, buffers, x, valid, training=True)
+            logits, features, after = self._run({**fixed, **tensors}, buffers, x, valid, training)
             return objective(logits, features, y, valid), after
 
         if mapped():

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from copfl.data import reading
 from copfl.data.held_out import split_off
 from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
-from copfl.data.targets import Targets, as_array, numbered, targets_of
+from copfl.data.targets import Targets, as_array, numbered, spelled_alike, targets_of
 from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
@@ -149,6 +149,9 @@ def from_arrays(
             if part is not None and len(part) != size:
                 raise DataError(f"{what} has shape {list(part.shape)}, but there are {size:,} samples")
     notes = [note, targets.note, origins.note]
+    if targets.kind == CLASSIFICATION:
+        notes.append(spelled_alike("classes", targets.names))
+    notes.append(spelled_alike("groups", origins.names))
     parts = [Samples(*part) for part in zip(inputs, targets.parts, origins.parts, strict=True)]
     if len(parts) == 1:
         train, test, how = split_off(parts[0])

@@ -28,6 +28,10 @@ from copfl.data.table_files import READERS
 from copfl.data.tables import table_file
 from copfl.errors import DataError, UsageError, unknown
 
+REMEDIES = {
+    (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar"): "unpack it",
+    (".xlsx", ".xls", ".ods"): "save the sheet as CSV UTF-8",
+}
 OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CINIC_MEAN, CINIC_STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
@@ -46,6 +50,10 @@ def reader(name: str) -> Callable[..., Dataset]:
     if name.startswith(PREFIX):
         return hub_dataset
     if exists and published.is_leaf(path):
+        if path.is_file() and _is_list(path):
+            raise DataError(
+                f"{path} is a list in JSON, and not LEAF's; a table is .jsonl, an object per line"
+            )
         return published.leaf
     if os.path.isdir(name):
         return image_folder
@@ -55,8 +63,15 @@ def reader(name: str) -> Callable[..., Dataset]:
         return table_file
     if exists or len(path.parts) > 1 or path.suffix:
         wrong = "is not a file of a known kind" if exists else "does not exist"
-        raise DataError(f"{path} {wrong}; give a table ({', '.join(READERS)}), {OTHER_KINDS}")
+        remedy = next((f"{what}, or " for ends, what in REMEDIES.items() if path.suffix.lower() in ends), "")
+        raise DataError(f"{path} {wrong}; {remedy}give a table ({', '.join(READERS)}), {OTHER_KINDS}")
     raise unknown("data set", name, DATASETS)
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a JSON file has a list, by its begin."""
+    with reading.data_errors(str(path)), path.open("rb") as file:
+        return file.read(1000).lstrip().startswith(b"[")
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> Dataset:

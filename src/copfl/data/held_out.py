@@ -4,7 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import Samples
-from copfl.errors import DataError
+from copfl.errors import DataError, how_to_set
+
+FEWEST = 5  # samples of which one is for testing
 
 
 def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
@@ -15,6 +17,12 @@ def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
         is_test = held_out_of_groups(samples.group, samples.strata)
         how = "a fifth of each group's samples is test"
     if not is_test.any():
+        if len(np.unique(samples.strata)) == len(samples) >= FEWEST:
+            numbers = how_to_set("kind", "regression", "--task")
+            raise DataError(
+                f"each of the {len(samples):,} samples has a class of its own, so none can be learned and "
+                f"tested: is it the right target? To predict numbers: {numbers}"
+            )
         raise DataError(
             "too few samples for a test part: five of one class or client, or test samples, are needed"
         )

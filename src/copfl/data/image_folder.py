@@ -13,7 +13,13 @@ from copfl.data.reading import ImageFile
 from copfl.data.samples import Dataset
 from copfl.errors import COMMAND_LINE, DataError, how_to_set
 
-IMAGE_PATHS = "<class>/*.png or *.jpg; or <client>/<class>/*.png or *.jpg; either may be in train/ and test/"
+SPLITS = ("train", "test")  # in small or capital letters
+IMAGE_PATHS = (
+    "<class>/*.png or *.jpg; or <client>/<class>/*.png or *.jpg; either may be in train/ and test/, and a "
+    "client may have these itself"
+)
+OTHER_FORMATS = (".bmp", ".dcm", ".gif", ".heic", ".jfif", ".tif", ".tiff", ".webp")
+ARCHIVERS_FOLDER = "__MACOSX"  # beside the images in archives that a Mac made; it has none
 
 
 def image_folder(
@@ -26,6 +32,9 @@ def image_folder(
 ) -> Dataset:
     """A folder [{train,test}/][<client>/]<class>/*.png|jpg, at one size; without splits a fifth of the images is test.
 
+    Images are upright, as a camera notes it. A note counts those that are left out: hidden ones, of other
+    formats, or in no folder of a class.
+
     Args:
         path: The folder.
         size: Pixels of a side; None: the most frequent size of the images.
@@ -33,10 +42,12 @@ def image_folder(
         augment: Whether training images get random crops and flips.
         skip_corrupt: Whether damaged images are left out; else they are an error.
     """
-    images, notes = reading.image_files(path, _folders), []
+    images = reading.image_files(path, _folders)
+    unread = _left_out(path, any(_split_of(image.split) for image in images))
+    notes, but = ([unread], f"; {unread}") if unread else ([], "")
     if skip_corrupt:
         count, images = len(images), reading.intact(images)
-        notes = [f"{count - len(images):,} of {count:,} images are corrupt and were skipped"]
+        notes.insert(0, f"{count - len(images):,} of {count:,} images are corrupt and were skipped")
     parts, images = _by_split(images)
     clients = sorted({image.client for image in images})
     classes = tuple(sorted({image.label for image in images if image.split != "test"}))
@@ -47,22 +58,25 @@ def image_folder(
             next(image for image in images if bool(image.client) is has) for has in (False, True)
         )
         raise DataError(f"{shallow.source} has no client, {deep.source} has one; expected {IMAGE_PATHS}")
-    for folder in sorted((path / parts[0]).glob("[!.]*/")):
-        if folder.name not in (clients if any(clients) else classes):
-            raise DataError(f"{folder} has no images (*.png, *.jpg)")
+    used = {folder for image in images for folder in Path(image.source).parents}
+    in_train = [folder for folder in path.glob("*/") if folder.name.lower() == "train"]
+    for folder in sorted(child for parent in in_train or [path] for child in parent.glob("[!.]*/")):
+        if folder not in used and folder.name != ARCHIVERS_FOLDER:
+            raise DataError(f"{folder} has no images (*.png, *.jpg){but}")
     if not classes:
-        raise DataError(f"no images; expected {IMAGE_PATHS}")
+        raise DataError(f"no images; expected {IMAGE_PATHS}{but}")
     if extra := {image.label for image in images} - set(classes):
         raise DataError(f"test/ has a class {min(extra)} which train/ lacks")
     splits = []
     try:
-        sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
+        sizes = Counter(reading.image_size(image.read(), image.source, upright=True) for image in images)
         shape = sizes.most_common(1)[0][0] if size is None else (size, size)
         for split in parts:
             chosen = [image for image in images if image.split == split]
             labels = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
             owners = [np.array([image.client for image in chosen])] if any(clients) else []
-            splits.append((reading.decode_all(chosen, shape, gray), labels, *owners))
+            pixels = reading.decode_all(chosen, shape, gray, upright=True)
+            splits.append((pixels, labels, *owners))
     except DataError as error:
         on_line = COMMAND_LINE in os.environ
         skip = "--skip-corrupt" if on_line else how_to_set("data.skip_corrupt", True)
@@ -74,26 +88,67 @@ def image_folder(
     return from_splits(splits, name=name, classes=classes, augment=augment, note=note)
 
 
+def _is_hidden(path: PurePosixPath) -> bool:
+    return any(name.startswith(".") or name == ARCHIVERS_FOLDER for name in path.parts)
+
+
 def _folders(path: PurePosixPath) -> tuple[str, str] | None:
     """The folders above that of an image's class, and its class."""
     *above, label, _ = ("", *path.parts)
-    is_hidden = any(name.startswith(".") for name in (*above, label))
-    return None if is_hidden or not label else ("/".join(above[1:]), label)
+    return None if _is_hidden(path) or not label else ("/".join(above[1:]), label)
+
+
+def _left_out(path: Path, has_splits: bool) -> str:
+    """How many images of the folder are not read, why, and the first of each kind; "" if all are."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for member in reading.members(path):
+        if reason := _why_not(PurePosixPath(member.name), has_splits):
+            first.setdefault(reason, member.name)
+            counts[reason] += 1
+    kinds = [f"{count:,} {reason} ({first[reason]})" for reason, count in counts.items()]
+    return f"images that are left out: {', '.join(kinds)}" if kinds else ""
+
+
+def _why_not(path: PurePosixPath, has_splits: bool) -> str:
+    """Why an image in the folder is not read; "" if it is, or is none."""
+    suffix = path.suffix.lower()
+    if suffix not in (*reading.IMAGES, *OTHER_FORMATS) or path.name.startswith("._"):  # of a Mac's Finder
+        return ""
+    if _is_hidden(path):
+        return "in hidden files or folders"
+    if suffix in OTHER_FORMATS:
+        return "neither PNG nor JPEG"
+    if len(path.parts) == 1:
+        return "in no folder of a class"
+    return "in neither train/ nor test/" if has_splits and not _split_of(str(path.parent.parent)) else ""
+
+
+def _split_of(folders: str) -> str:
+    """The first of these folders that is called train or test; "" if none is."""
+    return next((name for name in folders.split("/") if name.lower() in SPLITS), "")
 
 
 def _by_split(images: Sequence[ImageFile]) -> tuple[tuple[str, ...], list[ImageFile]]:
     """The splits, and their images; the folders above that of an image's class become its split and client."""
-    tops = {image.split.partition("/")[0] for image in images}
-    if not tops & {"train", "test"}:
+    names = [_split_of(image.split) for image in images]
+    if not any(names):
         return ("",), [image._replace(split="", client=image.split) for image in images]
-    for split, other in (("train", "test"), ("test", "train")):
-        if split not in tops:
+    found = {name.lower() for name in names}
+    for split, other in (SPLITS, SPLITS[::-1]):
+        if split not in found:
             raise DataError(
                 f"there is a folder {other}/ but none {split}/ with images; expected {IMAGE_PATHS}"
             )
-    in_splits = [(image, *image.split.partition("/")) for image in images]
-    return ("train", "test"), [
-        image._replace(split=split, client=client)
-        for image, split, _, client in in_splits
-        if split in ("train", "test")
+    return SPLITS, [
+        image._replace(split=name.lower(), client=_without(image.split, name))
+        for image, name in zip(images, names, strict=True)
+        if name
     ]
+
+
+def _without(folders: str, name: str) -> str:
+    """The folders but the first of this name."""
+    parts = folders.split("/")
+    parts.remove(name)
+    return "/".join(parts)

@@ -319,7 +319,7 @@ def _json(path: Path) -> Any:
 
 
 def is_leaf(location: Path) -> bool:
-    """Whether a path is a .json file or a folder with train/*.json."""
+    """Whether a path is a .json file or a folder with train/*.json, as LEAF's are."""
     return location.suffix == ".json" or any((location / "train").glob("*.json"))
 
 

@@ -24,13 +24,15 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from copfl.errors import DataError, how_to_set
+from copfl.errors import DataError, how_to_set, raised_as
 
 T = TypeVar("T")
 MIB = 2**20
 LARGEST_INNER_ARCHIVE = 512 * MIB  # an archive in an archive, which is read into memory
+IMAGES = (".png", ".jpg", ".jpeg")  # the ends of their names, in small or capital letters
 LARGEST_IMAGE_FILE = 32 * MIB
 LARGEST_IMAGE_SIDE = 4096  # pixels
+ORIENTATION, QUARTER_TURNS = 0x112, (5, 6, 7, 8)  # in EXIF, and its values that exchange height and width
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 _PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
 
@@ -270,7 +272,7 @@ def image_files(location: Path, locate: Locate = by_folder) -> list[ImageFile]:
     images = []
     for member in members(location):
         path = PurePosixPath(member.name)
-        is_image = path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
+        is_image = path.suffix.lower() in IMAGES and not path.name.startswith(".")
         if is_image and (located := locate(path)) is not None:
             source = str(member.path) if location.is_dir() else f"{location} ({member.name})"
             read = partial(member.read, LARGEST_IMAGE_FILE)
@@ -282,10 +284,12 @@ def image_files(location: Path, locate: Locate = by_folder) -> list[ImageFile]:
 @contextmanager
 def _opened_image(raw: bytes, source: str) -> Iterator[Any]:
     """An encoded image of accepted size, not yet decoded."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
+    unknown = f"{source} is not a readable PNG or JPEG image: it begins as neither. It is damaged or of another format"
     with (
         data_errors(source, "PNG or JPEG image"),
+        raised_as(DataError, unknown, UnidentifiedImageError),  # which names an object of Python
         Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image,
     ):
         if max(image.size) > LARGEST_IMAGE_SIDE:
@@ -294,20 +298,36 @@ def _opened_image(raw: bytes, source: str) -> Iterator[Any]:
         yield image
 
 
-def image_size(raw: bytes, source: str) -> tuple[int, int]:
-    """Height and width of an encoded image, from its header alone."""
+def image_size(raw: bytes, source: str, upright: bool = False) -> tuple[int, int]:
+    """Height and width of an encoded image, from its header alone; see `decode`."""
     with _opened_image(raw, source) as image:
-        return image.height, image.width
+        is_turned = upright and image.getexif().get(ORIENTATION) in QUARTER_TURNS
+        return (image.width, image.height) if is_turned else (image.height, image.width)
 
 
 def decode(
-    raw: bytes, source: str, size: tuple[int, int], gray: bool = False, resize: bool = True
+    raw: bytes,
+    source: str,
+    size: tuple[int, int],
+    gray: bool = False,
+    resize: bool = True,
+    upright: bool = False,
 ) -> NDArray[np.uint8]:
-    """An encoded image as uint8 [channels, *size]; without `resize`, an image of another size is an error."""
-    from PIL import Image
+    """An encoded image as uint8 [channels, *size].
+
+    Args:
+        raw: The content of a file.
+        source: Where it is, for messages.
+        size: Height and width.
+        gray: Whether it is read without colour.
+        resize: Else an image of another size is an error.
+        upright: Whether it is turned as the camera noted (EXIF), and as programs show it.
+    """
+    from PIL import Image, ImageOps
 
     with _opened_image(raw, source) as opened:
-        image = opened.convert("RGBA") if "transparency" in opened.info else opened
+        image = ImageOps.exif_transpose(opened) if upright else opened
+        image = image.convert("RGBA") if "transparency" in image.info else image
         if image.mode not in EIGHT_BIT_MODES:
             raise DataError(f"{source} has pixels of mode {image.mode}; 8 bits per channel were expected")
         image = image.convert("L" if gray else "RGB")
@@ -322,13 +342,17 @@ def decode(
 
 
 def decode_all(
-    images: Sequence[ImageFile], size: tuple[int, int], gray: bool = False, resize: bool = True
+    images: Sequence[ImageFile],
+    size: tuple[int, int],
+    gray: bool = False,
+    resize: bool = True,
+    upright: bool = False,
 ) -> NDArray[np.uint8]:
     """Encoded images as uint8 [n, channels, *size]; see `decode`."""
     decoded = np.empty((len(images), 1 if gray else 3, *size), dtype=np.uint8)
 
     def put(position: int, image: ImageFile) -> None:
-        decoded[position] = decode(image.read(), image.source, size, gray, resize)
+        decoded[position] = decode(image.read(), image.source, size, gray, resize, upright)
 
     in_threads(put, range(len(images)), images)  # Pillow releases the interpreter lock while it decodes
     return decoded

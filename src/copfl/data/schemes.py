@@ -16,6 +16,7 @@ from copfl.data.groups import group_of
 from copfl.data.partition import Indices, Partition, Parts, count_by, distinct, generator
 from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.errors import DataError, UsageError, at_least, how_to_set, one_of
+from copfl.tables import listed
 
 
 class Assigned(NamedTuple):
@@ -29,6 +30,7 @@ class Assigned(NamedTuple):
 
 SCHEMES: dict[str, Callable[..., Partition]] = {}
 OVERLAPPING_SCHEMES = {"overlapping"}  # those that assign a train sample to several clients
+MOST_SHOWN = 5  # names in a note
 
 
 def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
@@ -239,6 +241,11 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
             f"{len(present)} groups are joined to {clients} clients; leave out the number of clients for one "
             "each"
         )
+    if clients == 1:
+        notes.append("there is one client, so nothing is federated")
+    if untrained := np.setdiff1d(group_of(dataset, dataset.test), present).tolist():
+        names = listed([f'"{dataset.groups[group]}"' for group in untrained], MOST_SHOWN)
+        notes.append(f"groups with test samples and no train sample are left out: {names}")
     for position, group in enumerate(present):
         members = range(position % clients, clients, len(present))  # may have other groups too
         pools = [np.flatnonzero(group_of(dataset, split) == group) for split in splits]

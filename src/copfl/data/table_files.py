@@ -18,11 +18,14 @@ from typing import Any
 from copfl.data import reading
 from copfl.data.columns import Column, Table, column_of, joined
 from copfl.errors import DataError, raised_as
+from copfl.tables import listed
 
 LARGEST_FILE = 4096 * reading.MIB  # a table takes up to three times as much memory
 LINES = "text"  # the only column of a .txt file
 SEPARATORS = ",;\t|"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in small or capital letters
+READ_AS_MISSING = "words that are read as missing values"
+MOST_SHOWN = 5  # columns in a note
 COMMA_NUMBER, POINT_NUMBER = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$"
 BLOCK = 16 * reading.MIB  # of a file that is parsed at once; the largest row must fit
 ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
@@ -82,21 +85,27 @@ def _separated(path: Path) -> Table:
     except pa.ArrowInvalid:
         _check_rows(path, separator, len(names))  # says which line is wrong
         raise
-    columns, with_commas = {}, []
+    columns, with_commas, with_words = {}, [], []
     for name, written_name in zip(names, written_names, strict=True):
-        columns[name], has_commas = _cells(content[written_name], separator)
+        columns[name], has_commas, words = _cells(content[written_name], separator)
         with_commas += [name] if has_commas else []
-    note = f"decimal commas are read as points: {', '.join(with_commas)}"
-    return Table(columns, (note,) if with_commas else ())
+        with_words += [f"{name} ({', '.join(words)})"] if words else []
+    notes = [f"decimal commas are read as points: {', '.join(with_commas)}"] if with_commas else []
+    notes += [f"{READ_AS_MISSING}: {listed(with_words, MOST_SHOWN)}"] if with_words else []
+    return Table(columns, tuple(notes))
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if doubled := [name for name in names if names.count(name) > 1 or not name]:
-        raise DataError(f"{path} has the column {doubled[0]!r} twice, or without a name")
+    if "" in names:
+        index = "; pandas writes its index so, unless index=False" if names[0] == "" else ""
+        raise DataError(f"{path} has no name for column {names.index('') + 1} in its first line{index}")
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has the column {doubled[0]!r} twice; rename or remove one")
 
 
-def _cells(column: Column, separator: str) -> tuple[Column, bool]:
-    """The texts without spaces around them, null where one is missing; whether decimal commas became points.
+def _cells(column: Column, separator: str) -> tuple[Column, bool, list[str]]:
+    """The texts without spaces around them, null where one is missing; whether decimal commas became points;
+    and the words that are read as missing, such as NA.
 
     A comma is decimal where it does not separate cells and no number of the column has a point: in 1.500 and
     0,5 the point may separate thousands.
@@ -105,13 +114,15 @@ def _cells(column: Column, separator: str) -> tuple[Column, bool]:
     import pyarrow.compute as pc
 
     column = pc.utf8_trim_whitespace(column)
-    column = pc.if_else(pc.is_in(pc.utf8_lower(column), pa.array(MISSING)), None, column)
+    is_missing = pc.is_in(pc.utf8_lower(column), pa.array(MISSING))
+    words = sorted(filter(None, column.filter(is_missing).unique().to_pylist()))
+    column = pc.if_else(is_missing, None, column)
     if separator == "," or not pc.any(pc.match_substring(column, ",")).as_py():
-        return column, False
+        return column, False, words
     has_comma = pc.match_substring_regex(column, COMMA_NUMBER)
     if not pc.any(has_comma).as_py() or pc.any(pc.match_substring_regex(column, POINT_NUMBER)).as_py():
-        return column, False
-    return pc.if_else(has_comma, pc.replace_substring(column, ",", "."), column), True
+        return column, False, words
+    return pc.if_else(has_comma, pc.replace_substring(column, ",", "."), column), True, words
 
 
 def _has_quotes(path: Path) -> bool:
@@ -200,9 +211,18 @@ def _parquet(path: Path) -> Table:
     return Table.of({name: content[name] for name in content.column_names})
 
 
-def _text_lines(path: Path) -> Table:
+def text_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8; empty ones too, so that a line keeps its number.
+
+    Args:
+        path: A file of at most `LARGEST_FILE` bytes.
+    """
     with _utf8(path):
-        return Table.of({LINES: [line for line in path.read_text("utf-8").splitlines() if line.strip()]})
+        return reading.read_bytes(path, LARGEST_FILE).decode("utf-8-sig").splitlines()
+
+
+def _text_table(path: Path) -> Table:
+    return Table.of({LINES: [line for line in text_lines(path) if line.strip()]})
 
 
 READERS: dict[str, Callable[[Path], Table]] = {
@@ -210,5 +230,5 @@ READERS: dict[str, Callable[[Path], Table]] = {
     ".tsv": _separated,
     ".jsonl": _json_lines,
     ".parquet": _parquet,
-    ".txt": _text_lines,
+    ".txt": _text_table,
 }

@@ -32,15 +32,16 @@ from copfl.data.columns import (
     words,
 )
 from copfl.data.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
-from copfl.data.table_files import LINES, read_table
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, Dataset
+from copfl.data.table_files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
-from copfl.errors import DataError, how_to_set, one_of, unknown
+from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
 
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
 MOST_WORDS = 3  # on average, in a category; more are a sentence
+SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -111,6 +112,8 @@ def from_tables(
         target, client, text, drop, categories, missing, kind: As of `table_file`.
     """
     one_of(("refuse", "fill", "drop"), missing=missing)
+    if kind is not None:
+        one_of(KINDS, kind=kind)
     tables = list(tables)
     known = list(tables[0].columns)
     roles, as_categories = _roles(known, target, client, text, drop, kind), _columns(categories, known)
@@ -124,7 +127,9 @@ def from_tables(
     tables = [
         Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
     ]
-    tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    words = [note for note in notes if note.startswith(READ_AS_MISSING)]
+    with raised_as(DataError, "; ".join(("{}", *words)), DataError):
+        tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
@@ -162,6 +167,7 @@ def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str,
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
     clients, texts = _columns(client, known), _columns(text, known)
+    _check_uses({"target": targets, "client": clients, "text": texts, "drop": left_out})
     special = {*targets, *clients, *texts, *left_out}
     others = [column for column in known if column not in special]
     return _Roles(targets, clients, texts, [] if texts else others, others if texts else [])
@@ -326,11 +332,12 @@ def _summary(encoders: Sequence[Encoder]) -> str:
 
 
 def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
-    """A note for columns that hardly help as they are: dates, sentences, and numbers of patients or names."""
+    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers."""
     if len(table) < FEWEST_ROWS:
         return []
     dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
-    rare = [e for e in encoders if e.name not in dates and _is_rare(e, table)]
+    signs = [e.name for e in encoders if e.name not in dates and _are_signed(e.categories)]
+    rare = [e for e in encoders if e.name not in (*dates, *signs) and _is_rare(e, table)]
     sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
     identifiers = [e.name for e in rare if e.name not in sentences]
     notes = []
@@ -342,9 +349,19 @@ def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
         notes.append(
             f"{names}: each date is a category, so use numbers, such as days between dates, or {leave_out}"
         )
+    if names := ",".join(signs):
+        notes.append(
+            f"{names}: numbers with a sign or separator, each a category, so write plain numbers, such as 12.5"
+        )
     for name in sentences:
         notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
     return notes
+
+
+def _are_signed(categories: Sequence[str]) -> bool:
+    """Whether all are numbers, and some have a sign or separator that plain numbers do not have."""
+    has_signs = any(set("%€$£,'") & set(text) for text in categories)
+    return has_signs and all(map(SIGNED_NUMBER.fullmatch, categories))
 
 
 def _is_rare(column: Encoder, table: Table) -> bool:
@@ -413,6 +430,22 @@ def _without_missing(
         )
     kept = [table.take(mask) for table, mask in zip(tables, complete, strict=True)]
     return kept, [f"{before - after:,} of {before:,} rows with missing values are left out: {shown}"]
+
+
+def _check_uses(columns: dict[str, list[str]]) -> None:
+    """A DataError for a column that has two uses.
+
+    Args:
+        columns: By their use.
+    """
+    uses: dict[str, str] = {}
+    for use, names in columns.items():
+        for name in names:
+            if name in uses:
+                raise DataError(
+                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
+                )
+            uses[name] = use
 
 
 def names_of(written: str, known: Collection[str]) -> list[str]:

@@ -8,9 +8,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION
 from copfl.errors import DataError, how_to_set, one_of, raised_as
+from copfl.tables import listed
 
 MOST_CLASSES = 2**16  # more are taken for a mistake
 LARGEST_NUMBER = 1e30  # its square must fit into float64 and ten times it into float32
+MOST_SHOWN = 6  # names in a note
 MOST_AMBIGUOUS = 20  # so many different whole numbers of a float array may be classes or values
 
 
@@ -102,6 +104,25 @@ def numbered(what: str, splits: Sequence[ArrayLike], names: Sequence[str] | None
     is_plain = what == "group" if is_text else bool(values[0] == 0 and values[-1] == len(values) - 1)
     few = ", ".join(shown[:3]) + (f", ..., {shown[-1]}" if len(shown) > 4 else ", ".join(("", *shown[3:])))
     return Targets(numbers, shown, CLASSIFICATION, "" if is_plain else f"{what}s {few} are numbered from 0")
+
+
+def spelled_alike(what: str, names: Sequence[str]) -> str:
+    """A note about names that differ only in capital letters or spaces, such as Yes and yes; "" if none do.
+
+    Args:
+        what: The names are of.
+        names: All of them.
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault("".join(name.split()).casefold(), []).append(name)
+    doubtful = [f'"{name}"' for alike in spellings.values() if len(alike) > 1 for name in alike]
+    if not doubtful:
+        return ""
+    return (
+        f"{what} that differ only in capital letters or spaces, to make alike if they are the same: "
+        f"{listed(doubtful, MOST_SHOWN)}"
+    )
 
 
 def named(y: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:

@@ -112,7 +112,7 @@ def cross_site(path: str | Path, samples: int = gains.SAMPLES, **values: Any) ->
     shown = gains.compared(e.clients)
     part = Cross(shown, cross.values[np.ix_(shown, shown)], cross.metric, cross.per_class)
     with claimed(path, new=False):
-        gains.write(Analysis(alone, part), path)
+        gains.write(Analysis(alone, part, gains.constant_answers(e.federation, e.task.metrics[0])), path)
     names = client_titles(names_of_clients(federation.dataset, federation.partition))
     sizes = [int(data.size) for data in tests]
     return CrossSite(names, np.vstack([cross.values, last_row]), sizes, task.metrics[0])

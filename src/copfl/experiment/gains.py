@@ -1,20 +1,23 @@
-"""What each client gains over training alone, and how every client's model does on every client's samples."""
+"""What each client gains over training alone and over a constant answer, and how every client's model does on
+every client's samples."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from copfl import files
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
-from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.federation import Federation
-from copfl.stats import Numbers, worst_of
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
+from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
 FILE = "gains.json"
@@ -30,6 +33,7 @@ class Gains(NamedTuple):
     global_model: Numbers
     personal: Numbers  # after local training
     metric: MetricInfo = ACCURACY
+    constant: Numbers | None = None  # see `constant_answers`; None: not known
 
     @property
     def gain(self) -> Numbers:
@@ -40,6 +44,21 @@ class Gains(NamedTuple):
     def over_global(self) -> Numbers:
         """Positive where the client's model is better than the global one."""
         return self.metric.gain(self.personal, self.global_model)
+
+    @property
+    def over_constant(self) -> Numbers:
+        """Positive where the client's model is better than its constant answer."""
+        if self.constant is None:
+            return np.full(len(self.personal), np.nan)
+        return self.metric.gain(self.personal, self.constant)
+
+    @property
+    def constant_is_as_good(self) -> bool:
+        """Whether constant answers are known, and the clients' models not shown to be better on average."""
+        over = self.over_constant[~np.isnan(self.over_constant)]
+        if unknown_reason([over]):
+            return False
+        return bool(over.mean() <= EQUAL if len(over) < 2 else over_clients([over]).low <= EQUAL)
 
     @property
     def share(self) -> float:
@@ -57,10 +76,53 @@ class Gains(NamedTuple):
         return float(np.nanstd(self.personal))
 
 
+def constant_text(gains: Gains) -> str:
+    """What a constant answer is, and how good; "" where the models are better or nothing is known."""
+    if gains.constant is None or not gains.constant_is_as_good:
+        return ""
+    metric, value = gains.metric, float(mean_of_known(gains.constant))
+    return (
+        "always answering a client's most frequent class, or mean value, in training gives "
+        f"{metric.title} {metric.text(value)}{metric.unit}"
+    )
+
+
 def share_of(gains: Numbers) -> float:
     """The fraction of the known gains that are positive."""
     known = gains[~np.isnan(gains)]
     return float((known > EQUAL).mean()) if len(known) else float("nan")
+
+
+def constant_answer(kind: str, classes: int, known: NDArray[Any]) -> Numbers:
+    """What a client's training samples have on average, whatever the input, as the metrics take predictions.
+
+    That is the frequency of each class or label, or the mean of the values; its class is the most frequent one.
+
+    Args:
+        kind: Of the task; not next_token.
+        classes: Their number, of a classification.
+        known: The targets of the training samples, at least one.
+    """
+    total = np.bincount(known, minlength=classes) if kind == CLASSIFICATION else known.sum(0, np.float64)
+    return np.asarray(total / len(known))
+
+
+def constant_answers(federation: Federation, metric: Metric) -> Numbers:
+    """The metric of each client's constant answer on its test samples, [clients]; nan where it is not defined.
+
+    Args:
+        federation: The clients.
+        metric: Of predictions and targets on the host.
+    """
+    kind, classes = federation.dataset.kind, len(federation.dataset.classes)
+    found = np.full(federation.clients, np.nan)
+    if kind == NEXT_TOKEN:
+        return found
+    for client in np.flatnonzero((federation.train.sizes > 0) & (federation.test.sizes > 0)).tolist():
+        known, tested = (split.targets(client).cpu().numpy() for split in (federation.train, federation.test))
+        answer = constant_answer(kind, classes, known)
+        found[client] = metric.of(np.repeat(answer[None], len(tested), axis=0), tested)
+    return found
 
 
 class Cross(NamedTuple):
@@ -134,12 +196,14 @@ class Analysis(NamedTuple):
 
     alone: Numbers
     cross: Cross
+    constant: Numbers  # see `constant_answers`
 
 
 def write(found: Analysis, folder: Path) -> None:
     """Writes the file of a run folder."""
     clients, values, metric, per_class = found.cross
-    content = {"alone": found.alone, "clients": clients, "cross": values, "metric": metric}
+    content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
+    content |= {"metric": metric}
     content |= {"per_class": per_class} if per_class else {}
     files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
 
@@ -153,4 +217,5 @@ def read(folder: Path) -> Analysis | None:
     values = np.array(content["cross"], np.float64)
     per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
     cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
-    return Analysis(np.array(content["alone"], np.float64), cross)
+    alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
+    return Analysis(alone, cross, constant)

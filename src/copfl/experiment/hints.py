@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from copfl.core.metrics import METRICS
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.overview import skew
@@ -19,6 +19,7 @@ from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, 
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, how_to_set
 from copfl.experiment import records
+from copfl.experiment.gains import constant_answers
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
 USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be for a hint
@@ -169,8 +170,8 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         found.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
-            f"{accuracy} on average, where always answering a client's most frequent class gives {constant}. "
-            f"Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or "
+            f"{accuracy} on average, where always answering a client's most frequent class in training gives "
+            f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or "
             "another model, or test on more samples"
         )
     return found
@@ -191,16 +192,16 @@ def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float,
     """The mean accuracy and that of constant answers, where they are within two standard errors."""
     if federation.dataset.kind != CLASSIFICATION:
         return None
-    classes, partition = len(federation.dataset.classes), federation.partition
-    labels = partition.tested(federation.dataset).y
     accuracy = records.latest(lines, "accuracy", federation.clients)
-    tested = [np.bincount(labels[part], minlength=classes) for part in partition.test]
-    counts: NDArray[np.int64] = np.stack(tested)
-    sizes = counts.sum(1)
-    judged = ~np.isnan(accuracy) & ((counts > 0).sum(1) > 1)  # of one class, any answer is constant
+    constant = constant_answers(federation, METRICS["accuracy"])
+    tested = [federation.test.targets(n).cpu().numpy() for n in range(federation.clients)]
+    different = np.array([len(np.unique(targets)) for targets in tested])
+    judged = (
+        ~np.isnan(accuracy) & ~np.isnan(constant) & (different > 1)
+    )  # of one class, any answer is constant
     if not judged.any():
         return None
-    constant = counts.max(1)[judged] / sizes[judged]
+    constant, sizes = constant[judged], federation.test.sizes
     error = math.sqrt((constant * (1 - constant) / sizes[judged]).sum()) / len(constant)
     mean, usual = float(accuracy[judged].mean()), float(constant.mean())
     return (mean, usual) if mean <= usual + 2 * error else None

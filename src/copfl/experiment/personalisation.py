@@ -74,7 +74,7 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
-        found = self.shared.read(path)
+        found = self.shared.read(path, missing=self.shared.description.input.missing)
         if found.y is None:
             raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
         if not found.has_target.all():
@@ -82,9 +82,12 @@ class Personalisation:
             raise DataError(
                 f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
             )
+        targets_of = self.shared.preparation.targets
+        samples = Samples(found.x, targets_of(found.y))
         if found.test is not None:
-            return Samples(found.x, found.y), Samples(*found.test), found.notes
-        own, test, how = split_off(Samples(found.x, found.y))
+            x_test, y_test = found.test
+            return samples, Samples(x_test, targets_of(y_test)), found.notes
+        own, test, how = split_off(samples)
         return own, test, [*found.notes, how]
 
     def fit(

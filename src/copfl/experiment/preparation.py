@@ -14,12 +14,12 @@ from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out, with_validation
-from copfl.data.samples import Dataset
+from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
-from copfl.errors import UsageError, how_to_set
+from copfl.errors import DataError, UsageError, how_to_set
 from copfl.experiment import hints
 from copfl.experiment.halves import check_benefit, check_evidence
 from copfl.experiment.models import build_model, tokenized
@@ -121,6 +121,16 @@ def dataset(run: Run, tell: Tell) -> Dataset:
     """The samples, with token numbers in place of sentences."""
     samples = data_of(run.data)
     samples.check_test_classes()
+    if samples.kind == CLASSIFICATION and len(samples.classes) < 2:
+        raise DataError(
+            f'all samples of "{samples.name}" are of one class, {samples.classes[0]}, so there is nothing to '
+            "learn: is it the right target?"
+        )
+    if samples.kind == REGRESSION and not np.ptp(samples.train.y, axis=0).any():
+        raise DataError(
+            f'all training samples of "{samples.name}" have the same value, so there is nothing to learn: is it '
+            "the right target?"
+        )
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):
         tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")

@@ -137,12 +137,12 @@ def at_rounds(records: list[Record], name: str, rounds: Ids) -> Values:
 
 def _clients(record: Record, count: int) -> Ids:
     """The clients of a round; RunError if there are not so many."""
-    clients = np.array(record["clients"], np.int64)
-    if len(clients) and clients.max() >= count:
-        problem = f"round {record['round']} names client {clients.max()}, but there are {count}"
+    unknown = [client for client in record["clients"] if not 0 <= client < count]
+    if unknown:  # before numpy has them: they may be too large for it
+        problem = f"round {record['round']} names client {unknown[0]}, but there are {count}"
         changed = "its rounds.jsonl or its partition.json was changed"
         raise RunError(f"{problem}: {changed}; restore them, or start the run again")
-    return clients
+    return np.array(record["clients"], np.int64)
 
 
 def _numbers(values: Iterable[float | None]) -> Values:

@@ -318,7 +318,7 @@ class Result:
             return None
         name = self.primary.name
         of_global, personal = (self.final(one) for one in (f"{name}_global", name))
-        return Gains(self.analysis.alone, of_global, personal, self.primary)
+        return Gains(self.analysis.alone, of_global, personal, self.primary, self.analysis.constant)
 
     @property
     def warnings(self) -> list[str]:

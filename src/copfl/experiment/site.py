@@ -1,5 +1,6 @@
 """What a site of a federation knows about its own model: the content of its report."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,13 @@ class SiteGain(NamedTuple):
     alone_round: int
     gain: float  # positive is better
     interval: Interval  # of the gain, over the test samples
+    constant: float = math.nan  # the metric of a constant answer, see `copfl.experiment.gains`
+    over_constant: Interval = Interval(math.nan, math.nan)  # of the gain over it
+
+    @property
+    def constant_is_as_good(self) -> bool:
+        """Whether a constant answer is known, and the model not shown to be better."""
+        return math.isfinite(self.over_constant.low) and self.over_constant.low <= 0
 
     @property
     def verdict(self) -> str:

@@ -61,7 +61,8 @@ def train(
         tell(f"comparing {len(compared)} models")
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
         tell("training alone")
-        result.analysis = Analysis(_alone(result, on_baseline_round), cross)
+        constant = gains.constant_answers(e.federation, e.task.metrics[0])
+        result.analysis = Analysis(_alone(result, on_baseline_round), cross, constant)
         if path is not None:
             gains.write(result.analysis, path)
     return result

@@ -1,16 +1,20 @@
 """Training alone at a node: its model without the federation, on the same batches. It stays at the node."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from copfl.core import tree
 from copfl.core.algorithm import example_output, received
 from copfl.core.evaluation import EVAL_MODELS, predicted
 from copfl.core.task import Personal
+from copfl.data.samples import NEXT_TOKEN
 from copfl.errors import RunError
+from copfl.experiment.gains import constant_answer
 from copfl.experiment.new_clients import alone_of
 from copfl.experiment.site import Measurement, SiteGain
 from copfl.flower.node import plan_of
@@ -85,9 +89,17 @@ def gain_of(data: NodeData, federated: Personal, alone: Alone) -> SiteGain:
     with torch.no_grad():
         (ours, y), (theirs, _) = (predicted(task, model, data.test) for model in (federated, alone.model))
 
-    def gain(drawn: Any) -> float:
-        own, other = (np.asarray(metric.of(outputs[drawn], y[drawn])) for outputs in (ours, theirs))
+    def gain(others: NDArray[Any], drawn: Any) -> float:
+        own, other = (np.asarray(metric.of(outputs[drawn], y[drawn])) for outputs in (ours, others))
         return float(metric.gain(own, other))
 
     values = metric.of(ours, y), metric.of(theirs, y)
-    return SiteGain(len(y), *values, alone.round, gain(slice(None)), over_samples(gain, len(y)))
+    interval = over_samples(partial(gain, theirs), len(y))
+    found = SiteGain(len(y), *values, alone.round, gain(theirs, slice(None)), interval)
+    known = data.train.y[: int(data.train.size)].cpu().numpy()
+    if task.criterion.kind == NEXT_TOKEN or not len(known):
+        return found
+    answer = constant_answer(task.criterion.kind, task.classes, known)
+    constant = np.repeat(answer[None], len(y), axis=0)
+    over_constant = over_samples(partial(gain, constant), len(y))
+    return found._replace(constant=metric.of(constant, y), over_constant=over_constant)

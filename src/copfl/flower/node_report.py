@@ -92,8 +92,8 @@ def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
         content = json.loads((run / GAIN).read_text("utf-8"))
         if content["of"] != _key(run, rounds):
             return None
-        interval = Interval(*content["gain"]["interval"])
-        return SiteGain(**content["gain"] | {"interval": interval})
+        intervals = {name: Interval(*content["gain"][name]) for name in ("interval", "over_constant")}
+        return SiteGain(**content["gain"] | intervals)
 
 
 def _trained_gain(

@@ -169,12 +169,13 @@ class BatchedModule:
         x: Inputs | Keyed,
         valid: Tensor | None,
         head: Tensor | None,
+        training: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the loss of logits and features, its value, and the buffers after, of one client.
 
         A `head` replaces the one in the parameters, and the gradient is then its own.
         """
-        tape = Tape()
+        tape = Tape(training)
         logits, features, after = self._forward(parameters, buffers, x, valid, tape, head)
 
         grads, (value, _) = gradient(lambda *given: (loss(*given), ()), logits, features)
@@ -242,6 +243,9 @@ def _replace(module: nn.Module, path: str, trained: set[str], layers: dict[str, 
 class Tape:
     """One forward pass, until its backward pass."""
 
+    def __init__(self, training: bool = True) -> None:
+        self.training = training  # whether batch norms and random numbers are those of training
+
     parameters: list[Tensor]
     gradient: Tensor  # [N, d], where the backward pass will write
     parts: list[Tensor]  # its parts, one per parameter
@@ -252,7 +256,7 @@ class Run(NamedTuple):
     """What a forward pass needs beside tensors."""
 
     model: BatchedModule
-    tape: Tape | None  # in training mode, for a backward pass
+    tape: Tape | None  # for a backward pass; None: in evaluation mode, without one
     names: tuple[str, ...] | None  # of the arrays of a sample; None: there is one array
 
 
@@ -266,7 +270,7 @@ def _forward(
     run: Run,
     *inputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, features and the buffers after; with a tape, in training mode and for a backward pass."""
+    """Logits, features and the buffers after; with a tape, in its mode and for a backward pass."""
     model, tape = run.model, run.tape
     x = inputs[0] if run.names is None else dict(zip(run.names, inputs, strict=True))
     statistics, fixed = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
@@ -280,7 +284,7 @@ def _forward(
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
     with torch.enable_grad():
         logits, features, after = model(
-            {**fixed, **tensors, **statistics}, x, valid, True, key=key, gradients=gradients
+            {**fixed, **tensors, **statistics}, x, valid, tape.training, key=key, gradients=gradients
         )
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]

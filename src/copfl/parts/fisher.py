@@ -28,13 +28,14 @@ def curvature(task: Task, w: Tensor, data: Data, groups: tuple[Batch, ...]) -> C
     """The mean over the groups of (samples in it) * (mean gradient)^2, and the mean gradient.
 
     With one sample in a group this is the mean of the squared gradients of single samples; with several it
-    has the same expectation where the gradients' mean is zero, at a fraction of the cost.
+    has the same expectation where the gradients' mean is zero, at a fraction of the cost. Batch norm has the
+    statistics of w: those of a group, which may be one sample, would be others.
     """
     fisher = gradient = torch.zeros_like(w[: task.d])
     used = samples = w.new_zeros(())
     for group in groups:
         x, y = task.batch(data, group)
-        grad, _, _ = task.gradient(w[: task.d], w[task.d :], x, y, group.valid)
+        grad, _, _ = task.gradient(w[: task.d], w[task.d :], x, y, group.valid, training=False)
         assert group.valid is not None
         count = group.valid.sum().to(w.dtype)
         grad = torch.where(count > 0, grad, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -88,9 +89,13 @@ def render(document: Document, fingerprint: str = "") -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """What the scripts of the page read: numbers are rounded to five digits, which suffice for a chart."""
+    """What the scripts of the page read: numbers are rounded to five digits, which suffice for a chart.
+
+    One that is not finite then, as the largest ones, is a gap.
+    """
     if isinstance(value, float):
-        return float(f"{value:.5g}")
+        rounded = float(f"{value:.5g}")
+        return rounded if math.isfinite(rounded) else None
     if isinstance(value, dict):
         return {_directed(key): _rounded(part) for key, part in value.items()}
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else _directed(value)

@@ -15,7 +15,7 @@ from copfl.charts import Chart
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.convergence import still_rises
-from copfl.experiment.gains import EQUAL
+from copfl.experiment.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
 from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source
@@ -113,7 +113,7 @@ def _unequal(runs: Runs) -> str:
     """A remark for the title if the runs differ in the optimizer or its learning rate."""
     tables = [run.tables.get("optimizer", {}) for run in runs]
     for key, what in (("name", "optimizers"), ("lr", "learning rates")):
-        if len({table.get(key) for table in tables}) > 1:
+        if len({str(table.get(key)) for table in tables}) > 1:  # a damaged file may have a list there
             return f" (unequal {what})"
     return ""
 
@@ -291,6 +291,10 @@ def _gain(run: RunData) -> list[str]:
     least = [n for n in reversed(order) if found.gain[n] <= EQUAL]
     pair = Paired("", found.gain[known], metric)
     verdict = " On average, no gain is distinguishable." * (pair.verdict == "not distinguishable")
+    if constant := constant_text(found):
+        over_constant = Paired("", found.over_constant[~np.isnan(found.over_constant)], metric)
+        difference = f"{_points(over_constant)} ({over_constant.bounds})"
+        verdict = f" No useful gain: {constant}; the personal models compared with it: {difference}."
     first = (
         f"{len(most)} of {len(known)} clients gain over training alone. Mean gain: {_points(pair)} "
         f"({OVER_CLIENTS}: {pair.bounds}).{verdict}"

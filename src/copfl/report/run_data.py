@@ -131,7 +131,13 @@ class RunData:
         name = self.primary.name
         if self.analysis is None or not self.has(name):
             return None
-        found = Gains(self.analysis.alone, self.final(f"{name}_global"), self.final(name), self.primary)
+        found = Gains(
+            self.analysis.alone,
+            self.final(f"{name}_global"),
+            self.final(name),
+            self.primary,
+            self.analysis.constant,
+        )
         return None if np.isnan(found.gain).all() else found
 
     def federation(self, name: str) -> list[float | None]:
@@ -268,6 +274,8 @@ def _environment(path: Path) -> dict[str, Any]:
         counts = [[int(count) for count in row.split()] for row in found.get("label_counts", [])]
         if counts and {len(row) for row in counts} != {len(found["classes"])}:
             raise ValueError("it does not count every class for every client")
+        if not metrics_of(found):
+            raise ValueError("it has no metric")
         return {**found, "label_counts": np.array(counts, np.int64) if counts else None}
 
 

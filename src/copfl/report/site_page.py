@@ -96,6 +96,13 @@ def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
         sign = metric.text(found.gain, sign="+")
         return f"{sign}{unit} over {alone}. With {found.samples} test samples there is no interval."
     bounds = metric.interval(*found.interval)
+    if found.constant_is_as_good:
+        return (
+            "No useful gain: always answering the most frequent class, or mean value, of the training samples "
+            f"gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
+            f"{metric.interval(*found.over_constant)}{unit}. Its gain over {alone} is "
+            f"{metric.text(found.gain, sign='+')} {bounds}."
+        )
     if found.verdict == "not distinguishable":
         return (
             f"The model cannot be distinguished from {alone}: {metric.text(found.gain, sign='+')}{unit} "

@@ -14,6 +14,7 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.groups import names_of_clients
 from copfl.experiment.convergence import still_rises
 from copfl.experiment.folder import BASELINE
+from copfl.experiment.gains import Gains, constant_text
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.report import contributions
@@ -22,7 +23,6 @@ from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
     from copfl.data.federation import Federation
-    from copfl.experiment.gains import Gains
     from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
@@ -56,7 +56,7 @@ def as_json(result: Result) -> dict[str, Any]:
     if epsilons := _epsilons(result):
         content["spent"] = epsilons
     if (gains := result.gains) is not None:
-        content["alone"], content["gain"] = gains.alone, gains.gain
+        content["alone"], content["gain"], content["constant"] = gains.alone, gains.gain, gains.constant
         content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
         content["spread"], content["advice"] = gains.spread, advice(result)
     if (contributed := _contributions(result)) is not None:
@@ -174,7 +174,10 @@ def client_names(federation: Federation) -> list[str]:
 
 
 def conclusion(gains: Gains) -> str:
-    """Who gains, in a sentence: the paired differences with their intervals; "" where nothing is known."""
+    """Who gains, in a sentence: the paired differences with their intervals; "" where nothing is known.
+
+    Where a constant answer is as good, it says so first: a gain over training alone has no use then.
+    """
     others = {"training alone": gains.gain, "the global model": gains.over_global}
     found = [_against(gains.metric, name, values) for name, values in others.items()]
     known = int((~np.isnan(gains.gain)).sum())
@@ -183,8 +186,12 @@ def conclusion(gains: Gains) -> str:
     brackets = "In brackets: 95 % intervals over the clients of this run."
     if known < 2:
         brackets = "That is one client, so there is no interval over clients."
+    first = "The personal models are"
+    if constant := constant_text(gains):
+        against = _against(gains.metric, "it", gains.over_constant)
+        first = f"No useful gain: {constant}, and the personal models are {against}. They are"
     return (
-        f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
+        f"{first} {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 

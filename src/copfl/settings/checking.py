@@ -37,6 +37,19 @@ LIMITS = {  # in the words of JSON Schema
 }
 
 
+# What other libraries call a setting or an option.
+OTHER_NAMES = {
+    "data": "dataset",
+    "gpu": "device",
+    "label": "target",
+    "learning_rate": "lr",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "output": "out",
+    "step_size": "lr",
+}
+
+
 class SettingError(UsageError):
     """A setting that is not allowed.
 
@@ -64,11 +77,18 @@ def _shown(value: Any) -> str:
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
     """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables."""
     names, key = sorted(known), path.rpartition(".")[2]
-    same = [other for other in elsewhere if other.rpartition(".")[2] == key]
-    near = same or difflib.get_close_matches(key, names, n=1)
+    same = [other for other in elsewhere if other != path and other.rpartition(".")[2] == key]
+    meant = OTHER_NAMES.get(_plain(key))
+    near = same or [name for name in names if _plain(name) == meant]
+    near = near or difflib.get_close_matches(key, names, n=1)
     return SettingError(
         path, value, f"is no setting; allowed are {', '.join(names) or 'none'}", near[0] if near else ""
     )
+
+
+def _plain(name: str) -> str:
+    """The name of a setting or an option, such as "batch_size" of --batch-size."""
+    return name.lstrip("-").replace("-", "_")
 
 
 def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,15 @@ from copfl.data.hub import PREFIX
 from copfl.data.samples import Dataset
 from copfl.settings import schema, user_code
 from copfl.settings.checking import checked, unknown_name
-from copfl.settings.schema import record_of
+from copfl.settings.schema import record_of, table_of
 
-READS = ("data_dir", "path", "place", "name")  # parameters of a reader of data that are no settings
+READS = (
+    "data_dir",
+    "path",
+    "place",
+    "location",
+    "name",
+)  # parameters of a reader of data that are no settings
 
 
 def data_record(table: Mapping[str, Any]) -> schema.Data:
@@ -28,7 +35,8 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     if user_code.is_reference(name):
         user_code.attribute("data", name, record.code)
         return dataclasses.replace(record, code=user_code.folder_of(name))
-    is_path = (len(Path(name).parts) > 1 or os.path.exists(name)) and not name.startswith(PREFIX)
+    is_written_as_path = len(Path(name).parts) > 1 or name.endswith("/")
+    is_path = (is_written_as_path or os.path.exists(name)) and not name.startswith(PREFIX)
     if not (is_path or name in datasets.DATASETS or name.startswith(PREFIX) or Path(name).suffix):
         raise unknown_name(
             "data.name", name, [*datasets.DATASETS, "FILE", "FOLDER", "hf:NAME", "mymodule:load"]
@@ -46,6 +54,38 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
 
 def data_of(record: schema.Data) -> Dataset:
     """The data set that a record describes."""
+    is_kept = _is_published(record.name) and state_of(record) in _looked_at
+    return _looked_at.pop(state_of(record)) if is_kept else _read(record)
+
+
+def look_at(record: schema.Data) -> Dataset:
+    """The data set that a record describes, for who wants to know its facts.
+
+    A published one is kept for the next `data_of`: reading all images of one can take minutes.
+    """
+    dataset = _read(record)
+    if _is_published(record.name):
+        _looked_at.clear()
+        _looked_at[state_of(record)] = dataset
+    return dataset
+
+
+_looked_at: dict[tuple[str, int], Dataset] = {}  # at most one, by its `state_of`
+
+
+def state_of(record: schema.Data) -> tuple[str, int]:
+    """Another one where the settings of the data are others, or the file or the folder of data changed."""
+    place = Path(record.dir or "") if record.name in datasets.DATASETS else Path(record.name)
+    is_there = place.is_file() or (record.name in datasets.DATASETS and place.is_dir())
+    return json.dumps(table_of(record), sort_keys=True), place.stat().st_mtime_ns if is_there else 0
+
+
+def _is_published(name: str) -> bool:
+    """Whether the name is of a data set that nobody changes, in the folder of data or on the hub."""
+    return name in datasets.DATASETS or name.startswith(PREFIX)
+
+
+def _read(record: schema.Data) -> Dataset:
     name, folder = record.name, None if record.dir is None else Path(record.dir)
     if record.value is not None:
         return record.value  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from copfl.settings.toml import Tables
 from copfl.settings.usual import (
     SMALL_SETS,
     Usual,
-    is_own,
+    is_absent,
     usual_model,
     usual_of,
     usual_of_table,
@@ -222,7 +222,7 @@ def follows_rule(tables: Tables, passed: Mapping[str, Any]) -> bool:
 
 
 def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False) -> Known:
-    """What is known of a federation before anything is trained, without reading a published data set.
+    """What is known of a federation before anything is trained; its data set is read, where it is there.
 
     Args:
         tables: One of each kind, from all layers.
@@ -230,7 +230,6 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
         sums_only: Whether the server may see sums of uploads only, whatever the settings.
     """
     table, run, dataset = tables["data"], tables["run"], passed.get("data")
-    name = str(table.get("name", "digits"))
     model = str(
         getattr(passed.get("model"), "name", "")
         or tables["model"].get("name")
@@ -244,7 +243,7 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
     usual: Usual | None = None
     if isinstance(dataset, Dataset):
         usual = usual_of(dataset)
-    elif "data" not in passed and (is_own(name) or name in SMALL_SETS):
+    elif "data" not in passed and not is_absent(str(table.get("name", "digits"))):
         usual = usual_of_table(table)
     by_group = usual.groups if usual and partition == "by_group" else 0
     named = run["clients"] if isinstance(run.get("clients"), int) else 0  # other values are refused later

@@ -418,13 +418,14 @@ class Run:
     @property
     def partition_text(self) -> str:
         """Such as "10 clients, partition classes (per_client=2)", or "(natural clients)" of by_group."""
-        chosen, clients = self.partition, self.run.clients
+        chosen = self.partition
+        clients = f"{self.run.clients} client{'s' * (self.run.clients != 1)}"
         if chosen.description:
-            return f"{clients} clients, {chosen.description}"
+            return f"{clients}, {chosen.description}"
         shown = [f"{key}={value}" for key, value in chosen.options.items() if value is not False]
         shown += ["natural clients"] if chosen.name == "by_group" else []
         in_brackets = f" ({', '.join(shown)})" if shown else ""
-        return f"{clients} clients, partition {chosen.name}{in_brackets}"
+        return f"{clients}, partition {chosen.name}{in_brackets}"
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The content of run.toml: plain names and numbers, without what is not chosen."""

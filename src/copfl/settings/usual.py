@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +13,13 @@ import numpy as np
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
 from copfl.data.groups import number_of_groups
+from copfl.data.hub import PREFIX
 from copfl.data.image_folder import image_folder
 from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.settings import user_code
-from copfl.settings.data import data_of, data_record
-from copfl.settings.schema import record_of, table_of
+from copfl.settings.data import data_record, look_at, state_of
+from copfl.settings.schema import record_of
 from copfl.settings.toml import Tables
 
 SMALL_TABLE: Tables = {
@@ -89,15 +89,12 @@ def usual_of(dataset: Dataset) -> Usual:
 
 def usual_of_table(table: Mapping[str, Any]) -> Usual:
     """`usual_of` the data set that a table [data] describes; it is read again only after its file changed."""
-    record = data_record({"name": "digits", **table})
-    path = Path(record.name)
-    written = path.stat().st_mtime_ns if path.is_file() else 0
-    return _read_once(json.dumps(table_of(record), sort_keys=True), written)
+    return _read_once(*state_of(data_record({"name": "digits", **table})))
 
 
 @lru_cache(maxsize=8)  # a run asks several times, and a comparison completes many runs on the same data
 def _read_once(table: str, written: int) -> Usual:
-    return usual_of(data_of(record_of("data", json.loads(table))))
+    return usual_of(look_at(record_of("data", json.loads(table))))
 
 
 def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:
@@ -149,6 +146,11 @@ def _model_for(dataset: Dataset) -> str:
 def is_own(name: str) -> bool:
     """Whether the name is of a user's file, folder or function."""
     return name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
+
+
+def is_absent(name: str) -> bool:
+    """Whether the name is of a user's file or folder that is not there, which a run refuses later."""
+    return not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX))
 
 
 def _of_tokens(table: Mapping[str, Any]) -> bool:

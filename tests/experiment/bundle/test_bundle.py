@@ -63,8 +63,8 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
     return {"addons": ADDONS[addons]} | ({"server": {"name": "momentum"}} if has_step else {})
 
 
-# Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client, and
-# adapters. COPFL_SLOW=1: of every algorithm.
+# Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client,
+# and adapters. COPFL_SLOW=1: of every algorithm.
 KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "ktpfl", "fedsa_lora", "fedex_lora")
 CASES = [
     pytest.param(name, addons, marks=[] if name in KINDS else slow)
@@ -187,8 +187,17 @@ def test_folders_of_images_are_named_by_their_classes(
     assert done.code == 2
     assert "lacks folders named by the classes" in done.err
     (tmp_path / "images" / "7").rename(tmp_path / "images" / "cat")
-    with pytest.raises(DataError, match="cat"):
-        bundle.read(tmp_path / "images")
+    words = (run, "--client", "1", "--data", tmp_path / "images")
+    done = called(capsys, "evaluate", *words)
+    assert (done.code, "there is a label 'cat', but the names are 0, 1" in done.err) == (2, True)
+    done = called(capsys, "predict", *words)
+    assert (done.code, "not scored: there is a label 'cat'" in done.err) == (0, True)
+    assert [line.split("\t")[1] for line in done.out.splitlines()] == [
+        "3/0.png",
+        "3/1.png",
+        "cat/2.png",
+        "cat/3.png",
+    ]
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="or folders of them named by the classes"):
         bundle.read(tmp_path / "none")

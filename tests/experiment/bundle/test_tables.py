@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import copfl
-from copfl.errors import DataError
+from copfl.errors import DataError, UsageError
 from tests.commands import called
 
 COLUMNS = ("age", "sex", "lab", "site", "state")
@@ -67,10 +67,10 @@ def test_what_is_unusual_is_reported_by_column(trained: tuple[Path, Path]) -> No
     ):
         bundle.predict(other)
     gaps = rows.assign(age=[np.nan, *rows.age[1:]], sex=[None, None, *rows.sex[2:]])
-    with pytest.raises(
-        DataError, match=r"values are missing, and training had none: age 1, sex 2\. Complete"
-    ):
+    with pytest.raises(DataError, match=r"values are missing: age 1, sex 2, first in row 1\. Complete"):
         bundle.predict(gaps)
+    with pytest.raises(UsageError, match=r'no missing "drop".* Known: fill, refuse'):
+        bundle.predict(gaps, missing="drop")  # an array has no empty rows
     with pytest.warns(
         RuntimeWarning, match='"age": 1 missing values, filled; "sex": 2 missing values, filled'
     ):
@@ -199,9 +199,25 @@ def test_some_rows_may_have_a_target(
     assert "1 of 3 samples have no target and are left out" in measured.err
     refused = called(capsys, "personalize", run, "--data", new)
     assert "has nothing in the column state to predict in row 2; complete it or remove the row" in refused.err
+    frame(3, seed=1).assign(state=["ill", "unknown", "well"]).to_csv(new, index=False)
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines())) == (0, 3)
+    unscored = "there is a label 'unknown', but the names are ill, well"
+    assert answer.err == f"copfl: warning: the predictions are not scored: {unscored}\n"
+    for command in ("evaluate", "personalize"):
+        words = line[2:] if command == "evaluate" else line[4:]
+        refused = called(capsys, command, run, *words)
+        assert (refused.code, unscored in refused.err) == (2, True)
     frame(3, seed=1)[["age", "sex", "lab"]].to_csv(new, index=False)
     refused = called(capsys, "personalize", run, "--data", new)
     assert "lacks the column state to predict" in refused.err
+    (tmp_path / "new.csv.gz").write_bytes(b"")
+    for name, said in (
+        ("new.csv.gz", "is not a file of a known kind; give one of .csv"),
+        ("", "is a folder,"),
+    ):
+        refused = called(capsys, *line[:-1], tmp_path / name)
+        assert (refused.code, said in refused.err) == (2, True)
     refused = called(capsys, *line[:-1], "nowhere.csv")
     assert "there is no file or folder nowhere.csv; name the samples" in refused.err
     refused = called(capsys, "predict", "nowhere", *line[2:])
@@ -224,3 +240,66 @@ def test_the_help_of_a_client_is_about_its_model(capsys: pytest.CaptureFixture[s
         text = " ".join(called(capsys, command, "--help").out.split())
         assert "--client TEXT The client whose model is used: its number" in text
         assert "column that names the client" not in text
+
+
+def test_a_row_with_a_missing_value_has_no_prediction(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, new, out = trained[1], tmp_path / "new.csv", tmp_path / "answers.csv"
+    rows = frame(6, seed=1)
+    rows.assign(age=[rows.age[0], np.nan, *rows.age[2:]], sex=[*rows.sex[:5], ""]).to_csv(new, index=False)
+    line = ("predict", run, "--client", "north", "--data", new)
+    expected = copfl.load(run, "north").predict(rows[1:5][["age", "sex", "lab"]]).tolist()
+    answer = called(capsys, *line)
+    warning = (
+        "2 of 6 rows have no prediction, as values are missing: age 1, sex 1. They are, counted from 0: 1, 5"
+    )
+    assert (answer.code, warning in answer.err, "of 4 samples" in answer.err) == (0, True, True)
+    lines = [line.split("\t") for line in answer.out.splitlines()]
+    assert [len(cells) for cells in lines] == [3, 1, 3, 3, 3, 1]
+    assert [cells[1] for cells in lines[2:5]] == expected[1:]
+    called(capsys, *line, "--out", out)
+    with out.open() as opened:
+        cells = list(csv.DictReader(opened))
+    assert [row["prediction"] for row in cells][2:] == [*expected[1:], ""]
+    assert set(cells[1].values()) == {"1", ""}
+    called(capsys, *line, "--out", tmp_path / "answers.npz")
+    with np.load(tmp_path / "answers.npz") as arrays:
+        assert (arrays["row"].tolist(), len(arrays["prediction"])) == ([0, 2, 3, 4], 4)
+    content = json.loads(called(capsys, *line, "--json").out)
+    assert [value is None for value in content["probability_ill"]] == [False, True, False, False, False, True]
+
+    measured = called(capsys, "evaluate", *line[1:])
+    assert (measured.code, warning in measured.err, "4 samples" in measured.out) == (0, True, True)
+    filled = called(capsys, *line, "--missing", "fill")
+    assert all(len(line.split("\t")) == 3 for line in filled.out.splitlines())
+    refused = called(capsys, *line, "--missing", "refuse")
+    assert (refused.code, "values are missing: age 1, sex 1, first in row 2" in refused.err) == (2, True)
+    refused = called(capsys, "personalize", run, "--data", new)
+    assert (refused.code, "values are missing: age 1, sex 1, first in row 2" in refused.err) == (2, True)
+
+
+def test_an_empty_text_is_no_reason_to_refuse_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{word} {n}" for n in range(20) for word in ("good", "bad")]
+    rows = pd.DataFrame({"text": texts, "label": ["yes", "no"] * 20, "site": ["a", "a", "b", "b"] * 10})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    options = {"target": "label", "client": "site", "text": "text"}
+    how: dict[str, Any] = {"rounds": 1, "engine": "sequential", "out": tmp_path / "run"}
+    copfl.run("fedavg", str(tmp_path / "t.csv"), data_options=options, **how)
+    bundle = copfl.load(tmp_path / "run", 0)
+    pd.DataFrame({"text": ["good", "", "bad"]}).to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "new.txt").write_text("good\n \nbad\n")
+    expected = bundle.predict(["good", "bad"]).tolist()
+    for name in ("new.csv", "new.txt"):
+        line = ("predict", tmp_path / "run", "--client", 0, "--data", tmp_path / name)
+        answer = called(capsys, *line)
+        assert "1 of 3 rows have no prediction, as values are missing: text 1" in answer.err
+        cells = [line.split("\t")[1:2] for line in answer.out.splitlines()]
+        assert cells == [[expected[0]], [], [expected[1]]]
+        filled = called(capsys, *line, "--missing", "fill").out.splitlines()
+        assert filled[1].split("\t")[1] == bundle.predict([""])[0]
+    (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
+    refused = called(capsys, "predict", tmp_path / "run", "--client", 0, "--data", tmp_path / "latin.txt")
+    assert (refused.code, "latin.txt, line 1, is not UTF-8" in refused.err) == (2, True)

@@ -119,8 +119,8 @@ class Bundle:
 
         Args:
             data: A data frame, columns by name, arrays, or a list of texts.
-            missing: "fill" takes a missing value of a table as the column's mean, or as no category; "refuse"
-                is an error. By default as in training.
+            missing: "fill" takes a missing value of a table as the column's mean, no category or an empty
+                text; "refuse" is an error. By default values are filled where training did so.
         """
         return self.decided(self._outputs_of(data, missing))
 
@@ -136,7 +136,7 @@ class Bundle:
         return self._outputs_of(data, missing)
 
     def _outputs_of(self, data: Any, missing: str | None) -> NDArray[np.float64]:
-        x, notes = self.preparation.of(data, missing)
+        x, notes, _ = self.preparation.of(data, missing)
         if notes:
             warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=3)
         return self.outputs(x)
@@ -209,11 +209,12 @@ class Bundle:
         return self.task.metrics[0].of(outputs, y)
 
     def read(self, path: str | Path, *, missing: str | None = None) -> Labelled:
-        """The samples of a file, with their targets if it has them.
+        """The samples of a file, with their targets as it has them; `preparation.targets` makes them numbers.
 
         Args:
             path: An .npz file, a table, a .txt file with a text per line, an image, or a folder of images.
-            missing: As of `predict`.
+            missing: As of `predict`, or "drop": a row with a missing value is no sample. That is the default
+                where training did not fill them.
         """
         return self.preparation.read(Path(path), missing)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +12,14 @@ from numpy.typing import NDArray
 from copfl.data import reading, tables
 from copfl.data.arrays import npz_content
 from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
-from copfl.data.encoders import Encoder, encoded, unknown_categories
+from copfl.data.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
-from copfl.data.table_files import LARGEST_FILE, READERS, read_table
+from copfl.data.table_files import LINES, READ_AS_MISSING, READERS, read_table, text_lines
 from copfl.data.targets import LARGEST_NUMBER, named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
+from copfl.tables import listed
 
-IMAGES = (".png", ".jpg", ".jpeg")
 USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
 
 
@@ -27,20 +28,23 @@ class Prepared(NamedTuple):
 
     x: Inputs
     notes: list[str]
+    is_sample: NDArray[np.bool_] | None = None  # [rows] of a table, whether each is a sample; None: all are
 
     def __len__(self) -> int:
         return len(next(iter(by_name(self.x).values())))
 
 
 class Labelled(NamedTuple):
-    """The samples of a file, with the targets of those that have one."""
+    """The samples of a file, with the targets of those that have one, which `Preparation.targets` reads."""
 
-    x: Inputs
+    x: Inputs  # of n samples
     y: NDArray[Any] | None  # of the samples with a target; None if none has
     has_target: NDArray[np.bool_]  # [n]
     notes: list[str]  # what is unusual about them
     target: str = "targets"  # what a file without targets lacks
     test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
+    is_sample: NDArray[np.bool_] | None = None  # [rows] of a table: whether it is a sample; None: all are
+    files: tuple[str, ...] = ()  # of images, their names below the folder; none of other samples
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,11 @@ class Preparation:
     def of(self, data: Any, missing: str | None = None) -> Prepared:
         """A data frame, columns by name, arrays, or texts; columns may be in any order.
 
-        A table's missing values are an error where training had none, unless missing="fill": then each
-        counts as the column's mean, or as no category.
+        A missing value of a table is an error, or with missing="fill" the column's mean, no category or an
+        empty text. By default it is filled where training did so.
         """
+        one_of(("refuse", "fill"), **({} if missing is None else {"missing": missing}))
+        missing = missing or ("fill" if self.input.missing == "fill" else "refuse")
         kind = self.input.kind
         if kind in (TABLE, TEXT) and (table := _table(data)) is not None:
             return self.of_table(table, missing)
@@ -75,37 +81,37 @@ class Preparation:
             return self.of_table(Table.of(dict(zip(names, array.T.tolist(), strict=True))), missing)
         return Prepared(self._arrays(data), [])
 
-    def of_table(self, table: Table, missing: str | None = None) -> Prepared:
-        """The rows of a table; the notes count missing values and unknown categories by column."""
-        if self.input.kind == TEXT:
-            return Prepared(self.tokens(_texts(table, str(self.input.text))), list(table.notes))
-        if self.input.kind != TABLE:
+    def of_table(self, table: Table, missing: str) -> Prepared:
+        """The rows of a table; the notes count missing values and unknown categories by column.
+
+        Args:
+            table: Its columns may be in any order.
+            missing: What happens to missing values: "refuse"; "fill" (the column's mean, no category, an
+                empty text); "drop" (their rows are no samples).
+        """
+        if self.input.kind not in (TABLE, TEXT):
             raise DataError(f"the model takes {self.shown}, and not the rows of a table")
-        missing = missing or self.input.missing
-        one_of(("refuse", "fill", "drop"), missing=missing)
-        encoders = self.input.columns
-        if absent := [encoder.name for encoder in encoders if encoder.name not in table.columns]:
-            lacks = f"the table lacks {len(absent)} of {len(encoders)} columns: {', '.join(absent)}"
+        names = [encoder.name for encoder in self.input.columns] or [str(self.input.text)]
+        if absent := [name for name in names if name not in table.columns]:
+            lacks = f"the table lacks {len(absent)} of {len(names)} columns: {', '.join(absent)}"
             raise DataError(f"{lacks}; it has {', '.join(table.columns)}")
-        gaps = {e.name: count for e in encoders if (count := table.columns[e.name].null_count)}
-        if gaps and missing != "fill":
-            shown = ", ".join(f"{name} {count:,}" for name, count in gaps.items())
-            raise DataError(
-                f"values are missing, and training had none: {shown}. Complete them, or take each as the "
-                f"column's mean, or as no category, with {how_to_set('missing', 'fill', '--missing')}"
-            )
-        notes = [
-            *table.notes,
-            *(f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()),
-        ]
-        fitting = Table({e.name: _fitting(e, table.columns[e.name]) for e in encoders})
+        used = Table({name: table.columns[name] for name in names})
+        has_value = np.stack([present(column) for column in used.columns.values()], axis=1)  # [rows, names]
+        is_sample = np.ones(len(used), np.bool_) if missing != "drop" else np.asarray(has_value.all(1))
+        about_used = [n for n in table.notes if not (n.startswith(READ_AS_MISSING) and has_value.all())]
+        notes = [*about_used, *_missing_notes(names, has_value, missing)]
+        if self.input.kind == TEXT:
+            texts = [str(text or "")[: tables.LONGEST_TEXT] for text in used.columns[names[0]].to_pylist()]
+            return Prepared(self.tokens(list(compress(texts, is_sample))), notes, is_sample)
+        encoders = self.input.columns
+        fitting = Table({e.name: _fitting(e, used.columns[e.name]) for e in encoders})
         notes += unknown_categories(encoders, fitting)
         x = encoded(encoders, fitting)
         if not (is_finite := np.isfinite(x).all(1)).all():
             raise DataError(
                 f"row {int(np.argmin(is_finite)) + 1} has a number that is too far from those in training"
             )
-        return Prepared(x, notes)
+        return Prepared(x[is_sample], notes, is_sample)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -155,19 +161,28 @@ class Preparation:
 
         An .npz file has the arrays x and y; a table the model's columns; a .txt file a text per line. Images
         are a file, all files of a folder, or those of its folders, which are named by the classes.
+
+        A row of a table with a missing value is no sample; with missing="fill", as by default where training
+        filled them, it is one, and with "refuse" it is an error.
         """
+        missing = missing or ("fill" if self.input.missing == "fill" else "drop")
         suffix = path.suffix.lower()
         if not path.exists():
             raise DataError(
                 f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
             )
-        if path.is_dir() or suffix in IMAGES:
+        if path.is_dir() or suffix in reading.IMAGES:
             return self._images(path)
         if suffix == ".txt":
-            lines = reading.read_bytes(path, LARGEST_FILE).decode(errors="replace").splitlines()
-            return _without_targets(self.tokens([line for line in lines if line.strip()]))
+            lines = [line if line.strip() else None for line in text_lines(path)]
+            return self._rows(Table.of({self.input.text or LINES: lines}), missing)
         if suffix in READERS:
             return self._rows(read_table(path), missing)
+        if suffix != ".npz":
+            known = ", ".join((*READERS, ".npz", *reading.IMAGES))
+            raise DataError(
+                f"{path} is not a file of a known kind; give one of {known}, or a folder of images"
+            )
         arrays = npz_content(path)
         if "x" not in arrays:
             raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
@@ -179,31 +194,30 @@ class Preparation:
         if len(y) != (size := len(Prepared(x, []))):
             raise DataError(f"{path} has {size:,} samples and {len(y):,} targets")
         own_test = {"x_test", "y_test"} <= arrays.keys()
-        test = (self.of(arrays["x_test"]).x, self.targets(arrays["y_test"])) if own_test else None
-        own = self.targets(y[has_target]) if has_target.any() else None
-        return Labelled(x, own, has_target, [], lacking, test)
+        test = (self.of(arrays["x_test"]).x, arrays["y_test"]) if own_test else None
+        return Labelled(x, y[has_target] if has_target.any() else None, has_target, [], lacking, test)
 
-    def _rows(self, table: Table, missing: str | None) -> Labelled:
+    def _rows(self, table: Table, missing: str) -> Labelled:
         """The rows of a table; one without a target is predicted, and not scored."""
-        x, notes = self.of_table(table, missing)
+        x, notes, is_sample = self.of_table(table, missing)
         usual = next((name for name in USUAL_TARGETS if name in table.columns), USUAL_TARGETS[0])
         names = self.output.targets or (usual,)
         lacking = f"the column {' and '.join(names)} to predict"
         if not all(name in table.columns for name in names):
-            return _without_targets(x)._replace(notes=notes, target=lacking)
-        has_target = np.all([present(table.columns[name]) for name in names], axis=0)
-        known = Table({name: table.columns[name] for name in names}).take(has_target)
+            return _without_targets(x)._replace(notes=notes, target=lacking, is_sample=is_sample)
+        targets = Table({name: table.columns[name] for name in names})
+        targets = targets if is_sample is None else targets.take(is_sample)
+        has_target = np.all([present(column) for column in targets.columns.values()], axis=0)
+        known = targets.take(has_target)
         if not len(known):
-            return Labelled(x, None, has_target, notes, lacking)
-        if self.output.kind == CLASSIFICATION:
+            return Labelled(x, None, has_target, notes, lacking, is_sample=is_sample)
+        numbers = [as_numbers(column) for column in known.columns.values()]
+        if self.output.kind == CLASSIFICATION or any(column is None for column in numbers):
             y: NDArray[Any] = words(known.columns[names[0]]).astype(np.str_)
         else:
-            values = [as_numbers(column) for column in known.columns.values()]
-            if any(numbers is None for numbers in values):
-                raise DataError(f"{lacking} must have numbers")
-            y = np.stack([floats(numbers) for numbers in values], axis=1)
+            y = np.stack([floats(column) for column in numbers], axis=1)
             y = y[:, 0] if y.shape[1] == 1 else y
-        return Labelled(x, self.targets(y), has_target, notes, lacking)
+        return Labelled(x, y, has_target, notes, lacking, is_sample=is_sample)
 
     def targets(self, y: Any) -> NDArray[Any]:
         """Targets as the metrics take them: numbers of classes, labels or values."""
@@ -227,27 +241,32 @@ class Preparation:
         Where a folder has folders of images instead, these are named by the classes, as for training.
         """
         if self.input.kind != IMAGE:
-            raise DataError(f"{path} has images, but the model takes {self.shown}")
+            what = "a folder" if path.is_dir() else "an image"
+            raise DataError(f"{path} is {what}, but the model takes {self.shown}")
         files = [path] if path.is_file() else _image_files(path)
         folders = [] if files else sorted(folder for folder in path.glob("[!.]*") if folder.is_dir())
         of_classes = {folder.name: _image_files(folder) for folder in folders}
         files = files or [file for found in of_classes.values() for file in found]
         if not files:
-            expected = ", ".join(IMAGES)
+            expected = ", ".join(reading.IMAGES)
             raise DataError(
                 f"{path} has no images; expected {expected}, or folders of them named by the classes"
             )
         channels, *size = self.input.shape
         images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
-        x = np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+        x = np.stack(
+            [reading.decode(raw, name, tuple(size), gray=channels == 1, upright=True) for raw, name in images]
+        )
+        folder = path if path.is_dir() else path.parent
+        names = tuple(file.relative_to(folder).as_posix() for file in files)
         labels = [name for name, found in of_classes.items() for _ in found]
         if not labels:
-            return _without_targets(x)._replace(target="folders named by the classes")
-        return Labelled(x, self.targets(np.array(labels)), np.ones(len(x), np.bool_), [])
+            return _without_targets(x)._replace(target="folders named by the classes", files=names)
+        return Labelled(x, np.array(labels), np.ones(len(x), np.bool_), [], files=names)
 
 
 def _image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)
+    return sorted(file for file in folder.glob("[!.]*") if file.suffix.lower() in reading.IMAGES)
 
 
 def _table(data: Any) -> Table | None:
@@ -284,14 +303,31 @@ def _fitting(encoder: Encoder, column: Column) -> Column:
     return numbers
 
 
-def _texts(table: Table, name: str) -> list[str]:
-    if name not in table.columns:
-        raise DataError(f'the table has no column "{name}" of texts; it has {", ".join(table.columns)}')
-    column = table.columns[name]
-    if column.null_count:
-        row = int(np.argmin(present(column))) + 1
-        raise DataError(f'the table has no "{name}" in row {row}; complete it')
-    return [str(text)[: tables.LONGEST_TEXT] for text in column.to_pylist()]
+def _missing_notes(names: Sequence[str], has_value: NDArray[np.bool_], missing: str) -> list[str]:
+    """What happens to the missing values of these columns; a DataError if they are refused, or in every row.
+
+    Args:
+        names: Of the columns.
+        has_value: [rows, names].
+        missing: As of `Preparation.of_table`.
+    """
+    one_of(("refuse", "fill", "drop"), missing=missing)
+    gaps = {name: int(n) for name, n in zip(names, (~has_value).sum(0), strict=True) if n}
+    if not gaps or missing == "fill":
+        return [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
+    counts = listed([f"{name} {count:,}" for name, count in gaps.items()], MOST_SHOWN)
+    rows = np.flatnonzero(~has_value.all(1))
+    remedy = (
+        "Complete them, or take each as the column's mean, no category or an empty text with "
+        f"{how_to_set('missing', 'fill', '--missing')}"
+    )
+    if missing == "refuse" or len(rows) == len(has_value):
+        raise DataError(f"values are missing: {counts}, first in row {rows[0] + 1}. {remedy}")
+    shown = listed([str(row) for row in rows], MOST_SHOWN)
+    return [
+        f"{len(rows):,} of {len(has_value):,} rows have no prediction, as values are missing: {counts}. "
+        f"They are, counted from 0: {shown}. {remedy}"
+    ]
 
 
 def _channels_first(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

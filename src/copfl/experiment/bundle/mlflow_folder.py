@@ -134,7 +134,7 @@ class ServedBundle:
         import pandas as pd
 
         bundle = self.bundle
-        x, _ = bundle.preparation.of(model_input)
+        x = bundle.preparation.of(model_input).x
         return pd.DataFrame(bundle.columns(bundle.outputs(x)))
 
 

@@ -29,6 +29,9 @@ from copfl.settings.usual import defaults_of
         (Known(CLASSIFICATION, 40, 40, "cnn"), ("fedpac", "fedexp", 3e-3, "constant", 8)),
         (Known(CLASSIFICATION, 100, 40, "cnn"), ("fedpac", "fedexp", 1e-3, "constant", 8)),
         (Known(CLASSIFICATION, 200, 40, "cnn"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
+        (Known(CLASSIFICATION, 240, 20, "mlp"), ("fedpac", "fedexp", 1e-3, "constant", 8)),
+        (Known(CLASSIFICATION, 320, 20, "mlp"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
+        (Known(CLASSIFICATION, 200, 20, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, math.inf, 1, "resnet18"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
@@ -170,14 +173,14 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
 
 def test_it_counts_the_samples_of_a_client() -> None:
     rng = np.random.default_rng(0)
-    for samples, clients, batch in ((900, 3, 32), (900, 9, 8)):
+    for samples, clients, lr, batch in ((900, 3, 1e-3, 32), (900, 9, 3e-3, 8)):
         y = np.arange(samples) // 10 % 3
         data = from_arrays(
             rng.normal(size=(samples, 4)).astype(np.float32), y, group=np.arange(samples) % clients
         )
-        run = complete({"run": {"rounds": 5}}, values={"data": data})
+        run = complete({"run": {"rounds": 30}}, values={"data": data})
         assert (run.algorithm.name, run.server.name, run.run.clients) == ("fedpac", "fedexp", clients)
-        assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("adam", 3e-3, batch)
+        assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("adam", lr, batch)
 
 
 def small(samples: int, clients: int) -> Dataset:

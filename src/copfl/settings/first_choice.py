@@ -31,6 +31,7 @@ from copfl.settings.usual import (
 )
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
+FEW_SEEN = 6_400  # samples that a client sees in all rounds: in batches of 32 a run would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
 MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
@@ -98,7 +99,8 @@ def training_of(known: Known) -> Training:
     Args:
         known: The federation.
     """
-    batch = 16 if known.pretrained else 8 if known.samples < FEW_SAMPLES else 32
+    has_few = known.samples < FEW_SAMPLES or known.rounds * known.samples < FEW_SEEN
+    batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
         return Training(1e-2, "cosine", batch)
     return Training(3e-3 if _is_short(known) else 1e-3, "constant", batch)

@@ -14,6 +14,7 @@ from copfl import stats
 
 FOLDER = Path(__file__).parent
 DEFAULT, FORMER = "default", "default;batch=32"
+PER, TUNED = "fedper;fedexp;last", "fedavg_ft;fedexp"  # of next tokens
 COMPETITORS = (
     *("fedavg_ft;fedexp", "fedper;fedexp", "ditto", "ditto;fedexp", "apfl;fedexp", "fedavg;fedexp"),
     *("fedpac;momentum", "fedrod;fedexp"),
@@ -23,7 +24,6 @@ UNITS = {
     "accuracy": "points of accuracy",
     "macro_f1": "points of macro F1",
     "rmse": "% of RMSE",
-    "perplexity": "% of perplexity",
 }
 
 
@@ -177,15 +177,36 @@ def tried_table(found: dict[str, Runs]) -> str:
     return "\n".join(lines)
 
 
+def token_table(found: dict[str, Runs]) -> str:
+    """Next tokens: FedPer, the former default, and FedAvg with fine-tuning, both with FedExP's step."""
+    lines = [
+        "| federation | seeds | former: perplexity | its training alone | FedAvg with fine-tuning "
+        "| lower than the former, %, by seed | now: lower than its training alone, % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, runs in found.items():
+        former, alone, other = runs.values[PER], runs.alone[PER], runs.values[TUNED]
+        lower = runs.gain(other, former)
+        means = [f"{np.mean([row[seed] for seed in lower]):.2f}" for row in (former, alone, other)]
+        texts = [
+            " ".join(f"{value:.1f}" for value in row.values()) for row in (lower, runs.over_alone(DEFAULT))
+        ]
+        lines.append("| " + " | ".join([name, str(len(lower)), *means, *texts]) + " |")
+    return "\n".join(lines)
+
+
 def tables() -> dict[str, str]:
     """All tables of the page, by what they show."""
     audited, judged = federations(AUDITED), federations(JUDGED)
+    of_tokens = {name: r for name, r in {**audited, **judged}.items() if r.metric == "perplexity"}
+    audited = {name: runs for name, runs in audited.items() if name not in of_tokens}
     return {
         "summary": summary(audited),
         "the default": default_table(audited),
         "the change, where it was found": change_table(audited),
         "the change, in other federations": change_table(judged),
         "the change, in those of targets.md": change_table(federations(OF_TARGETS)),
+        "next tokens": token_table(of_tokens),
         "what was tried": tried_table(audited),
     }
 

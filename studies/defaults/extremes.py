@@ -287,6 +287,14 @@ def in_ciphers(rng: Rng, rows: Rows) -> Rows:
     return rows._replace(x=np.array(texts))
 
 
+def in_other_letters(rng: Rng, rows: Rows) -> Rows:
+    """Each site has an alphabet of its own: a permutation of the letters, so that no token means the same."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    codes = [str.maketrans(letters, "".join(rng.permutation(list(letters)))) for _ in range(of_sites(rows))]
+    texts = [text.lower().translate(codes[s]) for text, s in zip(rows.x, rows.site, strict=True)]
+    return rows._replace(x=np.array(texts))
+
+
 def backwards(rng: Rng, rows: Rows) -> Rows:
     """Every second site has its words in the reverse order."""
     texts = [
@@ -478,6 +486,9 @@ JUDGED: dict[str, Federation] = {
     "lines-ciphers-8x30": Federation(
         partial(lines, names=["clinc"], sizes=many(8, 30)), 40, (in_ciphers,), **TOKENS
     ),
+    "lines-letters-4x60": Federation(
+        partial(lines, names=["clinc"], sizes=many(4, 60)), 20, (in_other_letters,), **TOKENS
+    ),
     "lines-20x15": Federation(partial(lines, names=["banking", "clinc"], sizes=many(20, 15)), 20, **TOKENS),
 }
 ALL = {**FEDERATIONS, **JUDGED}
@@ -627,7 +638,7 @@ def changed(name: str) -> dict[str, dict[str, Any]]:
 
 
 def candidate(name: str, rounds: int, lam: float) -> dict[str, dict[str, Any]]:
-    """Such as "ditto", or "ditto;lam=0.1;fedexp": with FedExP's step."""
+    """Such as "ditto", or "ditto;lam=0.1;fedexp;last": with FedExP's step, and without averaged weights."""
     algorithm, *changes = name.split(";")
     options = {key: float(value) for key, _, value in (c.partition("=") for c in changes if "=" in c)}
     if "pull" in options:  # in multiples of the rule's lambda
@@ -638,7 +649,7 @@ def candidate(name: str, rounds: int, lam: float) -> dict[str, dict[str, Any]]:
     return {
         "algorithm": {"name": algorithm, **whole},
         "server": server,
-        "addons": {"ema": 0.8} if rounds >= 20 else {},
+        "addons": {"ema": 0.8} if rounds >= 20 and "last" not in changes else {},
     }
 
 

@@ -53,7 +53,7 @@ from copfl.settings.usual import defaults_of
         (Known(MULTILABEL, 80, 40, "mlp"), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
         (Known(MULTILABEL, 80, 40, "mlp", sums_only=True), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
         (Known(MULTILABEL, 80, 40, "hf:base", True), ("fedper", "mean", 1e-3, "constant", 16)),
-        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedavg_ft", "fedexp", 1e-2, "cosine", 32)),
         (Known(NEXT_TOKEN, 300, 40, "causal_cnn", sums_only=True), ("fedper", "mean", 1e-2, "cosine", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "cnn", head_only=True), ("fedavg_ft", "fedexp", 3e-3, "constant", 8)),
@@ -164,7 +164,7 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "ditto (server step mean, adam 0.003, batches of 8, averaged weights)",
             "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
         ),
-        ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
+        ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "and a body"),
     ):
         run = complete(layer)
         assert run.method_text.startswith(method)

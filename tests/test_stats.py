@@ -67,8 +67,8 @@ def test_difference_pairs_the_same_client_of_the_same_seed() -> None:
     assert gain.mean == pytest.approx(0.1)
     assert gain.seeds == pytest.approx((0.1 - 0.635310, 0.1 + 0.635310), abs=1e-5)
     assert gain.verdict == "not distinguishable"
-    # drawn again, seed 0 gives 0.1, 0.15 or 0.2 and seed 1 gives 0, 0.05 or 0.1, both ends one time in four
-    assert gain.clients == pytest.approx((0.05, 0.15), abs=1e-9)
+    # both seeds: s^2 / n = 0.0025, with Welch's 0.005^2 / (2 * 0.0025^2) = 2 degrees: half = 4.3027 * 0.0707 / 2
+    assert gain.clients == pytest.approx((0.1 - 0.152122, 0.1 + 0.152122), abs=1e-5)
 
 
 def test_a_client_that_never_took_part_says_nothing() -> None:
@@ -112,6 +112,17 @@ def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:
     mean = np.mean([gain.mean() for gain in gains])
     assert over_clients(gains) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
     assert over_clients(gains) == over_clients(gains)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_few_clients_without_a_difference_are_seldom_told_apart(clients: int) -> None:
+    rng = np.random.default_rng(0)
+    told = [over_clients([rng.normal(size=clients)]).without_zero for _ in range(1000)]
+    assert np.mean(told) < 0.07
+
+
+def test_clients_with_the_same_difference_are_told_apart() -> None:
+    assert over_clients([np.full(3, 0.25)]) == (0.25, 0.25)
 
 
 @pytest.mark.parametrize(("low", "high", "clear"), [(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False)])

@@ -111,6 +111,16 @@ def test_the_kind_of_the_target(tmp_path: Path) -> None:
     assert load(path, target="a,b").kind == "regression"
 
 
+def test_whole_numbers_that_repeat_are_values_and_the_run_says_so(tmp_path: Path) -> None:
+    rows = [{"a": n * 0.1, "kind": n % 31, "score": n % 31 + 0.5, "cost": n} for n in range(240)]
+    path = write_csv(tmp_path / "many.csv", rows)
+    note = load(str(path), target="kind", drop="score,cost").note
+    assert "the 31 whole numbers of kind are values to predict; if they are classes: " in note
+    others: list[dict[str, Any]] = [{"target": "score"}, {"target": "cost"}]
+    for options in [*others, {"target": "kind", "kind": "regression"}]:
+        assert "if they are classes" not in load(str(path), **options).note
+
+
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_decimal_commas_are_points_where_a_comma_does_not_separate(tmp_path: Path, separator: str) -> None:
     rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2, "note": "a, b"} for n in range(20)]

@@ -29,6 +29,9 @@ from copfl.settings.usual import defaults_of
         (Known(CLASSIFICATION, 40, 40, "cnn"), ("fedpac", "fedexp", 3e-3, "constant", 8)),
         (Known(CLASSIFICATION, 100, 40, "cnn"), ("fedpac", "fedexp", 1e-3, "constant", 8)),
         (Known(CLASSIFICATION, 200, 40, "cnn"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
+        (Known(CLASSIFICATION, 240, 20, "mlp"), ("fedpac", "fedexp", 1e-3, "constant", 8)),
+        (Known(CLASSIFICATION, 320, 20, "mlp"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
+        (Known(CLASSIFICATION, 200, 20, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, math.inf, 1, "resnet18"), ("fedpac", "fedexp", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "embedding"), ("fedpac", "fedexp", 1e-2, "cosine", 8)),
         (Known(CLASSIFICATION, 40, 10, "hf:base", True), ("fedpac", "fedexp", 1e-3, "constant", 16)),
@@ -50,7 +53,7 @@ from copfl.settings.usual import defaults_of
         (Known(MULTILABEL, 80, 40, "mlp"), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
         (Known(MULTILABEL, 80, 40, "mlp", sums_only=True), ("lg_fedavg", "mean", 1e-3, "constant", 8)),
         (Known(MULTILABEL, 80, 40, "hf:base", True), ("fedper", "mean", 1e-3, "constant", 16)),
-        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedper", "fedexp", 1e-2, "cosine", 32)),
+        (Known(NEXT_TOKEN, 300, 40, "causal_cnn"), ("fedavg_ft", "fedexp", 1e-2, "cosine", 32)),
         (Known(NEXT_TOKEN, 300, 40, "causal_cnn", sums_only=True), ("fedper", "mean", 1e-2, "cosine", 32)),
         (Known(CLASSIFICATION, 300, 40, "mlp", sums_only=True), ("fedper", "mean", 1e-3, "constant", 32)),
         (Known(CLASSIFICATION, 40, 40, "cnn", head_only=True), ("fedavg_ft", "fedexp", 3e-3, "constant", 8)),
@@ -161,7 +164,7 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "ditto (server step mean, adam 0.003, batches of 8, averaged weights)",
             "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
         ),
-        ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "no body"),
+        ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "and a body"),
     ):
         run = complete(layer)
         assert run.method_text.startswith(method)
@@ -170,14 +173,14 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
 
 def test_it_counts_the_samples_of_a_client() -> None:
     rng = np.random.default_rng(0)
-    for samples, clients, batch in ((900, 3, 32), (900, 9, 8)):
+    for samples, clients, lr, batch in ((900, 3, 1e-3, 32), (900, 9, 3e-3, 8)):
         y = np.arange(samples) // 10 % 3
         data = from_arrays(
             rng.normal(size=(samples, 4)).astype(np.float32), y, group=np.arange(samples) % clients
         )
-        run = complete({"run": {"rounds": 5}}, values={"data": data})
+        run = complete({"run": {"rounds": 30}}, values={"data": data})
         assert (run.algorithm.name, run.server.name, run.run.clients) == ("fedpac", "fedexp", clients)
-        assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("adam", 3e-3, batch)
+        assert (run.optimizer.name, run.optimizer.lr, run.run.batch) == ("adam", lr, batch)
 
 
 def small(samples: int, clients: int) -> Dataset:

@@ -32,7 +32,7 @@ from copfl.data.columns import (
     words,
 )
 from copfl.data.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
-from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, Dataset
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.table_files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
@@ -40,6 +40,7 @@ from copfl.tables import listed
 
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
+LEAST_REPEATED = 5  # rows of one whole number, on average, in a target that may be classes
 MOST_WORDS = 3  # on average, in a category; more are a sentence
 SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
@@ -142,7 +143,8 @@ def from_tables(
     train, test = (
         replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
     )
-    note = "; ".join(filter(None, (data.note, *notes, *missing_notes, *samples.notes)))
+    doubts = _doubtful_target(data, roles.targets) if kind is None else []
+    note = "; ".join(filter(None, (data.note, *notes, *missing_notes, *doubts, *samples.notes)))
     return replace(data, train=train, test=test, table=samples.info, note=note)
 
 
@@ -378,6 +380,18 @@ def _words(texts: Sequence[str]) -> float:
 
 
 # Targets and missing values
+
+
+def _doubtful_target(data: Dataset, names: Sequence[str]) -> list[str]:
+    """What to do if whole numbers that repeat are no values."""
+    y = data.train.y
+    numbers = len(np.unique(y))
+    is_doubtful = data.kind == REGRESSION and len(names) == 1 and (y == np.round(y)).all()
+    if not is_doubtful or len(y) < LEAST_REPEATED * numbers:
+        return []
+    as_classes = how_to_set("data.kind", CLASSIFICATION, "--task")
+    taken = f"the {numbers} whole numbers of {names[0]} are values to predict"
+    return [f"{taken}; if they are classes: {as_classes}"]
 
 
 def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -> NDArray[Any]:

@@ -3,9 +3,9 @@
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
 best; where clients have no class in common it was below training alone, and APFL equals it. For values it is
 Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is
-FedPer where a client sees few samples, else LG-FedAvg. The batch size and the learning rate follow from the
-number of samples that a client has, and sees in all rounds; a named algorithm has them too. In runs that are
-long enough a client predicts with an average of its weights.
+FedPer where a client sees few samples, else LG-FedAvg. For the next token it is FedAvg with fine-tuning. The
+batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds;
+a named algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
 """
 
 import math
@@ -31,6 +31,7 @@ from copfl.settings.usual import (
 )
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
+FEW_SEEN = 6_400  # samples that a client sees in all rounds: in batches of 32 a run would have too few steps
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
 MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
@@ -98,7 +99,8 @@ def training_of(known: Known) -> Training:
     Args:
         known: The federation.
     """
-    batch = 16 if known.pretrained else 8 if known.samples < FEW_SAMPLES else 32
+    has_few = known.samples < FEW_SAMPLES or known.rounds * known.samples < FEW_SEEN
+    batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
         return Training(1e-2, "cosine", batch)
     return Training(3e-3 if _is_short(known) else 1e-3, "constant", batch)
@@ -123,7 +125,8 @@ def first_choice(known: Known) -> FirstChoice:
         server = "mean" if known.sums_only or known.pretrained else "fedexp"
         return FirstChoice("fedper", {}, server, training, ema)
     if known.kind == NEXT_TOKEN and not known.sums_only:
-        return FirstChoice("fedper", {}, "fedexp", training)
+        # From scratch a common head had the lower perplexity; pretrained models were not compared.
+        return FirstChoice("fedper" if known.pretrained else "fedavg_ft", {}, "fedexp", training, ema)
     if known.sums_only:
         return FirstChoice("fedper", {}, "mean", training)  # FedPAC needs single uploads
     if known.sharers < ALONE and not known.pretrained:
@@ -154,7 +157,7 @@ def why(run: Run) -> str:
     if run.algorithm.name == "apfl":
         return "hardly any class is at two clients, where a common model is worse than training alone"
     if run.algorithm.name == "fedavg_ft":
-        return "the model has no body that could be shared beside a personal head"
+        return "FedPAC needs classes, and a body that is shared beside a personal head"
     if run.algorithm.name == "lg_fedavg":
         return "FedPAC needs classes; each client sees enough samples for a body of its own"
     if run.algorithm.name == "fedper" and (run.privacy or run.robust):

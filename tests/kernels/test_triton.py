@@ -173,6 +173,18 @@ for active in (flags, shared, None):
             torch.func.vmap(steps)(draw(), draw())
 torch.func.vmap(lambda w, g: optim.Adam().step(w, g, optim.Adam().init(w), None, last=True)[0])(draw(), draw())
 torch.func.vmap(lambda w, g: mamo.Mamo().step(w, g, mamo.Mamo().init(w), None))(draw().float(), draw().float())
+# Adam's first steps keep their gradients instead of the moments.
+optim.compiles = fused.compiles
+def adam(w, grads, active, deferred):
+    state = optim.Adam().init(w)
+    for n, grad in enumerate(grads, 1):
+        how = {"defers": n < len(grads), "last": n == len(grads)} if deferred else {}
+        w, state = optim.Adam().step(w, grad, state, active, **how)
+    return w
+for active, steps in ((None, 5), (shared, 2)):
+    w, grads = draw(), torch.randn(steps, 3, 1500, dtype=torch.float64)
+    plain, kept = (torch.func.vmap(lambda w, g: adam(w, g, active, how), (0, 1))(w, grads) for how in (False, True))
+    assert torch.equal(kept, plain)
 torch.func.vmap(lambda a, b: optim.Scaled(optim.Sgd(), torch.tensor(0.5)).step(a, b, optim.Sgd().init(a), None))(
     draw(), draw()
 )
@@ -190,7 +202,14 @@ for function, given in (
     (pwpm._weighted, (one, flags, numbers)),
 ):
     torch.func.vmap(lambda *g, function=function: fused.elementwise(function, *g))(*given)
-assert len(set(made)) == 14, sorted(set(made))
+assert len(set(made)) == 16, sorted(set(made))
+# Quotients and roots of float32 are exact, those of zeros and of extremes too.
+special = torch.tensor([0.0, -0.0, 1.0, -3.0, torch.inf, -torch.inf, torch.nan, 2.0**-149, -(2.0**-126), 3e38])
+over, under = (t.reshape(1, -1) for t in torch.meshgrid(special, special, indexing="ij"))
+for fast, plain in zip(
+    plain_results(lambda x, y: (x / y, torch.sqrt(x)), [over, under]), (over / under, over.sqrt()), strict=True
+):
+    torch.testing.assert_close(fast, plain, rtol=0, atol=0, equal_nan=True)
 rows, healthy = torch.randn(4, 1500, dtype=torch.float64), torch.tensor([True, False, True, True])
 rows[1] = torch.nan
 close(vectors.sum_rows(healthy, rows), rows[healthy].sum(0))

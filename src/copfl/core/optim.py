@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from copfl.errors import UsageError, above, at_least, below_one
-from copfl.kernels.fused import LONG, elementwise, mapped
+from copfl.kernels.fused import LONG, compiles, elementwise, mapped
 
 State = Any  # a tree of tensors, defined by the optimizer
 
@@ -111,6 +111,16 @@ class Moments(NamedTuple):
     t: Tensor  # [], steps taken
 
 
+class Deferred(NamedTuple):
+    """The moments of the first steps of a training, not stored: they are computed again from the gradients."""
+
+    grads: tuple[Tensor, ...]  # [d] each
+    t: Tensor  # [], steps taken
+
+
+DEFERRED = 2  # gradients: more than this many, and the moments of a third step take fewer passes over memory
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam with one pair of moments that decay everywhere, active or not: the control for MAMO."""
@@ -124,6 +134,7 @@ class Adam:
 
     can_overwrite: ClassVar[bool] = True  # `step` takes in_place
     can_end: ClassVar[bool] = True  # `step` takes last
+    can_defer: ClassVar[bool] = True  # `step` takes defers
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr, eps=self.eps)
@@ -138,14 +149,27 @@ class Adam:
         self,
         parameters: Tensor,
         grad: Tensor,
-        state: Moments,
+        state: State,
         active: Tensor | None,
         in_place: bool = False,  # whether the parameters and the state may be overwritten
-        last: bool = False,  # whether nobody needs the state after it: it is then the one before
-    ) -> tuple[Tensor, Moments]:
+        last: bool = False,  # whether nobody needs the state after it: it is then any
+        defers: bool = False,  # whether the state goes into a step with the same `active`, and nowhere else
+    ) -> tuple[Tensor, State]:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
         t = state.t + 1
+        numbers = (1 - self.beta1**t, 1 - self.beta2**t, self.lr, self.beta1, self.beta2, self.eps)
+        grads: tuple[Tensor, ...] = ()
+        if isinstance(state, Deferred):
+            grads = (*state.grads, grad)
+        elif defers and state.u is state.v and compiles(parameters):  # the zeros of `init`
+            grads = (grad,)
+        if grads:
+            given = parameters, active, *numbers, *grads
+            if last or (defers and len(grads) <= DEFERRED):
+                return elementwise(_adam_weights_of_gradients, *given)[0], Deferred(grads, t)
+            w, u, v = elementwise(_adam_of_gradients, *given)
+            return w, Moments(u, v, t)
         if active is None and parameters.device.type == "cpu" and len(parameters) > LONG and not mapped():
             vectors = parameters, state.u, state.v
             w, u, v = vectors if in_place else map(torch.clone, vectors)
@@ -155,22 +179,9 @@ class Adam:
                 [w], [grad], [u], [v], [], [t], lr=self.lr, **how, amsgrad=False, maximize=False
             )
             return w, Moments(u, v, t)
-        correction = (1 - self.beta1**t, 1 - self.beta2**t)
-        given = (
-            parameters,
-            grad,
-            state.u,
-            state.v,
-            active,
-            *correction,
-            self.lr,
-            self.beta1,
-            self.beta2,
-            self.eps,
-        )
         if last:
-            return elementwise(_adam_weights, *given)[0], state
-        w, u, v = elementwise(_adam, *given)
+            return elementwise(_adam_weights, parameters, grad, state.u, state.v, active, *numbers)[0], state
+        w, u, v = elementwise(_adam, parameters, grad, state.u, state.v, active, *numbers)
         return w, Moments(u, v, t)
 
     def forget(self, state: Moments, entries: Tensor) -> Moments:
@@ -192,6 +203,20 @@ def _adam(
 def _adam_weights(*given: Any) -> tuple[Tensor, ...]:
     """`_adam` without the moments: two of seven passes over memory less."""
     return _adam(*given)[:1]
+
+
+def _adam_of_gradients(w: Tensor, active: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+    """`_adam` after steps with all but the last of these gradients, from moments of zero."""
+    numbers, (*earlier, last) = given[:6], given[6:]
+    u: Any = 0.0
+    v: Any = 0.0
+    for grad in earlier:
+        u, v = _adam(w, grad, u, v, active, *numbers)[1:]
+    return _adam(w, last, u, v, active, *numbers)
+
+
+def _adam_weights_of_gradients(*given: Any) -> tuple[Tensor, ...]:
+    return _adam_of_gradients(*given)[:1]
 
 
 def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:

@@ -77,6 +77,8 @@ def descend(
         how: Any = {"in_place": True} if overwrites else {}
         if ends and number == len(batches) and getattr(optimizer, "can_end", False):
             how["last"] = True
+        if batch.valid is None and getattr(optimizer, "can_defer", False):
+            how["defers"] = number < len(batches) and batches[number].valid is None
         moved, next_state = optimizer.step(parameters, grad, state, active, **how)
         if batch.valid is None:
             parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1

@@ -28,7 +28,7 @@ OPERATIONS = {
     "rmul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "abs": "tl.abs({0})", "sqrt": "tl.sqrt({0})",
     "and": "{0} & {1}", "or": "{0} | {1}", "invert": "{0} == 0",
 }  # fmt: skip
-EXACT = {"div": "tl.div_rn({0}, {1})", "sqrt": "tl.sqrt_rn({0})"}  # in float32; the others are off by two
+EXACT = {"div": "_quotient({0}, {1})", "sqrt": "_root({0})"}  # in float32; the others are off by two
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 # How an argument is read: rows [N, d], or a number per row [N, 1]; where all rows are one, its stride is 0.
 PLACES = {"rows": "row * s{0} + place * t{0}", "column": "row * s{0}"}
@@ -41,6 +41,25 @@ def _exp2(y):
     z = (y - whole) * 0.6931471805599453
     tail = 0.5 + z * (1 / 6 + z * (1 / 24 + z * (1 / 120 + z * (1 / 720 + z * (1 / 5040)))))
     return (1.0 + z * (1.0 + z * tail)) * tl.exp2(whole)
+
+
+# A GPU's exact division and root take a slow path for zeros, ten times as long, and dropout leaves zeros in gradients.
+
+
+@triton.jit
+def _quotient(x, y):
+    """x / y, exactly rounded."""
+    is_zero = x == 0
+    numerator = tl.where(is_zero, 5.9604644775390625e-08, x)  # 2^-24: over the smallest y it is finite
+    quotient = tl.div_rn(numerator, y)
+    return tl.where(is_zero, x * quotient, quotient)
+
+
+@triton.jit
+def _root(x):
+    """The root of x, exactly rounded."""
+    is_zero = x == 0
+    return tl.where(is_zero, x, tl.sqrt_rn(tl.where(is_zero, 1.0, x)))
 
 
 class _Writer(TorchFunctionMode):
@@ -132,7 +151,8 @@ def _kernel(function, signature):
     source = "\n    ".join(lines) + "\n"
     file = f"<copfl pointwise {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # Triton reads it there
-    made = {"tl": tl, "triton": triton, "_exp2": _exp2, "__name__": __name__}
+    functions = {"_exp2": _exp2, "_quotient": _quotient, "_root": _root}
+    made = {"tl": tl, "triton": triton, **functions, "__name__": __name__}
     exec(compile(source, file, "exec"), made)
     return made["pointwise"], [result.dtype for result in results]
 

@@ -53,6 +53,14 @@ def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_what_it_is_about_may_look_like_a_checksum_that_is_not_known_yet(tmp_path: Path) -> None:
+    about = {"settings": f'"{checkpoint.UNKNOWN}"]', checkpoint.UNKNOWN: checkpoint.UNKNOWN}
+    checkpoint.save(tmp_path / "state", {"clients": record(), checkpoint.UNKNOWN: record().w}, about)
+    tensors, found = checkpoint.read(tmp_path / "state")
+    assert found == about
+    assert bits(tensors[f"{checkpoint.UNKNOWN}:"]) == bits(record().w)
+
+
 def test_a_tree_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     checkpoint.save(path, {"clients": record()}, {})

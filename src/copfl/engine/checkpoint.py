@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from copfl import wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError
 from copfl.files import write_with
+
+UNKNOWN = "0" * 64  # a checksum until it is computed
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -30,15 +33,26 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     tensors = wire.separate(tensors)
     text = json.dumps(dict(about), sort_keys=True)
     # One entry: safetensors writes several in any order, and the same state should be the same bytes.
-    head = {"copfl": json.dumps([text, _checksum(tensors, text)])}
+    head = {"copfl": json.dumps([text, UNKNOWN])}
+    with ThreadPoolExecutor(1) as thread:  # the checksum takes as long as the disk
+        checksum = thread.submit(_checksum, tensors, text)
 
-    def write(part: Path) -> None:
-        try:
-            save_file(tensors, part, head)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+        def write(part: Path) -> None:
+            try:
+                save_file(tensors, part, head)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            _fill_in(part, checksum.result())
 
-    write_with(path, write)
+        write_with(path, write)
+
+
+def _fill_in(path: Path, checksum: str) -> None:
+    """Writes the checksum to its place in the head of the file."""
+    with path.open("r+b") as file:
+        head = file.read(int.from_bytes(file.read(8), "little"))
+        file.seek(8 + head.index(f'\\"{UNKNOWN}\\"]'.encode()) + 2)
+        file.write(checksum.encode())
 
 
 def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

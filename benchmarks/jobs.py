@@ -1,9 +1,9 @@
 """Short runs on one GPU, one after another and several at a time: `python benchmarks/jobs.py [-- OPTION ...]`
 
 Ten algorithms with four seeds, as `copfl compare` trains them: `--jobs 1`, and as many at a time as it chooses by
-itself. Both commands run in turn, each in a new folder. Prints the seconds from the command to its end and the mean
-use of the GPU, and compares the rounds of all runs, byte for byte. Options after -- are those of `copfl compare`, such
-as another data set and model. The exit status is 1 if a run differs.
+itself. Both commands run in turn, each in a new folder. Prints the seconds from the command to its end, those in which
+runs train, and the mean use of the GPU, and compares the rounds of all runs, byte for byte. Options after -- are those
+of `copfl compare`, such as another data set and model. The exit status is 1 if a run differs.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ def measured(out: Path, options: list[str], more: list[str]) -> dict[str, Any]:
     return {"seconds": seconds, "gpu_percent": use.mean, "said": said}
 
 
+def training(out: Path) -> float:
+    """The seconds from the beginning of the first run to the end of the last one, by the times of their files."""
+    times = [path.stat().st_mtime for path in out.glob("runs/*/*")]
+    return max(times) - min(times)
+
+
 def rounds(out: Path) -> dict[str, bytes]:
     """The rounds of every run, by its folder."""
     return {path.parent.name: path.read_bytes() for path in sorted(out.glob("runs/*/rounds.jsonl"))}
@@ -113,6 +119,7 @@ def main() -> None:
                 row |= {
                     "runs": len(found),
                     "runs_per_second": len(found) / row["seconds"],
+                    "training_seconds": training(out),
                     "differing": differing,
                 }
                 table["rows"].append(row)

@@ -85,13 +85,14 @@ def then(module, name, mark_name):
 imported, begun = builtins.__import__, set()
 AFTER = {"copfl.cli.main": "command line", "torch": "torch", "copfl.experiment.run": "copfl"}
 def watched(name, *more, **named):
-    is_first = name in AFTER and name not in begun
+    is_first = name not in begun
     begun.add(name)
     result = imported(name, *more, **named)
-    if is_first:
+    if is_first and name in AFTER:
         mark(AFTER[name])
-    if is_first and name == "copfl.experiment.run":
+    if is_first and name == "copfl.experiment.preparation":
         then(sys.modules[name], "prepare", "data, model, engine")
+    if is_first and name == "copfl.experiment.run":
         then(sys.modules["copfl.engine.simulate"], "train_part", "first round")
     return result
 builtins.__import__ = watched  # as the command imports, so that it is measured as it is

@@ -18,8 +18,8 @@ REJECTED = "ditto;pull=30"  # for labels: the first decision
 Gains = dict[str, dict[str, dict[int, float]]]  # by federation, candidate and seed
 
 
-def records(seeds: range) -> list[dict[str, object]]:
-    lines = gzip.decompress((FOLDER / "targets.jsonl.gz").read_bytes()).decode().splitlines()
+def records(seeds: range, file: str = "targets.jsonl.gz") -> list[dict[str, object]]:
+    lines = gzip.decompress((FOLDER / file).read_bytes()).decode().splitlines()
     return [record for record in map(json.loads, lines) if record["seed"] in seeds]
 
 
@@ -88,14 +88,18 @@ def choice() -> str:
 
 
 def confirmation(candidate: str) -> str:
-    """The candidate and training alone, with the 95 % interval over seeds and Holm's p over all federations."""
+    """The candidate and training alone, with the 95 % interval over seeds and Holm's p over all federations.
+
+    Runs of the study of extreme federations, with the batch of now, take the place of the former ones.
+    """
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     metrics, methods = {}, {}
-    for record in records(CONFIRMATION):
-        if record["candidate"] == candidate:
-            federation = str(record["federation"])
-            pairs[federation].append((mean(record["personal"]), mean(record["alone"])))
-            metrics[federation], methods[federation] = record["metric"], str(record["method"]).split()[0]
+    runs = [*records(CONFIRMATION), *records(CONFIRMATION, "extremes.jsonl.gz")]
+    latest = {(run["federation"], run["seed"]): run for run in runs if run["candidate"] == candidate}
+    for record in latest.values():
+        federation = str(record["federation"])
+        pairs[federation].append((mean(record["personal"]), mean(record["alone"])))
+        metrics[federation], methods[federation] = record["metric"], str(record["method"]).split()[0]
     gains = {f: np.array([gain(metrics[f], own, alone) for own, alone in rows]) for f, rows in pairs.items()}
     p_values = stats.holm([stats.t_test(row) for row in gains.values()])
     lines = [

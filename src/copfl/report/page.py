@@ -232,7 +232,7 @@ def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
         rows.append([pair.label, metric.text(pair.mean, sign="+"), pair.bounds, pair.verdict, *counts])
     means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
     head = ["run", *means, "verdict", "clients better", "equal", "worse"]
-    note = "The interval resamples the clients of these runs; it does not cover other seeds"
+    note = "The interval is over the clients of these runs; it does not cover other seeds"
     what = f"each client compared with the same client under {first.label}, {first.selection}"
     return Table(f"Paired differences: {what}", head, rows, [note])
 

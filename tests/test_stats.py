@@ -125,6 +125,13 @@ def test_clients_with_the_same_difference_are_told_apart() -> None:
     assert over_clients([np.full(3, 0.25)]) == (0.25, 0.25)
 
 
+@pytest.mark.parametrize("scale", [2.0**-300, 2.0**300])
+def test_an_interval_over_clients_has_the_scale_of_the_metric(scale: float) -> None:
+    gains = [np.array([1.0, 2.0, 4.0]), np.array([0.0, 3.0])]
+    expected = [scale * bound for bound in over_clients(gains)]
+    assert over_clients([scale * gain for gain in gains]) == pytest.approx(expected, rel=1e-12, abs=0)
+
+
 @pytest.mark.parametrize(("low", "high", "clear"), [(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False)])
 def test_zero_inside_or_not(low: float, high: float, clear: bool) -> None:
     assert Interval(low, high).without_zero is clear

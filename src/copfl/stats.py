@@ -9,7 +9,7 @@ runs, or few?", and is too narrow for the first question.
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,7 +135,7 @@ def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     return Interval(mean - half, mean + half)
 
 
-@cache  # a page has thousands of intervals, with a few numbers of seeds
+@lru_cache(maxsize=1024)  # a page has thousands of intervals, most of them over as many seeds or clients
 def t_quantile(probability: float, freedom: float) -> float:
     """Of the t distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats calls, whose import takes four times as long
@@ -182,7 +182,8 @@ def over_clients(gains: Sequence[Numbers], level: float = LEVEL) -> Interval:
     errors = np.array([gain.var(ddof=1) / len(gain) for gain in gains])  # squared
     if not errors.any():
         return Interval(mean, mean)
-    freedom = errors.sum() ** 2 / sum(e**2 / (len(gain) - 1) for e, gain in zip(errors, gains, strict=True))
+    shares = errors / errors.sum()
+    freedom = 1 / sum(share**2 / (len(gain) - 1) for share, gain in zip(shares, gains, strict=True))
     half = t_quantile((1 + level) / 2, float(freedom)) * math.sqrt(errors.sum()) / len(gains)
     return Interval(mean - half, mean + half)
 

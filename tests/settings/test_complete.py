@@ -23,6 +23,7 @@ from copfl.settings import toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
+from copfl.settings.data import data_record, state_of
 from copfl.settings.optimizer import optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
@@ -407,6 +408,17 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
         np.savez(path, x=np.zeros((60, 3)), y=np.arange(60) % 2, group=np.arange(60) % clients)
         os.utime(path, ns=(clients, clients))
         assert complete({"data": {"name": str(path)}}).run.clients == clients
+
+
+def test_a_published_set_is_the_same_whatever_changes_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COPFL_DATA", raising=False)
+    digits = data_record({"name": "digits"})
+    before = state_of(digits)
+    os.utime(tmp_path, ns=(1, 1))
+    assert state_of(digits) == before
 
 
 @pytest.mark.parametrize("data", ["digits", "wine", "cifar10", "cifar10c"])

@@ -16,13 +16,8 @@ from copfl.settings import schema, user_code
 from copfl.settings.checking import checked, unknown_name
 from copfl.settings.schema import record_of, table_of
 
-READS = (
-    "data_dir",
-    "path",
-    "place",
-    "location",
-    "name",
-)  # parameters of a reader of data that are no settings
+# Parameters of a reader of data that are no settings.
+READS = ("data_dir", "path", "place", "location", "name")
 
 
 def data_record(table: Mapping[str, Any]) -> schema.Data:
@@ -54,8 +49,8 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
 
 def data_of(record: schema.Data) -> Dataset:
     """The data set that a record describes."""
-    is_kept = _is_published(record.name) and state_of(record) in _looked_at
-    return _looked_at.pop(state_of(record)) if is_kept else _read(record)
+    kept = _looked_at.pop(state_of(record), None) if _is_published(record.name) else None
+    return _read(record) if kept is None else kept
 
 
 def look_at(record: schema.Data) -> Dataset:
@@ -74,10 +69,12 @@ _looked_at: dict[tuple[str, int], Dataset] = {}  # at most one, by its `state_of
 
 
 def state_of(record: schema.Data) -> tuple[str, int]:
-    """Another one where the settings of the data are others, or the file or the folder of data changed."""
-    place = Path(record.dir or "") if record.name in datasets.DATASETS else Path(record.name)
-    is_there = place.is_file() or (record.name in datasets.DATASETS and place.is_dir())
-    return json.dumps(table_of(record), sort_keys=True), place.stat().st_mtime_ns if is_there else 0
+    """The settings of the data, and when their file or the folder of published sets changed (0: there is none)."""
+    if record.name in datasets.DATASETS:
+        changed = os.stat(record.dir).st_mtime_ns if record.dir and os.path.isdir(record.dir) else 0
+    else:
+        changed = os.stat(record.name).st_mtime_ns if os.path.isfile(record.name) else 0
+    return json.dumps(table_of(record), sort_keys=True), changed
 
 
 def _is_published(name: str) -> bool:

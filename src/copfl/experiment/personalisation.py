@@ -78,7 +78,7 @@ class Personalisation:
         if found.y is None:
             raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
         if not found.has_target.all():
-            row = int(np.flatnonzero(~found.has_target)[0]) + 1
+            row = int(found.rows[~found.has_target][0]) + 1
             raise DataError(
                 f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
             )

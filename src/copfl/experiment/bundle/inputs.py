@@ -46,6 +46,11 @@ class Labelled(NamedTuple):
     is_sample: NDArray[np.bool_] | None = None  # [rows] of a table: whether it is a sample; None: all are
     files: tuple[str, ...] = ()  # of images, their names below the folder; none of other samples
 
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row of each sample in the file [n], from 0."""
+        return np.arange(len(self.has_target)) if self.is_sample is None else np.flatnonzero(self.is_sample)
+
 
 @dataclass(frozen=True)
 class Preparation:

@@ -73,6 +73,12 @@ def test_signals_of_a_terminal_and_modules_of_the_current_folder_do_not_reach_th
     assert "PYTHONSAFEPATH" not in os.environ
 
 
+def test_a_ctrl_c_that_waited_finds_the_environment_as_it_was() -> None:
+    with pytest.raises(KeyboardInterrupt), copies._undisturbed():
+        signal.raise_signal(signal.SIGINT)
+    assert copies.SAFE_PATH not in os.environ
+
+
 def test_where_no_socket_can_be_made_each_process_imports_torch_by_itself(
     server: forkserver.ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

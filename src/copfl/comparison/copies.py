@@ -56,8 +56,8 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # where that starts, it unblocks Ctrl-C
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if before is None:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # last: a Ctrl-C that waits is raised here

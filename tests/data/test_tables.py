@@ -461,6 +461,16 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
     assert "few rows share" not in without.note
 
 
+def test_a_column_may_be_named_twice_for_one_use() -> None:
+    rows: dict[str, list[object]] = {name: [n % 3 for n in range(60)] for name in "ab"}
+    rows["ill"] = [n % 2 for n in range(60)]
+    data = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="a,a")
+    assert data.table is not None
+    assert [column.name for column in data.table.columns] == ["b"]
+    with pytest.raises(DataError, match='"a" is named as text and as drop'):
+        tables.from_tables([Table.of(rows)], "visits", target="ill", text="a", drop="a")
+
+
 def test_numbers_with_a_sign_are_named() -> None:
     rows: dict[str, list[object]] = {
         "rate": [f"{n % 30} %" for n in range(60)],

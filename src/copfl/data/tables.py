@@ -455,7 +455,7 @@ def _check_uses(columns: dict[str, list[str]]) -> None:
     uses: dict[str, str] = {}
     for use, names in columns.items():
         for name in names:
-            if name in uses:
+            if uses.get(name, use) != use:
                 raise DataError(
                     f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
                 )

@@ -266,7 +266,6 @@ def _differences(runs: Sequence[Record], reference: Sequence[Record]) -> dict[st
     return {
         name: paired(runs, reference, name)
         for name in accuracies("all", reference[0].metric.name)
-        if not any(
-            math.isnan(run.mean(name)) for run in (*runs, *reference)
-        )  # a model that was not evaluated
+        # Not of a model that was not evaluated.
+        if not any(math.isnan(run.mean(name)) for run in (*runs, *reference))
     }

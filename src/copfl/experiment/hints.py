@@ -196,9 +196,8 @@ def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float,
     constant = constant_answers(federation, METRICS["accuracy"])
     tested = [federation.test.targets(n).cpu().numpy() for n in range(federation.clients)]
     different = np.array([len(np.unique(targets)) for targets in tested])
-    judged = (
-        ~np.isnan(accuracy) & ~np.isnan(constant) & (different > 1)
-    )  # of one class, any answer is constant
+    # Of one class, any answer is constant.
+    judged = ~np.isnan(accuracy) & ~np.isnan(constant) & (different > 1)
     if not judged.any():
         return None
     constant, sizes = constant[judged], federation.test.sizes

@@ -8,6 +8,7 @@ import pytest
 from copfl.comparison.verdict import FEDERATE, NO_GAIN, UNDECIDED, Against, Verdict, verdict
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.convergence import common_value, gained, rises, rounds_to, still_rises
+from copfl.experiment.gains import Gains
 from copfl.stats import Difference, Interval
 
 RMSE = MetricInfo("rmse", higher_is_better=False, fraction=False)
@@ -75,14 +76,30 @@ def test_to_federate_pays_where_training_alone_cannot_catch_up() -> None:
     assert "may change" in judged(against(0.05, 0.02, 0.08, rising=0.02)).text
 
 
+def over_constant(personal: list[float], constant: list[float]) -> Gains:
+    unknown = np.full(len(personal), np.nan)
+    return Gains(unknown, unknown, np.array(personal), ACCURACY, np.array(constant))
+
+
 def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
-    constant = (
-        "always answering a client's most frequent class, or mean value, in training gives accuracy 94.0 %"
-    )
-    found = verdict([against(0.05, 0.03, 0.07)], 0.8, 0.0, ACCURACY, 40, RATES, constant)
+    gains = over_constant([0.94] * 3, [0.94] * 3)
+    found = verdict([against(0.05, 0.03, 0.07)], 0.8, 0.0, ACCURACY, 40, RATES, gains)
     assert found.kind == NO_GAIN
-    assert found.text.startswith(f"No useful gain: {constant}, and fedavg is not shown to be better: ")
+    constant = "most frequent class, or mean value, in training gives accuracy 94.0 %"
+    assert f"{constant}, and fedavg is not shown to be better ([+0.0, +0.0] points): fedavg" in found.text
+    assert found.text.startswith("No useful gain: ")
     assert "fedavg +5.0 points [+3.0, +7.0] to training alone" in found.text
+
+
+def test_few_clients_do_not_exclude_a_gain_over_a_constant_answer() -> None:
+    """Two clients gain 25 and 35 points: with one degree of freedom, the interval has zero in it."""
+    gains = over_constant([0.85, 0.95], [0.6, 0.6])
+    found = verdict([against(0.05, 0.03, 0.07)], 0.8, 0.0, ACCURACY, 40, RATES, gains)
+    assert found.kind == UNDECIDED
+    assert "not shown to be better ([-33.5, +93.5] points): fedavg +5.0" in found.text
+    better = over_constant([0.85, 0.9, 0.95], [0.6, 0.65, 0.7])
+    found = verdict([against(0.05, 0.03, 0.07)], 0.8, 0.0, ACCURACY, 40, RATES, better)
+    assert found.kind == FEDERATE
 
 
 def test_of_a_metric_that_is_better_when_low_the_signs_are_exchanged() -> None:

@@ -65,7 +65,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     constant = np.array([0.94, *[np.nan] * 3])
     skewed = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), constant))
     assert (
-        "No useful gain: always answering a client's most frequent class, or mean value, in training gives "
+        "No useful gain is shown: always answering a client's most frequent class, or mean value, in training gives "
         "accuracy 94.0 %; the personal models compared with it: -"
     ) in page.of_runs([skewed])[0]
     html = document.render(page.document_of([measured]))

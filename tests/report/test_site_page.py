@@ -42,7 +42,7 @@ def test_the_gain_is_what_the_interval_allows(found: tuple[float, float, float],
 def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
     found = gain(0.05, 0.01, 0.09)._replace(constant=0.74, over_constant=Interval(-0.02, 0.04))
     said = words(site_page.text_of(changed(gain=found)))
-    assert "No useful gain: always answering the most frequent class, or mean value, of the training" in said
+    assert "No useful gain is shown: always answering the most frequent class, or mean value, of the" in said
     assert "gives 74.0 %, and the model is not shown to be better: [-2.0, +4.0] points. Its gain over" in said
     better = found._replace(over_constant=Interval(0.001, 0.04))
     assert "The model is 5.0 points better" in words(site_page.text_of(changed(gain=better)))

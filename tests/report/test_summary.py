@@ -193,12 +193,15 @@ def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
         (personal + 0.01, "1.0 points [-1.0, -1.0] worse than it"),
     ):
         found = summary.conclusion(Gains(alone, personal, personal, constant=constant))
-        assert found.startswith("No useful gain: always answering a client's most frequent class")
+        assert found.startswith("No useful gain is shown: always answering a client's most frequent class")
         value = f"{100 * constant.mean():.1f}"
         assert (
             f"in training gives accuracy {value} %, and the personal models are {against}. They are" in found
         )
         assert "2.0 points [+2.0, +2.0] better than training alone" in found
+    two = summary.conclusion(Gains(alone[:2], personal[:2], personal[:2], constant=np.array([0.6, 0.7])))
+    assert two.startswith("No useful gain is shown: ")  # a gain is not excluded either
+    assert "not distinguishable from it (+28.5 points [-41.4, +98.4])" in two
     better = summary.conclusion(Gains(alone, personal, personal, constant=personal - 0.01))
     assert better == summary.conclusion(Gains(alone, personal, personal))
     one = summary.conclusion(Gains(alone[:1], alone[:1], personal[:1], constant=personal[:1]))

@@ -29,7 +29,7 @@ from copfl.comparison.verdict import Against, Verdict
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.convergence import rises
-from copfl.experiment.gains import Gains, constant_text
+from copfl.experiment.gains import Gains
 from copfl.experiment.progress import span
 from copfl.experiment.result import Experiment
 from copfl.settings.toml import Tables
@@ -358,15 +358,15 @@ class Race:
             value = at.value(alone)
             alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
         rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
-        constant = self._constant(compared[0].label) if compared else ""
-        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, constant)
+        gains = self._gains(compared[0].label) if compared else None
+        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, gains)
 
-    def _constant(self, label: str) -> str:
-        """How good constant answers are, where the candidate is not shown to be better; with the first seed."""
+    def _gains(self, label: str) -> Gains:
+        """What a candidate's models gain over constant answers, with the first seed."""
         record = self.last[label].records[label][0]
         values = np.array(record.clients[record.metric.name])
         unknown = np.full(len(values), np.nan)
-        return constant_text(Gains(unknown, unknown, values, record.metric, self.constant))
+        return Gains(unknown, unknown, values, record.metric, self.constant)
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from copfl.core.metrics import MetricInfo
 from copfl.experiment.convergence import relevant, rising_text
+from copfl.experiment.gains import Gains, constant_text
 from copfl.stats import Difference, Interval
 from copfl.tables import capital
 
@@ -35,7 +36,7 @@ def verdict(
     metric: MetricInfo,
     rounds: int,
     rates: Mapping[str, Sequence[float]],
-    constant: str = "",
+    best_gains: Gains | None = None,
 ) -> Verdict:
     """The verdict of a race, with its rounds, its tuning and its interval.
 
@@ -46,7 +47,7 @@ def verdict(
         metric: what was measured.
         rounds: that a run has when it is complete.
         rates: by algorithm, the learning rates that it was raced with.
-        constant: how good a constant answer is, where the best method is not shown to be better; else "".
+        best_gains: of the best method, over constant answers; None: they are not known.
     """
     if not methods:
         return Verdict(UNDECIDED, "Not enough evidence: no method was compared with training alone.")
@@ -71,12 +72,16 @@ def verdict(
             if best.rises
             else ""
         )
-        if constant:
-            return Verdict(
-                NO_GAIN,
-                f"No useful gain: {constant}, and {best.label} is not shown to be better: {shown} to "
-                f"training alone, {how}.{later}",
+        if best_gains is not None and (constant := constant_text(best_gains)):
+            over = best_gains.over_constant_bounds
+            text = (
+                f"{constant}, and {best.label} is not shown to be better ({metric.interval(*over)}{unit}): "
+                f"{shown} to training alone, {how}.{later}"
             )
+            if over.high < least:
+                return Verdict(NO_GAIN, f"No useful gain: {text}")
+            more = "What to run next: more clients, or more validation samples."
+            return Verdict(UNDECIDED, f"Not enough evidence: {text} {more}")
         return Verdict(FEDERATE, f"To federate pays: {shown} to training alone, {how}.{later}")
     open_questions = _open_questions(methods, alone_rises, metric, rounds, tuned)
     size = f"{metric.text(least)}{unit}"

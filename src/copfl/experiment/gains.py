@@ -17,7 +17,7 @@ from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.federation import Federation
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
-from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason, worst_of
+from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
 FILE = "gains.json"
@@ -53,12 +53,12 @@ class Gains(NamedTuple):
         return self.metric.gain(self.personal, self.constant)
 
     @property
-    def constant_is_as_good(self) -> bool:
-        """Whether constant answers are known, and the clients' models not shown to be better on average."""
-        over = self.over_constant[~np.isnan(self.over_constant)]
-        if unknown_reason([over]):
-            return False
-        return bool(over.mean() <= EQUAL if len(over) < 2 else over_clients([over]).low <= EQUAL)
+    def over_constant_bounds(self) -> Interval:
+        """Of the mean gain over constant answers, over clients; of one client its gain; nan: not known."""
+        known = self.over_constant[~np.isnan(self.over_constant)]
+        if unknown_reason([known]):
+            return Interval(np.nan, np.nan)
+        return Interval(float(known[0]), float(known[0])) if len(known) < 2 else over_clients([known])
 
     @property
     def share(self) -> float:
@@ -77,8 +77,8 @@ class Gains(NamedTuple):
 
 
 def constant_text(gains: Gains) -> str:
-    """What a constant answer is, and how good; "" where the models are better or nothing is known."""
-    if gains.constant is None or not gains.constant_is_as_good:
+    """What a constant answer is, and how good; "" where models are shown to be better or nothing is known."""
+    if gains.constant is None or not gains.over_constant_bounds.low <= EQUAL:  # nan: not known
         return ""
     metric, value = gains.metric, float(mean_of_known(gains.constant))
     return (

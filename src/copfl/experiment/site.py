@@ -30,7 +30,7 @@ class SiteGain(NamedTuple):
     over_constant: Interval = Interval(math.nan, math.nan)  # of the gain over it
 
     @property
-    def constant_is_as_good(self) -> bool:
+    def constant_may_be_as_good(self) -> bool:
         """Whether a constant answer is known, and the model not shown to be better."""
         return math.isfinite(self.over_constant.low) and self.over_constant.low <= 0
 

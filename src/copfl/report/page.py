@@ -294,7 +294,7 @@ def _gain(run: RunData) -> list[str]:
     if constant := constant_text(found):
         over_constant = Paired("", found.over_constant[~np.isnan(found.over_constant)], metric)
         difference = f"{_points(over_constant)} ({over_constant.bounds})"
-        verdict = f" No useful gain: {constant}; the personal models compared with it: {difference}."
+        verdict = f" No useful gain is shown: {constant}; the personal models compared with it: {difference}."
     first = (
         f"{len(most)} of {len(known)} clients gain over training alone. Mean gain: {_points(pair)} "
         f"({OVER_CLIENTS}: {pair.bounds}).{verdict}"

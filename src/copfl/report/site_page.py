@@ -96,10 +96,10 @@ def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
         sign = metric.text(found.gain, sign="+")
         return f"{sign}{unit} over {alone}. With {found.samples} test samples there is no interval."
     bounds = metric.interval(*found.interval)
-    if found.constant_is_as_good:
+    if found.constant_may_be_as_good:
         return (
-            "No useful gain: always answering the most frequent class, or mean value, of the training samples "
-            f"gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
+            "No useful gain is shown: always answering the most frequent class, or mean value, of the training "
+            f"samples gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
             f"{metric.interval(*found.over_constant)}{unit}. Its gain over {alone} is "
             f"{metric.text(found.gain, sign='+')} {bounds}."
         )

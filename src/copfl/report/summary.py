@@ -176,7 +176,8 @@ def client_names(federation: Federation) -> list[str]:
 def conclusion(gains: Gains) -> str:
     """Who gains, in a sentence: the paired differences with their intervals; "" where nothing is known.
 
-    Where a constant answer is as good, it says so first: a gain over training alone has no use then.
+    Where they are not shown to be better than a constant answer, it says so first: a gain over training alone
+    has no use then.
     """
     others = {"training alone": gains.gain, "the global model": gains.over_global}
     found = [_against(gains.metric, name, values) for name, values in others.items()]
@@ -189,7 +190,7 @@ def conclusion(gains: Gains) -> str:
     first = "The personal models are"
     if constant := constant_text(gains):
         against = _against(gains.metric, "it", gains.over_constant)
-        first = f"No useful gain: {constant}, and the personal models are {against}. They are"
+        first = f"No useful gain is shown: {constant}, and the personal models are {against}. They are"
     return (
         f"{first} {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"

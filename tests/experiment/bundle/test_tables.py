@@ -279,9 +279,7 @@ def test_a_row_with_a_missing_value_has_no_prediction(
     assert (refused.code, "values are missing: age 1, sex 1, first in row 2" in refused.err) == (2, True)
 
 
-def test_a_row_is_named_by_its_place_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_is_named_by_its_place_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that left out rows with missing values does so of a new client's too, which moves the others."""
     data, new = tmp_path / "t.csv", tmp_path / "new.csv"
     frame().to_csv(data, index=False)
@@ -289,7 +287,9 @@ def test_a_row_is_named_by_its_place_in_the_file(
     how: dict[str, Any] = {"rounds": 1, "engine": "sequential", "out": tmp_path / "run"}
     copfl.run("fedavg", str(data), data_options=options, **how)
     rows = frame(9, seed=1)
-    rows.assign(age=[np.nan, *rows.age[1:]], state=[*rows.state[:4], "", *rows.state[5:]]).to_csv(new, index=False)
+    rows.assign(age=[np.nan, *rows.age[1:]], state=[*rows.state[:4], "", *rows.state[5:]]).to_csv(
+        new, index=False
+    )
     refused = called(capsys, "personalize", tmp_path / "run", "--data", new)
     assert (refused.code, "has nothing in the column state to predict in row 5;" in refused.err) == (2, True)
 

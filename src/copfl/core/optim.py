@@ -165,10 +165,10 @@ class Adam:
         elif defers and state.u is state.v and compiles(parameters):  # the zeros of `init`
             grads = (grad,)
         if grads:
-            given = parameters, active, *numbers, *grads
+            arguments = parameters, active, *numbers, *grads
             if last or (defers and len(grads) <= DEFERRED):
-                return elementwise(_adam_weights_of_gradients, *given)[0], Deferred(grads, t)
-            w, u, v = elementwise(_adam_of_gradients, *given)
+                return elementwise(_adam_weights_of_gradients, *arguments)[0], Deferred(grads, t)
+            w, u, v = elementwise(_adam_of_gradients, *arguments)
             return w, Moments(u, v, t)
         if active is None and parameters.device.type == "cpu" and len(parameters) > LONG and not mapped():
             vectors = parameters, state.u, state.v

@@ -14,6 +14,8 @@ import pytest
 
 import copfl
 from copfl.errors import DataError, UsageError
+from copfl.experiment.bundle.description import Input, Output
+from copfl.experiment.bundle.inputs import Preparation
 from tests.commands import called
 
 COLUMNS = ("age", "sex", "lab", "site", "state")
@@ -277,6 +279,14 @@ def test_a_row_with_a_missing_value_has_no_prediction(
     assert (refused.code, "values are missing: age 1, sex 1, first in row 2" in refused.err) == (2, True)
     refused = called(capsys, "personalize", run, "--data", new)
     assert (refused.code, "values are missing: age 1, sex 1, first in row 2" in refused.err) == (2, True)
+
+
+def test_columns_that_should_have_numbers_are_named() -> None:
+    output = Output("regression", 2, ("dose", "cost"), ("dose", "cost"))
+    wanted = "the column dose and cost to predict must have finite numbers, as the model is of regression"
+    for y in (np.array(["1", "high"]), np.array([[1.0, 2.0], [3.0, np.nan]])):
+        with pytest.raises(DataError, match=wanted):
+            Preparation(Input({}), output).targets(y)
 
 
 def test_a_row_is_named_by_its_place_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,7 +235,9 @@ class Preparation:
             ).parts[0]
             return numbers
         if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-            raise DataError(f"targets of {self.output.kind} are finite numbers")
+            columns = " and ".join(self.output.targets)
+            what = f"the column {columns} to predict" if columns else "the targets"
+            raise DataError(f"{what} must have finite numbers, as the model is of {self.output.kind}")
         if array.size != len(array) * self.output.count:
             raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
         return array.astype(np.float32)

@@ -165,8 +165,8 @@ def predict(
 
 def _in_rows(is_sample: "NDArray[np.bool_]", values: list[Any]) -> list[Any]:
     """The values of the samples, one for each row of the file: None where the row is no sample."""
-    left = iter(values)
-    return [next(left) if is_one else None for is_one in is_sample]
+    remaining = iter(values)
+    return [next(remaining) if has_value else None for has_value in is_sample]
 
 
 def _print(columns: dict[str, list[Any]]) -> None:

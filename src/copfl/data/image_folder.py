@@ -134,9 +134,9 @@ def _by_split(images: Sequence[ImageFile]) -> tuple[tuple[str, ...], list[ImageF
     names = [_split_of(image.split) for image in images]
     if not any(names):
         return ("",), [image._replace(split="", client=image.split) for image in images]
-    found = {name.lower() for name in names}
+    present = {name.lower() for name in names}
     for split, other in (SPLITS, SPLITS[::-1]):
-        if split not in found:
+        if split not in present:
             raise DataError(
                 f"there is a folder {other}/ but none {split}/ with images; expected {IMAGE_PATHS}"
             )

@@ -115,14 +115,14 @@ def constant_answers(federation: Federation, metric: Metric) -> Numbers:
         metric: Of predictions and targets on the host.
     """
     kind, classes = federation.dataset.kind, len(federation.dataset.classes)
-    found = np.full(federation.clients, np.nan)
+    values = np.full(federation.clients, np.nan)
     if kind == NEXT_TOKEN:
-        return found
+        return values
     for client in np.flatnonzero((federation.train.sizes > 0) & (federation.test.sizes > 0)).tolist():
         known, tested = (split.targets(client).cpu().numpy() for split in (federation.train, federation.test))
         answer = constant_answer(kind, classes, known)
-        found[client] = metric.of(np.repeat(answer[None], len(tested), axis=0), tested)
-    return found
+        values[client] = metric.of(np.repeat(answer[None], len(tested), axis=0), tested)
+    return values
 
 
 class Cross(NamedTuple):

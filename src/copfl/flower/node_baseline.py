@@ -84,22 +84,22 @@ def train_alone(
 
 
 def gain_of(data: NodeData, federated: Personal, alone: Alone) -> SiteGain:
-    """The gain over training alone on the node's test samples, with an interval over these."""
+    """The gain over training alone and over a constant answer, with intervals over the node's test samples."""
     task, metric = data.task, data.task.metrics[0]
     with torch.no_grad():
         (ours, y), (theirs, _) = (predicted(task, model, data.test) for model in (federated, alone.model))
 
     def gain(others: NDArray[Any], drawn: Any) -> float:
-        own, other = (np.asarray(metric.of(outputs[drawn], y[drawn])) for outputs in (ours, others))
-        return float(metric.gain(own, other))
+        our_value, other = (np.asarray(metric.of(outputs[drawn], y[drawn])) for outputs in (ours, others))
+        return float(metric.gain(our_value, other))
 
     values = metric.of(ours, y), metric.of(theirs, y)
     interval = over_samples(partial(gain, theirs), len(y))
-    found = SiteGain(len(y), *values, alone.round, gain(theirs, slice(None)), interval)
+    over_alone = SiteGain(len(y), *values, alone.round, gain(theirs, slice(None)), interval)
     known = data.train.y[: int(data.train.size)].cpu().numpy()
     if task.criterion.kind == NEXT_TOKEN or not len(known):
-        return found
+        return over_alone
     answer = constant_answer(task.criterion.kind, task.classes, known)
     constant = np.repeat(answer[None], len(y), axis=0)
     over_constant = over_samples(partial(gain, constant), len(y))
-    return found._replace(constant=metric.of(constant, y), over_constant=over_constant)
+    return over_alone._replace(constant=metric.of(constant, y), over_constant=over_constant)

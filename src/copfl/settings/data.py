@@ -17,7 +17,7 @@ from copfl.settings.checking import checked, unknown_name
 from copfl.settings.schema import record_of, table_of
 
 # Parameters of a reader of data that are no settings.
-READS = ("data_dir", "path", "place", "location", "name")
+READS = ("data_dir", "path", "location", "name")
 
 
 def data_record(table: Mapping[str, Any]) -> schema.Data:

@@ -57,6 +57,11 @@ class Known(NamedTuple):
     sharers: float = math.inf  # clients that have a class, a mean; infinite where it is not known
     adapted: bool = False  # of a pretrained model only adapters are trained
 
+    @property
+    def seen(self) -> float:
+        """Samples that a client trains on, in all rounds together."""
+        return self.rounds * self.samples
+
 
 class Training(NamedTuple):
     """How a client trains, whatever the algorithm."""
@@ -99,7 +104,7 @@ def training_of(known: Known) -> Training:
     Args:
         known: The federation.
     """
-    has_few = known.samples < FEW_SAMPLES or known.rounds * known.samples < FEW_SEEN
+    has_few = known.samples < FEW_SAMPLES or known.seen < FEW_SEEN
     batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
         return Training(1e-2, "cosine", batch)
@@ -117,7 +122,7 @@ def first_choice(known: Known) -> FirstChoice:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
     if known.kind == REGRESSION:  # FedPAC needs classes
-        pull = min(1.0, PULL / max(known.rounds * known.samples, 1))  # 0 rounds are refused later
+        pull = min(1.0, PULL / max(known.seen, 1))  # 0 rounds are refused later
         return FirstChoice("ditto", {"lam": float(f"{pull:.2g}")}, "mean", training, ema)
     if known.kind == MULTILABEL and not (_is_short(known) or known.pretrained):
         return FirstChoice("lg_fedavg", {}, "mean", training, ema)  # a client's own body gets far enough
@@ -143,7 +148,7 @@ def first_choice(known: Known) -> FirstChoice:
 def _is_short(known: Known) -> bool:
     """Whether a model from scratch, or adapters that learn classes, see few samples at a client, in all rounds."""
     is_measured = not known.pretrained or (known.adapted and known.kind == CLASSIFICATION)
-    return known.rounds * known.samples < SHORT_RUN and is_measured
+    return known.seen < SHORT_RUN and is_measured
 
 
 def why(run: Run) -> str:

@@ -3,13 +3,13 @@
 The primary interval of a difference is over seeds: each seed gives one difference, the mean of the paired
 differences of its clients, and a t interval covers those. It answers "is there a difference with new clients,
 weights and batches?", and with three seeds it is wide. The second one is over clients: it takes the seeds as
-given, and a t interval covers the clients of each. It answers "do many clients carry the difference in these
-runs, or few?", and is too narrow for the first question.
+given, and a t interval covers the clients, each with its mean over the seeds. It answers "do many clients carry
+the difference in these runs, or few?", and is too narrow for the first question.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,7 +102,11 @@ def difference(row: Sequence[Numbers], reference: Sequence[Numbers], level: floa
         nowhere = Interval(math.nan, math.nan)
         return Difference(math.nan, nowhere, nowhere, reason)
     means = np.array([gain.mean() for gain in gains])
-    return Difference(float(means.mean()), over_seeds(means, level), over_clients(gains, level))
+    of_clients = np.full((len(row), max(map(len, row))), np.nan)  # [seeds, clients]
+    for seed, (a, b) in enumerate(zip(row, reference, strict=True)):
+        of_clients[seed, : len(a)] = a - b
+    over = over_clients(mean_of_known(of_clients), level)
+    return Difference(float(means.mean()), over_seeds(means, level), over)
 
 
 def difference_of_known(a: Numbers, b: Numbers) -> Numbers:
@@ -135,8 +139,8 @@ def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     return Interval(mean - half, mean + half)
 
 
-@lru_cache(maxsize=1024)  # a page has thousands of intervals, most of them over as many seeds or clients
-def t_quantile(probability: float, freedom: float) -> float:
+@cache  # a page has thousands of intervals, with a few numbers of seeds and of clients
+def t_quantile(probability: float, freedom: int) -> float:
     """Of the t distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats calls, whose import takes four times as long
 
@@ -170,22 +174,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def over_clients(gains: Sequence[Numbers], level: float = LEVEL) -> Interval:
-    """mean ± t · error over the clients, the seeds taken as given: the error of each seed's mean is s / √n.
+def over_clients(gains: Numbers, level: float = LEVEL) -> Interval:
+    """mean ± t(n - 1) · s / √n over the n clients that have a value; unbounded for one client.
 
-    The degrees of freedom are Welch's. A bootstrap of few clients is too narrow: of two it excludes zero in
-    half of the runs without a difference. Unbounded where a seed has one client.
+    A bootstrap of few clients is too narrow: of two it excludes zero in half of the runs without a difference.
+
+    Args:
+        gains: Of each client, its mean over the seeds: the same clients in several seeds, such as hospitals,
+            are no further clients. nan: it has none.
+        level: Of confidence.
     """
-    if any(len(gain) < 2 for gain in gains):
-        return Interval(-math.inf, math.inf)
-    mean = float(np.mean([gain.mean() for gain in gains]))
-    errors = np.array([gain.var(ddof=1) / len(gain) for gain in gains])  # squared
-    if not errors.any():
-        return Interval(mean, mean)
-    shares = errors / errors.sum()
-    freedom = 1 / sum(share**2 / (len(gain) - 1) for share, gain in zip(shares, gains, strict=True))
-    half = t_quantile((1 + level) / 2, float(freedom)) * math.sqrt(errors.sum()) / len(gains)
-    return Interval(mean - half, mean + half)
+    return over_seeds(gains[~np.isnan(gains)], level)
 
 
 def over_samples(gain: Callable[[Any], float], samples: int) -> Interval:

@@ -58,7 +58,7 @@ class Gains(NamedTuple):
         known = self.over_constant[~np.isnan(self.over_constant)]
         if unknown_reason([known]):
             return Interval(np.nan, np.nan)
-        return Interval(float(known[0]), float(known[0])) if len(known) < 2 else over_clients([known])
+        return Interval(float(known[0]), float(known[0])) if len(known) < 2 else over_clients(known)
 
     @property
     def share(self) -> float:

@@ -175,14 +175,14 @@ class Paired(NamedTuple):
             return NONE
         if len(self.difference) < 2:
             return "no interval, as there is one client"
-        return " to ".join(self.metric.text(end, sign="+") for end in over_clients([self.difference]))
+        return " to ".join(self.metric.text(end, sign="+") for end in over_clients(self.difference))
 
     @property
     def verdict(self) -> str:
         """What the interval allows, if it excludes zero; one client has none."""
         if reason := unknown_reason([self.difference]):
             return f"not computed: {reason}"
-        if not over_clients([self.difference]).without_zero:
+        if not over_clients(self.difference).without_zero:
             return "not distinguishable"
         return self.metric.verdict("higher" if self.mean > 0 else "lower")
 

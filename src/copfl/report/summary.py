@@ -205,7 +205,7 @@ def advice(result: Result) -> str:
     known = gains.gain[~np.isnan(gains.gain)]
     if unknown_reason([known]) or len(known) < 2 or round(float(known.mean()), 9) >= 0:
         return ""
-    is_worse = over_clients([known]).high < 0
+    is_worse = over_clients(known).high < 0
     verdict = "Training alone is better here." if is_worse else "This run shows no gain over training alone."
     data = f" -d {e.run.data.name}" if e.run.data.name else ""
     tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
@@ -229,7 +229,7 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
         return ""
     if reason := unknown_reason([known]):
         return f"not comparable with {other} ({reason})"
-    mean, bounds = float(known.mean()), over_clients([known])
+    mean, bounds = float(known.mean()), over_clients(known)
     unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
     if len(known) < 2:
         return f"{metric.text(abs(mean))}{unit} {'better' if mean > 0 else 'worse'} than {other}"

@@ -13,7 +13,6 @@ Runs whose record is in OUT already are left out, so a study that was stopped go
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import io
@@ -33,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
-from parallel import run_jobs  # type: ignore[import-not-found]
-from unseen import _write, _write_rows, quantiles  # type: ignore[import-not-found]
+from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
+from unseen import _write, _write_rows, quantiles, values_by_site  # type: ignore[import-not-found]
 
 Array = NDArray[Any]
 Rng = np.random.Generator
@@ -682,23 +681,12 @@ def trained(job: Job, tables: dict[str, dict[str, Any]], device: str) -> dict[st
     run = dataclasses.replace(run, run=dataclasses.replace(run.run, eval_every=run.run.rounds))
     result = train(prepare(run), None)
     primary = result.primary
-    sites = {"personal": result.final(primary.name)}
-    if result.analysis is not None:
-        sites["alone"] = result.analysis.alone
-    return {
-        "metric": primary.name,
-        "higher": primary.higher_is_better,
-        "method": run.method_text,
-        **{key: [None if np.isnan(v) else round(float(v), 5) for v in row] for key, row in sites.items()},
-    }
+    about = {"metric": primary.name, "higher": primary.higher_is_better, "method": run.method_text}
+    return about | values_by_site(result)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", type=Path)
-    parser.add_argument("out", type=Path)
+    parser = study_parser(__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument(
         "--runs",
@@ -707,8 +695,6 @@ def main() -> None:
         '"judged" are those of the decision, without federations: the others',
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no run is started")
     args = parser.parse_args()
     args.files.mkdir(parents=True, exist_ok=True)
     if args.data is not None and not (args.files / "domains.json").is_file():

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
-from unseen import _write, quantiles  # type: ignore[import-not-found]
+from unseen import _write, quantiles, values_by_site  # type: ignore[import-not-found]
 
 Array = NDArray[Any]
 Rng = np.random.Generator
@@ -404,14 +404,10 @@ def record(job: Job, folder: Path) -> dict[str, Any]:
     )
     run = dataclasses.replace(run, run=dataclasses.replace(run.run, eval_every=run.run.rounds))
     result = train(prepare(run), None)
-    primary = result.primary
-    sites = {"personal": result.final(primary.name)}
-    if result.analysis is not None:
-        sites["alone"] = result.analysis.alone
     return {
-        "metric": primary.name,
+        "metric": result.primary.name,
         "method": run.method_text,
-        **{key: [None if np.isnan(v) else round(float(v), 5) for v in row] for key, row in sites.items()},
+        **values_by_site(result),
         "seconds": round(time.monotonic() - started, 2),
     }
 

@@ -275,6 +275,14 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     }
 
 
+def values_by_site(result: Any) -> dict[str, list[float | None]]:
+    """Each site's metric with its personal model and, where it was trained, alone; None: it is not known."""
+    sites = {"personal": result.final(result.primary.name)}
+    if result.analysis is not None:
+        sites["alone"] = result.analysis.alone
+    return {name: [None if np.isnan(v) else round(float(v), 5) for v in row] for name, row in sites.items()}
+
+
 def main() -> None:
     parser = study_parser(__doc__)
     parser.add_argument("--data", type=Path, help="a folder with banking77/ and clinc150/")

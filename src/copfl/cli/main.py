@@ -19,7 +19,10 @@ typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks th
 
 
 class Commands(typer.core.TyperGroup):
-    """All commands. Ctrl-C is Stopped: of a KeyboardInterrupt, typer ends with 130 whatever the signal, in silence."""
+    """All commands. A signal that ends one is Stopped.
+
+    Of a KeyboardInterrupt typer would end with 130, whatever the signal, in silence.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         with stoppable():

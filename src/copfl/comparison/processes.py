@@ -93,7 +93,10 @@ def executor_of(
 
 
 def _begin(environment: Mapping[str, str]) -> None:
-    """This process is a new one, not a copy; it ignores Ctrl-C and ends with its parent, so no folder stays locked."""
+    """Makes a copied process one of its own. It ignores Ctrl-C.
+
+    It ends with its parent, so that no run folder stays locked.
+    """
     os.environ.clear()
     os.environ.update(environment)  # a GPU's driver reads it at the first use
     np.random.seed()  # noqa: NPY002  copies would draw the same numbers in a user's code that does not seed

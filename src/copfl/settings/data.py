@@ -69,7 +69,10 @@ _looked_at: dict[tuple[str, int], Dataset] = {}  # at most one, by its `state_of
 
 
 def state_of(record: schema.Data) -> tuple[str, int]:
-    """The settings of the data, and when their file or the folder of published sets changed (0: there is none)."""
+    """The settings of the data, and when they changed: their file, or the folder of published sets.
+
+    0: there is none.
+    """
     if record.name in datasets.DATASETS:
         changed = os.stat(record.dir).st_mtime_ns if record.dir and os.path.isdir(record.dir) else 0
     else:

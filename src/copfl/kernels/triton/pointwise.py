@@ -43,7 +43,7 @@ def _exp2(y):
     return (1.0 + z * (1.0 + z * tail)) * tl.exp2(whole)
 
 
-# A GPU's exact division and root take a slow path for zeros, ten times as long, and dropout leaves zeros in gradients.
+# A GPU's exact division and root take a slow path for zeros, and dropout leaves zeros in gradients.
 
 
 @triton.jit

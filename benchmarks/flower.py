@@ -27,19 +27,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the comparison with the simulation is in the tests
 
-from tests.flower.network import client_of, farthest, server_of, simulated
+from tests.federation.network import client_of, farthest, server_of, simulated
 
 from copfl.core import tree
 from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
-from copfl.flower import init
-from copfl.flower.app import RUN_FILE
-from copfl.flower.local import follow, partition_nodes
-from copfl.flower.local_federation import LocalFederation
-from copfl.flower.settings import Settings, settings_of
-from copfl.flower.state import ServerFolder
-from copfl.flower.status import read_app
+from copfl.federation import init
+from copfl.federation.machines.app import RUN_FILE
+from copfl.federation.machines.local import follow, partition_nodes
+from copfl.federation.machines.local_federation import LocalFederation
+from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.server.folder import ServerFolder
 from copfl.settings import toml
 from copfl.settings.complete import complete
 from copfl.settings.flat import flattened, nested

@@ -33,18 +33,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a network is in the tests
 
-from tests.flower.network import CONFIG, Fault, client_of, digits, farthest, play, server_of, write_nodes
+from tests.federation.network import CONFIG, Fault, client_of, digits, farthest, play, server_of, write_nodes
 
 from copfl.core import tree
-from copfl.flower import init
-from copfl.flower.audit_log import FILE, verified
-from copfl.flower.keys import fingerprint
-from copfl.flower.local_federation import LocalFederation
-from copfl.flower.policy.file import strict
-from copfl.flower.secure_exchange import REVEALED
-from copfl.flower.settings import settings_of
-from copfl.flower.state import ServerFolder
-from copfl.flower.status import LOCAL_HOME
+from copfl.federation import init
+from copfl.federation.machines.local_federation import LocalFederation
+from copfl.federation.node.audit_log import FILE, verified
+from copfl.federation.policy.file import strict
+from copfl.federation.protocol.app_folder import LOCAL_HOME
+from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.protocol.settings import settings_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.secure_exchange import REVEALED
 from copfl.settings.flat import nested
 from copfl.wire import Packet
 
@@ -120,7 +120,7 @@ class Killed:
         """Kills one process, and starts again what its supervisor would; False if there is none."""
         client = self.draw.randrange(3)
         pids = {
-            "worker": self.with_word("copfl.flower.worker"),
+            "worker": self.with_word("copfl.federation.node.worker"),
             "node": [self.local.running[f"node-{client}"].pid],
             "server": self.with_word("flwr-serverapp"),
             "superlink": [self.local.running["superlink"].pid],

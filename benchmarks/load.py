@@ -1,6 +1,6 @@
 """200 nodes against one server process, round after round: `python benchmarks/load.py --minutes 60`
 
-The server is `copfl.flower.server.Server` with its registry, its codec, its masks on disk and its checkpoint
+The server is `copfl.federation.server.rounds.Server` with its registry, its codec, its masks on disk and its checkpoint
 after every round. Plain TCP replaces Flower: one connection per node, to a second process with all nodes.
 Nodes do not train: an upload is the global model with a small change, and a mask that grows now and then.
 
@@ -43,11 +43,11 @@ import torch
 
 from copfl import wire
 from copfl.core.algorithm import blank_samples, example_output
-from copfl.flower.node_message import decode
-from copfl.flower.server import Server
-from copfl.flower.settings import settings_of
-from copfl.flower.state import ServerFolder
-from copfl.flower.transport import HELLO, Content, Field, Reply
+from copfl.federation.node.message import decode
+from copfl.federation.protocol.messages import HELLO, Content, Field, Reply
+from copfl.federation.protocol.settings import settings_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.rounds import Server
 
 SIZES = struct.Struct("!III")  # of the envelope, the head and the body
 MAX_GROWTH = 8.0  # MiB from the second to the last quarter of the time

@@ -26,16 +26,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a network is in the tests
 
-from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
+from tests.federation.network import CONFIG, DirectTransport, digits, write_nodes
 
-from copfl.flower.policy.file import FILE, read_policy, write_policy, write_strict
-from copfl.flower.policy.record import Policy, Privacy, Proposals
-from copfl.flower.resident import Resident
-from copfl.flower.secure_server import server_class
-from copfl.flower.settings import settings_of
-from copfl.flower.state import ServerFolder
-from copfl.flower.transport import HELLO, Content, Reply
-from copfl.flower.worker import Request
+from copfl.federation.node.request import Request
+from copfl.federation.node.resident import Resident
+from copfl.federation.policy.file import FILE, read_policy, write_policy, write_strict
+from copfl.federation.policy.record import Policy, Privacy, Proposals
+from copfl.federation.protocol.messages import HELLO, Content, Reply
+from copfl.federation.protocol.settings import settings_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.secure_rounds import server_class
 
 ROUNDS = 5
 SECURE = CONFIG | {"run.rounds": ROUNDS, "secure.aggregation": True, "run.batch": 32, "model.width": 64}

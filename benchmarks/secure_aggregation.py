@@ -24,14 +24,14 @@ from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.errors import CopflError
-from copfl.flower import secure_node
-from copfl.flower.known_data import hashes_of
-from copfl.flower.node_data import NodeData
-from copfl.flower.registry import greeting
-from copfl.flower.secure_server import server_class
-from copfl.flower.settings import Settings, settings_of
-from copfl.flower.state import ServerFolder
-from copfl.flower.transport import HELLO, Content, Reply, refusal
+from copfl.federation.node import secure_update
+from copfl.federation.node.data import NodeData
+from copfl.federation.node.known_data import hashes_of
+from copfl.federation.protocol.greeting import greeting
+from copfl.federation.protocol.messages import HELLO, Content, Reply, refusal
+from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.secure_rounds import server_class
 from copfl.wire import Packet
 
 CASES = [("fedavg", 3, 0), ("copfl", 3, 0), ("copfl", 10, 0), ("copfl", 30, 0)]
@@ -57,7 +57,7 @@ class Calls:
                 answer: Content = greeting(config, content)
             else:
                 packet = Packet(*content)
-                answer = secure_node.local_update(self.settings, config, packet, lambda *_: self.data[node])
+                answer = secure_update.local_update(self.settings, config, packet, lambda *_: self.data[node])
         except CopflError as error:
             answer = refusal(error)
         self.seconds += time.process_time() - started

@@ -38,15 +38,18 @@ from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import records
 from copfl.experiment.bundle.bundle import load
-from copfl.flower import audit_log, node, proposal
-from copfl.flower.exchange import Round
-from copfl.flower.keys import SigningKey, new_key
-from copfl.flower.proposal import Member, Signed
-from copfl.flower.registry import Registry, silent
-from copfl.flower.server import Server, _record
-from copfl.flower.settings import Settings, settings_of
-from copfl.flower.state import ClientRecords, ServerFolder
-from copfl.flower.transport import Content, Field, Reply
+from copfl.federation.node import audit_log, update
+from copfl.federation.node.records import ClientRecords
+from copfl.federation.protocol import proposal
+from copfl.federation.protocol.events import silent
+from copfl.federation.protocol.keys import SigningKey, new_key
+from copfl.federation.protocol.messages import Content, Field, Reply
+from copfl.federation.protocol.proposal import Member, Signed
+from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.server.exchange import Round
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.registry import Registry
+from copfl.federation.server.rounds import Server, _record
 from copfl.report import run_data
 from copfl.settings import toml
 from copfl.settings.checking import checked, parameters_of
@@ -587,7 +590,7 @@ def down_message(data: bytes) -> None:
     """At a node: an upload, or a refusal."""
     packet, _ = packet_of(data)
     try:
-        node.local_update(federation(), node_config(), packet)
+        update.local_update(federation(), node_config(), packet)
     finally:
         shutil.rmtree(scratch() / "state", ignore_errors=True)
 

@@ -194,14 +194,14 @@ def one_round_of_each_law() -> Iterator[None]:
 def quick_parts() -> Iterator[None]:
     """A third of the digits; `copfl federate up` starts no processes; pictures and models as programs are empty files.
 
-    tests/flower/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
+    tests/federation/machines/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
     tests/experiment/bundle/test_exporting.py writes the models.
     """
     from copfl import charts
     from copfl.data import datasets
     from copfl.experiment.bundle import exporting, onnx_file
-    from copfl.flower import local
-    from tests.flower import in_process
+    from copfl.federation.machines import local
+    from tests.federation import in_process
 
     images, classes = datasets._digits()
 

@@ -26,7 +26,7 @@ def packages() -> list[str]:
 
 @pytest.mark.parametrize("package", packages())
 def test_every_exported_name_exists(package: str) -> None:
-    if package == "copfl.flower":
+    if package == "copfl.federation":
         pytest.importorskip("flwr", reason="Flower is an extra")
     module = importlib.import_module(package)
     names = getattr(module, "__all__", [])

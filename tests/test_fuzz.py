@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from copfl.errors import CopflError
-from copfl.flower.server import numbers
+from copfl.federation.server.rounds import numbers
 from tests.texts import CHARACTERS
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())

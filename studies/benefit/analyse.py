@@ -126,7 +126,7 @@ def gain(run: Run, bad: bool) -> float:
 
 def secure_benefit(run: Run) -> Benefit:
     """The benefit from the sum of the judgements, each of which is rounded as secure aggregation does."""
-    from copfl.flower.secure_sum import Rules, dequantised, quantised
+    from copfl.federation.protocol.secure_sum import Rules, dequantised, quantised
 
     regression, clients = design(run.half), run.half.shape[1]
     assert regression is not None

@@ -114,7 +114,7 @@ def with_secure_sums(e: Any) -> Any:
     """The experiment whose server gets what secure aggregation gives it: sums of entries that are rounded to steps."""
     from copfl.audit import replay
     from copfl.core import tree
-    from copfl.flower.secure_sum import Rules, dequantised, quantised
+    from copfl.federation.protocol.secure_sum import Rules, dequantised, quantised
 
     rules = Rules(CLIENTS)
 

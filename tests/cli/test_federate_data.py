@@ -9,10 +9,10 @@ import pytest
 
 from copfl.data.contract_file import read_contract
 from copfl.errors import UsageError
-from copfl.flower import local
-from copfl.flower.agreement import contract_at
-from copfl.flower.proposal import read
-from copfl.flower.proposal_text import described
+from copfl.federation.machines import local
+from copfl.federation.protocol.proposal import read
+from copfl.federation.protocol.proposal_text import described
+from copfl.federation.server.agreement import contract_at
 from tests.code_blocks import call
 from tests.data.sites import rows_of, write_rows, write_sites
 

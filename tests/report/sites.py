@@ -8,7 +8,7 @@ from typing import Any
 
 from copfl.core.metrics import ACCURACY
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
-from copfl.experiment.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
 from copfl.stats import Interval
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from copfl.report import document, page, run_data, serving, site_page
+from copfl.federation.node import site_page
+from copfl.report import document, page, run_data, serving
 from copfl.report.serving import PageServer
 from copfl.report.watch import RunsPage
 from tests.report.sites import SITE
@@ -61,8 +62,8 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def _federation(home: Path) -> Path:
     """The coordinator's page of a run that has ended, with a hostile member."""
     pytest.importorskip("cryptography", reason='the coordinator\'s page needs `pip install "copfl[flower]"`')
-    from copfl.flower.federation_page import FederationPage
-    from tests.flower.folders import ServerState
+    from copfl.federation.operations.page import FederationPage
+    from tests.federation.folders import ServerState
 
     state = ServerState(home / "clinic", ["north", HOSTILE, "west", "east"], rounds=16, benefit=True)
     state.start()
@@ -329,8 +330,8 @@ def coordinator(
 ) -> Iterator[tuple[Any, Any, PageServer]]:
     """A page with a clock that the test moves, the state of the server's folder, and the server of the page."""
     pytest.importorskip("cryptography", reason='the coordinator\'s page needs `pip install "copfl[flower]"`')
-    from copfl.flower.federation_page import FederationPage
-    from tests.flower.folders import ServerState
+    from copfl.federation.operations.page import FederationPage
+    from tests.federation.folders import ServerState
 
     monkeypatch.setattr(serving, "BUSY", 1.0)  # every request looks at the folder
     state = ServerState(tmp_path / "clinic")

@@ -25,7 +25,7 @@ from copfl.parts.cowa import Cowa, Reports, bounded, report_of, whole_without
 from copfl.settings.components import build, component
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
-from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
+from tests.federation.network import CONFIG, digits, farthest, play, simulated, write_nodes
 from tests.toys import rounds_of, slopes
 
 ONES = torch.ones(5, 1, dtype=torch.bool)
@@ -147,7 +147,7 @@ def test_nodes_aggregate_robustly_as_in_the_simulation(robust: str, tmp_path: Pa
     if robust == "clip":
         config |= {"robust.norm_factor": 0.5}
     server = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs").server
-    from copfl.flower.settings import settings_of
+    from copfl.federation.protocol.settings import settings_of
 
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
 

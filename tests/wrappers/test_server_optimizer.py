@@ -15,7 +15,7 @@ from copfl.core import Adam, Sgd, UsageError, received, tree
 from copfl.core.batches import plan
 from copfl.core.tree import Masked
 from copfl.engine.mapping import sequential
-from copfl.flower import secure_total
+from copfl.federation.protocol import secure_total
 from copfl.parts.averaging import Total
 from copfl.parts.cowa import Cowa
 from copfl.parts.pwpm import Pwpm

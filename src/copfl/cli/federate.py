@@ -51,7 +51,7 @@ def init(
 ) -> None:
     """Write a Flower app that trains what `copfl run` with the same options would."""
     from copfl.data.contract_file import read_contract
-    from copfl.flower import app as flower_app
+    from copfl.federation.machines import app as flower_app
 
     layers = [line] if config is None else [toml.read_file(config), line]
     agreed = None if contract is None else read_contract(contract)

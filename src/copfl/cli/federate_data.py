@@ -80,7 +80,7 @@ def check(
     Nothing leaves this machine; exit code 1 if they differ.
     """
     from copfl.data.contract_check import check as compare
-    from copfl.flower.agreement import contract_at
+    from copfl.federation.server.agreement import contract_at
     from copfl.tables import listed
 
     agreed = contract_at(contract)
@@ -114,7 +114,7 @@ def agree(
     by sums over all members.
     """
     require_flower()
-    from copfl.flower.deployed import agree as by_sums
+    from copfl.federation.machines.deployed import agree as by_sums
 
     config = app_config(settings, **{"session.run": run})
     signed = read_proposal(proposal, config)

@@ -57,7 +57,7 @@ def up(
     set_environment(metrics, log_format, log_level)
     config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
     require_flower()
-    from copfl.flower import local
+    from copfl.federation.machines import local
 
     for problem in local.site_problems(folder, sites or []):
         print(f"copfl: warning: {problem}", file=sys.stderr)
@@ -87,8 +87,8 @@ def resume(
     """Continue a local run that was interrupted; the data options must be those of `up`."""
     set_environment(metrics, log_format, log_level)
     require_flower()
-    from copfl.flower import local
-    from copfl.flower.status import last_run
+    from copfl.federation.machines import local
+    from copfl.federation.protocol.app_folder import last_run
 
     run = run or last_run(folder)
     if done := local.finished(folder, run, rounds):
@@ -113,7 +113,7 @@ def join(
     """Personalise the trained model for a new client, and print its metric before and after."""
     require_flower()
     from copfl.core.metrics import MetricInfo
-    from copfl.flower import local
+    from copfl.federation.machines import local
 
     result = local.join(folder, data, test=test, state=state, run=run, updates=updates)
     name = result["metric"]
@@ -127,9 +127,9 @@ def join(
 def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends, and what each client contributes, where the run measured it."""
     from copfl import tables
-    from copfl.flower.federation_sections import contributions_of
-    from copfl.flower.state import as_text
-    from copfl.flower.watched import read
+    from copfl.federation.operations.sections import contributions_of
+    from copfl.federation.operations.watched import read
+    from copfl.federation.server.folder import as_text
     from copfl.report import contributions
 
     print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)

@@ -38,7 +38,7 @@ def server(
     """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
     require_flower()
     set_environment(metrics, log_format, log_level)
-    from copfl.flower.deployed import serve
+    from copfl.federation.machines.deployed import serve
 
     serve(folder, listen)
 
@@ -61,8 +61,8 @@ def run(
 ) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
     require_flower()
-    from copfl.flower.deployed import start_run
-    from copfl.flower.status import as_text
+    from copfl.federation.machines.deployed import start_run
+    from copfl.federation.operations.status import as_text
 
     config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
     signed = read_proposal(proposal, config)
@@ -78,7 +78,7 @@ def status(
     as_json: Annotated[bool, option("Output", "Print JSON.", "--json")] = False,
 ) -> None:
     """Print nodes, rounds, who is late and the last error; the audit log is verified."""
-    from copfl.flower import status as state
+    from copfl.federation.operations import status as state
 
     found = state.status(folder, run)
     print(json.dumps(found, indent=1) if as_json else state.as_text(found))
@@ -95,9 +95,9 @@ def policy(
     ] = None,
 ) -> None:
     """Write, check or explain the policy of a machine: what a run may ask of it."""
-    from copfl.flower.policy.explanation import explained
-    from copfl.flower.policy.file import read_policy, write_strict
-    from copfl.flower.status import read_app
+    from copfl.federation.node.explanation import explained
+    from copfl.federation.policy.file import read_policy, write_strict
+    from copfl.federation.protocol.app_folder import read_app
 
     if not file.exists() and of_app is None:
         write_strict(file)
@@ -130,7 +130,7 @@ def clean(
     """Remove old runs, with their apps and logs, from a server or a node;
     a node's old personal models too.
     """
-    from copfl.flower.retention import clean as remove
+    from copfl.federation.operations.retention import clean as remove
 
     removed = remove(folder, days=days, keep=keep, is_rehearsal=rehearse)
     for entry in removed:
@@ -141,7 +141,7 @@ def clean(
 
 def backup(*, folder: AppOrStateFolder, file: Annotated[Path, argument("The archive to write.")]) -> None:
     """Write a server's or a node's files into one archive, which contains its private keys."""
-    from copfl.flower.backup import write_backup
+    from copfl.federation.operations.backup import write_backup
 
     print(write_backup(folder, file))
 
@@ -152,7 +152,7 @@ def restore(
     folder: Annotated[Path, argument("A new folder.")],
 ) -> None:
     """Restore a server's or a node's files into a new folder."""
-    from copfl.flower.backup import restore_backup
+    from copfl.federation.operations.backup import restore_backup
 
     print(restore_backup(file, folder))
 
@@ -193,7 +193,7 @@ def node(
     """Connect this machine to a federation as a node, until the command is ended."""
     require_flower()
     set_environment(None, log_format, log_level)  # a node has no metrics
-    from copfl.flower.supernode import Address, serve
+    from copfl.federation.machines.supernode import Address, serve
 
     config = app_config(settings, data=data, client=client)
     if state_dir is not None:
@@ -201,7 +201,7 @@ def node(
     if policy is not None:
         config["policy"] = str(policy.expanduser().absolute())
     if coordinator is not None:
-        from copfl.flower.keys import fingerprint, read_public
+        from copfl.federation.protocol.keys import fingerprint, read_public
 
         file = Path(coordinator).expanduser()
         config["coordinator"] = fingerprint(read_public(file)) if file.exists() else coordinator

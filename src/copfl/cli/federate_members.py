@@ -21,7 +21,7 @@ def key(
 ) -> None:
     """Make a member's key, on the member's own machine, and print its fingerprint."""
     require_flower()
-    from copfl.flower.keys import fingerprint, make_key
+    from copfl.federation.protocol.keys import fingerprint, make_key
 
     print(f"fingerprint {fingerprint(make_key(file))}")
     print(f"Send {file}.pub to the coordinator, and tell the fingerprint by telephone. {file} stays here.")
@@ -42,9 +42,9 @@ def admit(
 ) -> None:
     """Enter a member with its public key, or a member's new key."""
     require_flower()
-    from copfl.flower import membership
-    from copfl.flower.keys import fingerprint, read_public
-    from copfl.flower.status import read_app
+    from copfl.federation.protocol.app_folder import read_app
+    from copfl.federation.protocol.keys import fingerprint, read_public
+    from copfl.federation.server import membership
 
     public, name = read_public(file), name or file.name.removesuffix(".pub")
     if rotation is not None:
@@ -59,9 +59,9 @@ def admit(
 def members(*, folder: AppFolder) -> None:
     """Print the members, and the fingerprints that people compare by telephone."""
     require_flower()
-    from copfl.flower import membership
-    from copfl.flower.keys import fingerprint, read_public
-    from copfl.flower.proposal import members_fingerprint
+    from copfl.federation.protocol.keys import fingerprint, read_public
+    from copfl.federation.protocol.proposal import members_fingerprint
+    from copfl.federation.server import membership
 
     roster = membership.read_roster(folder)
     public = folder / "keys" / f"{membership.COORDINATOR}.pub"
@@ -85,9 +85,10 @@ def propose(
 ) -> None:
     """Write and sign a proposal: the settings of a run and its members."""
     require_flower()
+    from copfl.federation.machines.deployed import new_name
+    from copfl.federation.protocol import proposal_text
+    from copfl.federation.server import membership
     from copfl.files import write_bytes
-    from copfl.flower import membership, proposal_text
-    from copfl.flower.deployed import new_name
 
     config = app_config(settings, **{"run.rounds": rounds}) | {"session.run": run or new_name()}
     signer, roster = membership.coordinator_key(folder, key), membership.read_roster(folder)
@@ -112,9 +113,10 @@ def approve(
 ) -> None:
     """Show a proposal and what the node's policy says of it, and accept it by hand."""
     require_flower()
-    from copfl.flower import acceptance, proposal_text
-    from copfl.flower.policy.explanation import explained
-    from copfl.flower.policy.file import policy_of
+    from copfl.federation.node import acceptance
+    from copfl.federation.node.explanation import explained
+    from copfl.federation.policy.file import policy_of
+    from copfl.federation.protocol import proposal_text
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
     print("\n".join(proposal_text.described(signed.proposal)))
@@ -132,8 +134,8 @@ def approve(
 def revoke(*, folder: AppFolder, member: MemberName) -> None:
     """Take a member out: the server refuses its key at once, and later proposals do not have it."""
     require_flower()
-    from copfl.flower import membership
-    from copfl.flower.keys import fingerprint
+    from copfl.federation.protocol.keys import fingerprint
+    from copfl.federation.server import membership
 
     gone = membership.revoke(folder, member)
     print(f"{gone.name}, client {gone.number}, is revoked: fingerprint {fingerprint(gone.key)}")
@@ -151,7 +153,7 @@ def rotate(
 ) -> None:
     """Replace a member's key by a new one, or the server's key and certificate."""
     require_flower()
-    from copfl.flower import membership
+    from copfl.federation.server import membership
 
     if path.is_dir():
         end = membership.rotate_server(path, authority)
@@ -174,7 +176,7 @@ def log(
     ] = None,
 ) -> None:
     """Print what left a node, or verify that no line of it was changed or removed."""
-    from copfl.flower import audit_log
+    from copfl.federation.node import audit_log
 
     found = audit_log.verified(state / audit_log.FILE, noted or ())
     if not verify:

@@ -11,7 +11,7 @@ from copfl.settings.toml import assignment
 
 # Options of several commands.
 if TYPE_CHECKING:
-    from copfl.flower.proposal import Signed
+    from copfl.federation.protocol.proposal import Signed
 
 AppFolder = Annotated[Path, argument("The app's folder.")]
 Secure = Annotated[
@@ -48,7 +48,7 @@ def require_flower() -> None:
 
 def set_environment(metrics: str | None, log_format: str | None, log_level: str | None) -> None:
     """Passes the options to every process of the federation, before Flower reads them."""
-    from copfl.flower.events import environment
+    from copfl.federation.operations.events import environment
 
     os.environ.update(environment(metrics, log_format, log_level))
 
@@ -71,7 +71,7 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
 
 def read_proposal(file: Path | None, config: dict[str, Any]) -> "Signed | None":
     """The proposal in the file, which has all settings of a run: none of them may be on the line."""
-    from copfl.flower.proposal_text import chosen
+    from copfl.federation.protocol.proposal_text import chosen
 
     signed = None if file is None else chosen((), str(file))
     if signed is not None and config:

@@ -20,7 +20,7 @@ def watch(
     ] = None,
 ) -> None:
     """Serve the coordinator's page to this machine: members, rounds, who is waited for; Ctrl-C stops it."""
-    from copfl.flower.federation_page import FederationPage
+    from copfl.federation.operations.page import FederationPage
 
     page = FederationPage(folder, run)
     content = page.html().encode()  # an unreadable folder is reported here, not in the browser

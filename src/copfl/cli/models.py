@@ -40,7 +40,7 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
     if before_training and client is None:
         raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
     if (path / "pyproject.toml").is_file():  # the folder of a federation's server
-        from copfl.flower.server_bundle import write_global
+        from copfl.federation.server.bundle import write_global
 
         if not of_server:
             raise UsageError(
@@ -66,7 +66,7 @@ def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
     folder, metric = of_node(path), bundle.task.metrics[0]
     if folder is None or data.suffix.lower() not in READERS or data.suffix.lower() == ".txt":
         return []
-    from copfl.flower.node_run import known_rows
+    from copfl.federation.node.remembered_run import known_rows
 
     if not (count := known_rows(folder.parent, data)):
         return []

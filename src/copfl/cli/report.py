@@ -77,8 +77,9 @@ def report(
 
 def _report_of_node(state: Path, out: Path | None, data: str | None, baseline: bool, quiet: bool) -> None:
     """The page for the owner of a node, and the same as text."""
-    from copfl.flower.node_report import site_of
-    from copfl.report import document, site_page
+    from copfl.federation.node import site_page
+    from copfl.federation.node.report import site_of
+    from copfl.report import document
 
     def tell(round: int) -> None:
         if not quiet:

@@ -21,7 +21,7 @@ gains shrink, which HC2 standard errors allow for.
 
 A judge needs the memberships and its own differences; all that is needed of several judges is a sum
 (`Judgement`). As each leaves itself out, that sum hides less than a sum over all: see
-tests/flower/test_what_sums_reveal.py.
+tests/federation/attacks/test_what_sums_reveal.py.
 """
 
 import math

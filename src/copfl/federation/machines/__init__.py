@@ -1,0 +1,1 @@
+"""Flower and processes: the only room that imports `flwr`."""

@@ -1,0 +1,196 @@
+"""A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`."""
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from copfl.data.contract import Contract
+from copfl.data.contract_file import write_contract
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.errors import RunError, UsageError
+from copfl.experiment.models import tokenized
+from copfl.federation.machines.deployed import write_connection
+from copfl.federation.policy.file import FILE, write_policy
+from copfl.federation.policy.own_app import allowing
+from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.policy.request import refusals
+from copfl.federation.protocol.proposal import KEY
+from copfl.federation.protocol.settings import prepared, summable
+from copfl.federation.protocol.statistics import terms_of
+from copfl.federation.server.agreement import FILE as CONTRACT
+from copfl.federation.server.agreement import samples_of
+from copfl.federation.server.certificates import LOOPBACK, make_certificates
+from copfl.federation.server.membership import AUTHORITY, make_coordinator, make_member_keys
+from copfl.settings.checking import SettingError
+from copfl.settings.complete import complete
+from copfl.settings.data import data_of
+from copfl.settings.federation import OWN, Federation, own_record
+from copfl.settings.flat import flat
+from copfl.settings.layers import Layer
+from copfl.settings.schema import Model
+from copfl.settings.toml import Tables, written
+
+TEMPLATE = Path(__file__).parent / "template"
+RUN_FILE = "run.toml"  # in the app's folder: the run, with the data of this machine; nodes do not receive it
+PRECISIONS = ("auto", "fp32")
+
+
+def init(
+    folder: Path | str,
+    *layers: Layer,
+    preset: str = "",
+    host: str = "127.0.0.1",
+    port: int = 8800,
+    secure: bool | None = None,
+    trial: bool | None = None,
+    contract: Contract | None = None,
+) -> Path:
+    """The folder, with a Flower app that trains what `copfl run` with the same settings would.
+
+    Args:
+        folder: A new folder, or one without an app.
+        layers: Settings by title and key, as in run.toml, with the tables of a federation; later ones win.
+        preset: The name of a preset, which is below the layers.
+        host: The address of the server.
+        port: Its port.
+        secure: Whether certificates are made; the default for every host but this machine.
+        trial: Whether a key is made for every member, and all private keys stay in the folder: for a
+            federation whose machines have one owner, as on this machine, where it is the default. Else
+            members make their own keys, and those of the coordinator and of the authority are in
+            `authority_of(folder)`, outside of the server's.
+        contract: What the members' data are; None: they are like the data set of the settings.
+    """
+    folder = Path(folder)
+    if (folder / "pyproject.toml").exists():
+        raise RunError(f"{folder} holds an app already; choose another folder, or edit its pyproject.toml")
+    is_open = host not in LOOPBACK  # other machines can reach it
+    secure = is_open if secure is None else secure
+    if is_open and not secure:
+        raise UsageError(f"{host} can be reached from outside: it needs certificates and node keys")
+    federation = planned(*layers, preset=preset, contract=contract)
+    prepared(federation)  # what cannot run is an error before anything is written
+    run_config = _run_config(federation)
+    if contract is not None and not contract.is_frozen:
+        terms_of(run_config)  # so is a contract on whose rest the members cannot agree
+    # Whoever makes the app owns the server: what it names here is allowed there.
+    policy = allowing(Policy(rollback=True), run_config, federation)
+    if refused := refusals(policy, run_config):
+        raise PolicyError(refused)
+    (folder / "federated").mkdir(parents=True, exist_ok=True)
+    for path in (TEMPLATE / "federated").glob("*.py"):
+        shutil.copy(path, folder / "federated")
+    shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
+    readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
+    (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
+    tables = federation.run.tables()
+    if contract is not None:  # no data set of this machine
+        tables = {title: table for title, table in tables.items() if title not in ("data", "partition")}
+    (folder / RUN_FILE).write_text(written(tables))
+    if federation.samples.contract:
+        write_contract(folder / CONTRACT, Contract.read(federation.samples.contract))
+    trial = not is_open if trial is None else trial
+    authority = folder / "keys" if trial else authority_of(folder)
+    about = {"host": host, "port": port, "secure": secure}
+    about |= {} if trial else {AUTHORITY: str(authority.resolve())}
+    name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
+    tool = {"copfl": about, "flwr": {"app": {"config": {KEY: "", **run_config}}}}
+    pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
+    (folder / "pyproject.toml").write_text(pyproject)
+    (folder / "keys").mkdir(mode=0o700, exist_ok=True)
+    own = Proposals(coordinators=(make_coordinator(folder, authority),))
+    write_policy(folder / FILE, dataclasses.replace(policy, proposals=own))
+    if secure:
+        make_certificates(folder / "keys", host, authority)
+    if trial:
+        make_member_keys(folder, federation.clients)
+    write_connection(folder, host, port, secure)
+    return folder
+
+
+def authority_of(folder: Path) -> Path:
+    """Where `init` puts the keys of the authority and of the coordinator: beside the server's folder."""
+    return folder.resolve().with_name(f"{folder.resolve().name}-authority")
+
+
+def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) -> Federation:
+    """The federation that trains what `complete` describes, for samples of a contract or of its data set."""
+    example = None if contract is None else contract.example()
+    own: Tables = {title: {} for title in OWN}
+    for layer in layers:
+        for title in OWN:
+            own[title] |= layer.get(title, {})
+    in_run = [{title: table for title, table in layer.items() if title not in OWN} for layer in layers]
+    sums_only = own_record("secure", own["secure"]).aggregation
+    if contract is not None and (given := [layer["data"] for layer in in_run if layer.get("data")]):
+        raise SettingError(
+            f"data.{next(iter(given[0]))}",
+            None,
+            "is not used: the contract says what the data are; leave one out",
+        )
+    values = {"data": example, "partition": None}
+    run = complete(*in_run, preset=preset, sums_only=sums_only, values=values)
+    chosen = {option for layer in in_run for option in layer.get("algorithm", {})}
+    if hiding := {k: v for k, v in summable(run.algorithm.name).items() if sums_only and k not in chosen}:
+        named = {"algorithm": {"name": run.algorithm.name, **hiding}}
+        run = complete(*in_run, named, preset=preset, sums_only=True, values=values)
+    if run.attack:
+        raise SettingError(
+            "attack.name", run.attack.name, "is simulated, and a federation is not; leave it out"
+        )
+    if run.run.new_clients:
+        raise SettingError(
+            "run.new_clients",
+            run.run.new_clients,
+            "is for the simulation; here a new client joins after the training: `copfl federate join`",
+        )
+    if run.run.patience:
+        raise SettingError(
+            "run.patience",
+            run.run.patience,
+            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it "
+            "out",
+        )
+    if run.run.precision not in PRECISIONS:
+        raise SettingError(
+            "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
+        )
+    dataset = data_of(run.data) if example is None else example
+    agreed = {} if contract is None else samples_of(contract)
+    samples = {**samples_like(dataset, run.model), **agreed, **own.pop("samples")}
+    records = {title: own_record(title, table) for title, table in own.items()}
+    return Federation(run=run, samples=own_record("samples", samples), **records)
+
+
+def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
+    """The table [samples] of data like this."""
+    if dataset.kind == NEXT_TOKEN:
+        dataset = dataclasses.replace(dataset, classes=tokenized(dataset, model).classes)
+    is_text = dataset.train.x.dtype.kind in "UO"
+    numbers = tuple(map(str, range(len(dataset.classes))))
+    is_named = dataset.kind == CLASSIFICATION and dataset.classes != numbers
+    target_mean, target_std = dataset.target_scale
+    contract = Contract.of(dataset)
+    return {
+        "text": is_text,
+        "kind": dataset.kind,
+        "classes": dataset.classes if is_named else len(dataset.classes),
+        "target_mean": target_mean,
+        "target_std": target_std,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "augment": dataset.augment,
+        "contract": "" if contract is None else contract.as_json(),
+        **({} if is_text else {"shape": dataset.train.x.shape[1:]}),
+    }
+
+
+def _run_config(federation: Federation) -> dict[str, Mapping[str, Any]]:
+    """The run config of pyproject.toml, with every option: Flower overrides only keys that are there."""
+    return {
+        title: {key: flat(value) for key, value in table.items() if key != "code"}  # a path of this machine
+        for title, table in federation.tables().items()
+    }

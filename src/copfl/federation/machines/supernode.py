@@ -1,0 +1,314 @@
+"""A node that stays connected: it receives messages over Flower's connection and passes them to its worker.
+
+Flower's own SuperNode starts a Python process for every message, and asks for messages every three seconds.
+This one answers in its own process, and asks often while rounds are short. It executes no code of the app.
+Started again after a kill, it is the same node at once, and answers the message that
+it had. Without torch.
+"""
+
+import contextlib
+import datetime
+import email.utils
+import io
+import json
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import httpx
+from flwr.app import Message
+
+from copfl.errors import CopflError, UsageError, raised_as
+from copfl.federation.machines.flower_api import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_TOLERANCE,
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    FleetHttpClient,
+    MessageProto,
+    NodeAuthHttpInterceptor,
+    ObjectPullError,
+    ObjectPushError,
+    RegisterNodeFleetRequest,
+    RunNotRunningException,
+    RuntimeVersionHttpInterceptor,
+    get_all_nested_objects,
+    get_fused_config_from_fab,
+    get_object_tree,
+    http_request_response,
+    message_from_proto,
+    message_to_proto,
+    no_object_id_recompute,
+    public_key_to_bytes,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from copfl.federation.machines.flower_transport import as_record
+from copfl.federation.node.acceptance import coordinators
+from copfl.federation.node.request import Answer, Request, private_folder
+from copfl.federation.node.respond import logged, respond
+from copfl.federation.policy.file import policy_of
+from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR
+from copfl.federation.protocol.keys import fingerprint, own_key, read_key
+from copfl.federation.protocol.log_lines import configure_logging
+from copfl.federation.protocol.messages import Content, Field, parsed, printable, refusal
+from copfl.federation.protocol.node_config import WORKER, key_path, state_dir
+from copfl.files import locked, write_bytes
+
+NODE_ID, MESSAGE, REPLY = "node-id", "message", "reply"  # files in the folder of the worker
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two requests for a message
+PROJECT, MAX_PROJECT = "pyproject.toml", 2**20  # of an app: its settings, and their most bytes
+logger = logging.getLogger("flwr")
+TRANSFER_TIMEOUT = 30.0  # seconds that the server may take between the parts of a message
+PAUSE_FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
+
+
+class Address(NamedTuple):
+    """Where the server is, and how both sides prove who they are."""
+
+    superlink: str  # HOST:PORT
+    root_certificates: Path | None = None  # None: without TLS
+    key: Path | None = None  # the node's private key; None: one of its own, for a server without node keys
+
+
+class Connection(NamedTuple):
+    """Flower's functions of a connected node, in Flower's order."""
+
+    node_id: int
+    receive: Callable[[], tuple[Any, Any] | None]
+    send: Callable[[Any, Any, float], tuple[set[str], str]]
+    get_run: Callable[[int], Any]
+    get_fab: Callable[[str, int], Any]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm: Callable[[int, str], None]
+
+
+def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
+    """Answers the server's messages until the process is ended."""
+    configure_logging()
+    if address.key is not None:
+        node_config = {**node_config, "key": str(address.key.expanduser().absolute())}
+    policy = policy_of(node_config, state_dir(node_config))  # its errors come before anything is sent
+    if not (coordinators(policy, node_config) or policy.proposals.unsigned or policy.proposals.by_hand):
+        logger.warning(
+            "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
+        )
+    folder = private_folder(state_dir(node_config) / WORKER)
+    certificates = None if address.root_certificates is None else _read(address.root_certificates)
+    with locked(folder / "lock"):
+        key = own_key(key_path(node_config)) if address.key is None else read_key(address.key)
+        logger.info("copfl: this node's key is %s", fingerprint(key.public))
+        keys = key.key, key.key.public_key()
+        _admit(address, certificates, keys, folder / NODE_ID)
+        with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
+            connection = Connection(*functions)
+            write_bytes(folder / NODE_ID, str(connection.node_id).encode())
+            logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
+            Node(connection, node_config, folder).serve()
+    raise CopflError(f"the connection to {address.superlink} ended; start the node again")
+
+
+def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
+    """Prepares the server for this node: Flower lists a node that was killed as connected for a minute."""
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*keys),
+    ]
+    public = public_key_to_bytes(keys[1])
+    with FleetHttpClient.from_server_address(
+        address.superlink, certificates is None, certificates, interceptors=interceptors
+    ) as client:
+
+        def leave(node: int) -> None:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+        def activate() -> None:
+            request = ActivateNodeRequest(public_key=public, heartbeat_interval=TRANSFER_TIMEOUT)
+            leave(client.ActivateNode(request).node_id)
+
+        def request(send: Callable[[], object], is_awaited: bool = False) -> None:
+            """Sends until the server answers; an answer that is awaited must not be an error."""
+            while True:
+                try:
+                    send()
+                    return
+                except httpx.TransportError as error:
+                    if "certificate" in str(error).lower():
+                        return  # the connection will report it
+                    logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
+                    time.sleep(2)
+                except httpx.HTTPStatusError as error:
+                    if not is_awaited:  # it is registered, not connected, or unknown to this server
+                        return
+                    if ahead := clock_ahead(error.response):
+                        sides = "ahead of" if ahead > 0 else "behind"
+                        clock = "copfl: this machine's clock is %.0f s %s the server's"
+                        logger.warning(f"{clock}, which refuses it; set the clock", abs(ahead), sides)
+                    else:
+                        text = "copfl: waiting until %s.pub is registered at the server: %s"
+                        logger.warning(text, address.key, printable(error.response.text))
+                    time.sleep(5)
+
+        is_registered = address.key is not None and certificates is not None  # by the server's owner
+        if not is_registered:
+            request(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
+        earlier = node_id.read_text() if node_id.exists() else ""
+        if earlier.isdecimal():
+            request(lambda: leave(int(earlier)))
+        if is_registered:
+            request(activate, is_awaited=True)  # Flower's connection ends the process without the key
+
+
+def clock_ahead(response: httpx.Response) -> float:
+    """The seconds that this machine's clock is ahead of the server's; 0 if Flower tolerates them."""
+    try:
+        server = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
+    ahead = time.time() - server
+    is_tolerated = -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE
+    return 0.0 if is_tolerated or response.status_code != httpx.codes.UNAUTHORIZED else ahead
+
+
+class Node:
+    def __init__(self, connection: Connection, node_config: Mapping[str, Any], folder: Path) -> None:
+        self.connection, self.node_config = connection, node_config
+        self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
+        self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
+        self.run, self.app = 0, Request({}, node_config)  # of the last message
+
+    def serve(self) -> NoReturn:
+        """Answers messages, one at a time."""
+        self._finish_earlier()
+        last = time.monotonic()  # when there was a message
+        while True:
+            try:
+                is_message = self._receive()
+                self.contact.touch()
+            except RunNotRunningException:  # its answer is not wanted any more
+                is_message = False
+            except (ObjectPullError, ObjectPushError, httpx.HTTPStatusError) as error:
+                # The server was killed.
+                logger.warning("copfl: a message is dropped: %s", printable(error))
+                is_message = False
+            now = time.monotonic()
+            last = now if is_message else last
+            if not is_message:
+                time.sleep(min(max(PAUSE_FRACTION * (now - last), SHORTEST_PAUSE), LONGEST_PAUSE))
+
+    def _receive(self) -> bool:
+        """Answers the next message; False if there is none."""
+        received = self.connection.receive()
+        if received is None:
+            return False
+        envelope, tree = received
+        run = envelope.metadata.run_id
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            partial(self.connection.pull_object, run),
+            partial(self.connection.confirm, run),
+            return_type=Message,
+            initial_backoff=SHORTEST_PAUSE,
+            max_time=TRANSFER_TIMEOUT,
+        )
+        message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
+        write_bytes(self.message, message_to_proto(message).SerializeToString(), durable=False, private=True)
+        self._handle(message)
+        return True
+
+    def _finish_earlier(self) -> None:
+        """Sends what a process that was killed did not. Flower would deliver its message to nobody else."""
+        try:
+            if self.reply.exists():
+                self._push(_message(self.reply.read_bytes()), is_repeated=True)
+            elif self.message.exists():
+                message = _message(self.message.read_bytes())
+                about = message.metadata
+                if (
+                    about.dst_node_id == self.connection.node_id
+                    and time.time() < about.created_at + about.ttl
+                ):
+                    self._handle(message)
+        except (Exception, RunNotRunningException) as error:  # of another version, damaged, or not wanted
+            logger.warning("copfl: an earlier message is dropped: %s", printable(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.message.unlink(missing_ok=True)
+        self.reply.unlink(missing_ok=True)
+
+    def _handle(self, message: Any) -> None:
+        """Sends the answer to a message."""
+        run, started = message.metadata.run_id, time.monotonic()
+        try:
+            if run != self.run:
+                self.app, self.run = self._app(run), run
+            answer = respond(message, self.app, node=os.getpid())
+        except UsageError as error:  # of the app
+            answer = logged(message, Request({}, self.node_config), Answer(refusal(error)))
+        self._send(message, answer, started)
+        self._forget()
+        self._report(message.metadata.message_type, answer, time.monotonic() - started)
+
+    def _report(self, kind: str, answer: Content, seconds: float) -> None:
+        """A log line for an answer; a refusal is the node's last error."""
+        if Field.REFUSED in (fields := parsed(answer[0])):
+            at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            error = {"at": at, "reason": printable(fields[Field.REFUSED])}
+            write_bytes(self.last_error, json.dumps(error).encode(), durable=False, private=True)
+            return
+        about = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
+        text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
+        logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
+
+    def _app(self, run: int) -> Request:
+        """A request with the run config of an app, whose code is neither installed nor executed."""
+        about = self.connection.get_run(run)
+        content = self.connection.get_fab(about.fab_hash, run).content
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if archive.getinfo(PROJECT).file_size > MAX_PROJECT:
+                    raise ValueError("its settings are too large")
+            config = get_fused_config_from_fab(content, about)
+        except Exception as error:  # another machine made the file
+            raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
+        return Request(config, self.node_config)
+
+    def _send(self, message: Any, content: Content, started: float) -> None:
+        """Stores the reply and sends it."""
+        reply = Message(as_record(content), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
+        self._push(reply, time.monotonic() - started)
+
+    def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
+        """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
+        with no_object_id_recompute():
+            missing, session = self.connection.send(reply, get_object_tree(reply), seconds)
+            parts = get_all_nested_objects(reply)
+            uploaded: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if is_repeated and not missing:  # announced before: Flower finds the session by the part
+                session, missing = "", set(parts)
+                uploaded = contextlib.suppress(ObjectPushError)  # Flower refuses a part that it has
+
+            def push(part: str, content: bytes) -> None:
+                with uploaded:
+                    self.connection.push_object(reply.metadata.run_id, session, part, content)
+
+            push_objects(parts, push, object_ids_to_push=missing)
+
+
+def _message(content: bytes) -> Any:
+    """The message of Flower that was stored."""
+    return message_from_proto(MessageProto.FromString(content))
+
+
+def _read(path: Path) -> bytes:
+    with raised_as(UsageError, f"{path}: {{}}; name a file that this user can read", OSError):
+        return path.expanduser().read_bytes()

@@ -1,0 +1,205 @@
+"""A node's data: read as its configuration says, numbered as in the federation, and on the node's device."""
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from copfl import __version__
+from copfl.core import tree
+from copfl.core.algorithm import traits
+from copfl.core.front import of_one_client
+from copfl.core.task import Data, Task
+from copfl.data.columns import Table
+from copfl.data.contract import Contract
+from copfl.data.contract_check import check_table
+from copfl.data.datasets import load
+from copfl.data.federation import tensors
+from copfl.data.partition import validation_part
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
+from copfl.data.table_files import READERS, read_table
+from copfl.errors import DataError, UsageError, raised_as
+from copfl.experiment.bundle.base import portable
+from copfl.experiment.bundle.description import Description, Origin, Output
+from copfl.experiment.bundle.writing import input_of
+from copfl.experiment.client_models import TRAINED
+from copfl.experiment.models import tokenized
+from copfl.experiment.preparation import device_of
+from copfl.federation.node.known_data import Hashes, cells_of, hashes_of
+from copfl.federation.protocol.node_config import NodeConfig
+from copfl.federation.protocol.settings import Settings
+from copfl.settings import user_code
+from copfl.settings.schema import table_of
+
+T = TypeVar("T")
+
+
+class NodeData(NamedTuple):
+    train: Data
+    test: Data
+    samples: Hashes  # of those for training
+    task: Task  # what is trained on the samples: the model, or its tail, where they are features of its front
+    bundled: Description | None = None  # of the model that is trained on them, for its bundle
+    validation: Data | None = None  # samples that it does not train on; None: it trains on all
+    left_out: int = 0  # rows of its table that lack a value which the data contract asks for
+
+
+LoadData = Callable[[Settings, NodeConfig], NodeData]
+
+
+def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
+    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
+    source = node_config.get("data")
+    if not isinstance(source, str) or not source:
+        raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
+    if not user_code.is_reference(source) or Path(source).exists():
+        dataset, samples, left_out = _of_file(settings, Path(source), node_config)
+    else:
+        try:
+            dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
+        except Exception as error:  # it may describe samples: a DataError stays on the node
+            raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
+        samples, left_out = hashes_of(dataset.train.x), 0
+    device = node_device(node_config)
+    dataset = tokenized(dataset, settings.run.model)
+    bundled = description_of(settings, dataset)
+    train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
+    splits: Sequence[Data] = tuple(
+        moved(split, device) for split in (*_trained_and_held_out(settings, node_config, train), test)
+    )
+    task = settings.task if device.type == "cpu" else task_on(settings.task, device)
+    if not (settings.federation.augment or traits(settings.algorithm).cut):
+        task, splits = of_one_client(task, splits)
+    train, *validation, test = splits
+    return NodeData(train, test, samples, task, bundled, validation[0] if validation else None, left_out)
+
+
+def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Data) -> tuple[Data, ...]:
+    """The samples to train on and, where the run has some, those for validation: as in the simulation."""
+    run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
+    if not run.validation:
+        return (data,)
+    labels = data.y.numpy() if has_classes else np.zeros(len(data.y), np.int64)
+    held_out = torch.from_numpy(validation_part(labels, run.validation, run.seed, int(node_config["client"])))
+    if not held_out.any():  # of a single sample
+        return (data,)
+    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in (~held_out, held_out))
+    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
+
+
+def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Hashes, int]:
+    """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
+
+    A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
+    server that proposes other encoders, or other columns, asks for the same data.
+    """
+    samples, suffix = settings.federation.samples, path.suffix.lower()
+    if suffix not in READERS or suffix == ".txt":
+        dataset = load(path)
+        return dataset, hashes_of(dataset.train.x), 0
+    if not samples.contract:
+        raise DataError(
+            f"{path.name} is a table, and the federation has no data contract; its app must be made with "
+            "`copfl federate init --contract FILE`, or `--dataset TABLE --target COLUMN`"
+        )
+    test = node_config.get("test")
+    if test is not None and not isinstance(test, str):
+        raise UsageError("test must be the path of a file with test rows")
+    files = [path, *([] if test is None else [Path(test).expanduser()])]
+    tables, contract = [read_table(file) for file in files], Contract.read(samples.contract)
+    log_problems(contract, tables[0])
+    dataset = contract.encoders.dataset_of(tables, path.stem, samples.kind)
+    used = len(dataset.train.y) + (len(dataset.test.y) if test is None else 0)
+    return dataset, hashes_of(cells_of(tables[0])), len(tables[0]) - used
+
+
+def log_problems(contract: Contract, table: Table) -> None:
+    """Tells the node's owner, and nobody else, in which the table differs from the contract.
+
+    The node does not refuse: a coordinator that proposes one range after another would learn the largest
+    value.
+    """
+    for problem in check_table(contract, table).problems:
+        logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
+
+
+def node_device(node_config: NodeConfig) -> torch.device:
+    """The device on which this node trains: its CPU, unless its configuration names a GPU."""
+    name = str(node_config.get("device", "cpu"))
+    with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
+        return device_of(name)
+
+
+def task_on(task: Task, device: torch.device) -> Task:
+    """The task with all its tensors on the device."""
+    module = copy.deepcopy(task.module).to(device)
+    tensors = {name: moved(getattr(task, name), device) for name in ("initial", "mean", "std", "public")}
+    return dataclasses.replace(task, module=module, **tensors)
+
+
+def moved(record: T, device: torch.device) -> T:
+    """The record with all its tensors on the device."""
+    return tree.each(lambda tensor: tensor.to(device), record)
+
+
+def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
+    """One split as tensors, its labels numbered as in the federation."""
+    shape, classes = shape_of(split.x), settings.task.classes
+    if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
+        raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
+    if dataset.kind != (kind := settings.task.criterion.kind):
+        differ = f"the targets are for {dataset.kind}, the federation's for {kind}"
+        raise DataError(f"{differ}; set samples.kind={dataset.kind} in the federation, or choose other data")
+    if kind != CLASSIFICATION:
+        y = tensors(split.y)
+        outputs = 1 if y.dim() == 1 else y.shape[1]
+        if kind != NEXT_TOKEN and outputs != classes:
+            raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
+        return Data(tensors(split.x), y, torch.tensor(len(y)))
+    known = settings.federation.samples.names or tuple(map(str, range(classes)))
+    unknown = sorted(set(dataset.classes) - set(known))
+    if unknown and not all(name.isdecimal() for name in dataset.classes):
+        raise DataError(
+            f"the federation has no class {unknown[0]!r}; known: {settings.federation.samples.names}"
+        )
+    numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
+    if max(numbers) >= classes:
+        raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
+    y = torch.tensor(numbers)[torch.from_numpy(split.y)]
+    return Data(tensors(split.x), y, torch.tensor(len(y)))
+
+
+def description_of(settings: Settings, dataset: Dataset) -> Description:
+    """What every bundle of this node says about its model, without the round and the scores."""
+    run, samples, task = settings.run, settings.federation.samples, settings.task
+    model = table_of(run.model)
+    table = dataset.table
+    return Description(
+        model=portable(model),
+        adapter=table_of(run.adapter),
+        task=table_of(run.task),
+        seed=run.run.seed,
+        dtype=str(task.initial.dtype).removeprefix("torch."),
+        input=input_of(dataset, task, model),
+        output=Output(
+            samples.kind,
+            samples.outputs,
+            samples.names_of_outputs(dataset.classes),
+            () if table is None else table.targets,
+            *samples.scale,
+        ),
+        origin=Origin(
+            f"{run.algorithm.title} in a federation",
+            dataset.name,
+            TRAINED,
+            settings.federation.rounds,
+            settings.federation.clients,
+            note=dataset.note,
+        ),
+        copfl=__version__,
+    )

@@ -1,0 +1,69 @@
+"""What a node answers as a new client of a trained federation: its metric before and after its updates."""
+
+import logging
+
+import torch
+
+from copfl import wire
+from copfl.core.algorithm import next_message
+from copfl.core.evaluation import primary_metrics
+from copfl.errors import WireError
+from copfl.federation.node import remembered_run
+from copfl.federation.node.bundle import write_bundle
+from copfl.federation.node.data import LoadData, moved, node_data
+from copfl.federation.node.evaluation import Measured, scores_of
+from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.ledger import Ledger, Release
+from copfl.federation.node.message import decode, node_policy, numbered
+from copfl.federation.node.records import ClientRecords
+from copfl.federation.node.update import plan_of
+from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.protocol.messages import Field
+from copfl.federation.protocol.node_config import NodeConfig, known_client, state_dir
+from copfl.federation.protocol.settings import Settings
+from copfl.wire import Packet
+
+
+def personalise(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """A new client's primary metric before and after its local updates. It sends no weights."""
+    if (client := known_client(node_config, "")) >= 0:
+        raise WireError(f"this node is client {client}; only a new client, without a number, can join")
+    head, down, about = decode(settings, node_config, packet)
+    policy, updates = node_policy(node_config), int(about.get(Field.UPDATES, 0))
+    if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
+        raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
+    data = load_data(settings, numbered(node_config, head))
+    algorithm, task = settings.algorithm, data.task
+    record = algorithm.client_init(task)
+    down = moved(down, task.device)
+    with torch.no_grad():
+        initial = trained = algorithm.personal_model(task, record, down)
+        for n in range(updates):
+            batches = moved(plan_of(settings, head._replace(round=head.round + n), data), task.device)
+            output = algorithm.client_update(task, record, down, data.train, batches)
+            record, trained = output.client, output.trained
+            down = next_message(algorithm, task, down, output.upload)
+        scores = [primary_metrics(task, w, [data.test])[0] for w in (initial, trained)]
+        before, after = map(wire.plain, scores)
+        record, trained = moved((record, trained), torch.device("cpu"))
+    records = ClientRecords(state_dir(node_config), head.run)
+    records.save(head._replace(kind="client"), record, keep=head.round)
+    known_as = KnownData(state_dir(node_config) / FOLDER).name_of(data.samples)
+    remembered_run.remember(records.folder, settings, dict(node_config), head.client, known_as)
+    name = task.metrics[0].name
+    if data.bundled is not None:
+        after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
+        what = settings, data.bundled, head, trained, scores_of(task.metrics, after_join, data.test)
+        write_bundle(records.folder, *what)
+    metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
+    line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
+    if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise
+        logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [%s]", metrics, line)
+        metrics = {}
+    else:
+        folder = state_dir(node_config) / FOLDER
+        release = Release(KnownData(folder).name_of(data.samples), head.run, head.round, noise=0.0)
+        Ledger(folder).enter(release, policy.privacy)
+    return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

@@ -1,0 +1,85 @@
+"""What a node remembers of a run to train without the server: the settings, and where its data are."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.core.metrics import MetricInfo, metrics_of
+from copfl.data.table_files import read_table
+from copfl.errors import RunError, raised_as
+from copfl.federation.node.known_data import FOLDER, KnownData, cells_of, row_hashes
+from copfl.federation.protocol.settings import Settings
+from copfl.files import write_bytes
+from copfl.settings.flat import flattened
+
+FILE = "settings.json"  # in the run's folder in the state-dir
+NODE_KEYS = ("data", "test", "device", "threads")  # of the node's configuration
+
+
+class NodeRun(NamedTuple):
+    """A run that a node takes part in."""
+
+    run_config: dict[str, Any]
+    node_config: dict[str, Any]  # with the client's number
+    samples: str  # the name of its data, see `KnownData`
+    metrics: tuple[MetricInfo, ...]
+
+
+def remember(
+    folder: Path, settings: Settings, node_config: dict[str, Any], client: int, samples: str
+) -> None:
+    """Writes the file of a run, if it has changed.
+
+    Args:
+        folder: That of the run, in the node's state-dir.
+        settings: Those of the federation.
+        node_config: The node's.
+        client: Its number.
+        samples: The name of its data.
+    """
+    own = {key: node_config[key] for key in NODE_KEYS if key in node_config}
+    for key in ("data", "test"):
+        if key in own and Path(str(own[key])).expanduser().exists():
+            own[key] = str(Path(str(own[key])).expanduser().resolve())
+    content = {
+        "settings": _run_config(settings),
+        "node": {**own, "client": client},
+        "samples": samples,
+        "metrics": [metric.as_json() for metric in settings.task.metrics],
+    }
+    encoded = json.dumps(content, indent=1).encode()
+    if not (folder / FILE).exists() or (folder / FILE).read_bytes() != encoded:
+        write_bytes(folder / FILE, encoded, private=True)
+
+
+@functools.lru_cache(maxsize=1)  # a worker has the same settings in every round
+def _run_config(settings: Settings) -> dict[str, Any]:
+    return flattened(settings.federation.tables())
+
+
+def known_rows(folder: Path, data: Path) -> int:
+    """How many rows of a table are among those that the node trained and tested with.
+
+    0 where the folder was moved without the rest of the state-dir, which knows them.
+
+    Args:
+        folder: That of the run, in the node's state-dir.
+        data: The table.
+    """
+    known = KnownData(folder.parent / FOLDER)
+    if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
+        return 0
+    return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
+
+
+def recall(folder: Path) -> NodeRun:
+    """The run of a folder in the node's state-dir; RunError if the file is damaged."""
+    damaged = f"{folder / FILE} cannot be used ({{}}); restore the node's state-dir"
+    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+        content = json.loads((folder / FILE).read_text("utf-8"))
+        return NodeRun(
+            dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
+        )

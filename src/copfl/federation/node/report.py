@@ -1,0 +1,190 @@
+"""The report of a node's owner: its model, what it gained, and what left the house. Without the server."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from copfl.core import tree
+from copfl.core.task import Personal
+from copfl.errors import CopflError, DataError, RunError, UsageError, raised_as
+from copfl.experiment.bundle import bundle as bundles
+from copfl.experiment.bundle.description import Description, read
+from copfl.experiment.bundle.writing import OF_NODE, write_bundle
+from copfl.experiment.client_models import WEIGHTS, read_weights
+from copfl.federation.node import audit_log, measured_rounds, remembered_run
+from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
+from copfl.federation.node.data import NodeData, node_data
+from copfl.federation.node.evaluation import scores_of
+from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.ledger import Spent, spent
+from copfl.federation.node.remembered_run import NodeRun
+from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.policy import own_code
+from copfl.federation.policy.file import policy_of
+from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.files import write_bytes
+from copfl.stats import Interval
+
+ALONE = "alone"  # the bundle of the model that was trained alone, in the run's folder
+GAIN = "gain.json"
+
+
+def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Site:
+    """What the report of a node shows; what was trained alone is kept for the next report.
+
+    Args:
+        folder: The node's state-dir, of which the last run is shown, or the folder of a run in it.
+        data: Its data, where they are not where they were in training; None: there.
+        baseline: Whether to train alone where that has not been done.
+        tell: Called after each round of training alone.
+    """
+    model = bundles.of_node(folder)
+    if model is None:
+        raise RunError(f"{folder} has no model of a node: no round of a run was evaluated, or bundle=false")
+    run = model.parent
+    description, rounds, remembered = read(model), measured_rounds.read(run), remembered_run.recall(run)
+    gain, why = _kept_gain(run, rounds), ""
+    if gain is None and not rounds:
+        why = "this node joined after the training, and took part in no round"
+    elif gain is None and not baseline:
+        why = "the model was not trained alone as well; leave out --no-baseline"
+    elif gain is None:
+        try:
+            gain = _trained_gain(run, description, rounds, remembered, data, tell)
+        except CopflError as error:
+            why = str(error)
+    privacy = spent(run.parent, policy_of({}, run.parent).privacy)
+    return Site(
+        state=run.parent,
+        run=run.name,
+        model=model,
+        description=description,
+        metric=remembered.metrics[0],
+        rounds=rounds,
+        alone=measured_rounds.read(run, measured_rounds.ALONE) if gain is not None else [],
+        gain=gain,
+        no_gain=why,
+        log=_audit(run.parent, run.name),
+        spent="" if privacy is None else _spent(privacy),
+    )
+
+
+# -- training alone ------------------------------------------------------------------------------------------
+
+
+def _key(run: Path, rounds: list[Measurement]) -> dict[str, Any]:
+    """What a gain is of: another model, or further rounds, have another."""
+    model = hashlib.sha256((run / OF_NODE / WEIGHTS).read_bytes()).hexdigest()
+    return {"model": model, "rounds": [noted.round for noted in rounds]}
+
+
+def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
+    """The gain that an earlier report computed of the same model; None: there is none."""
+    if not (run / GAIN).is_file():
+        return None
+    damaged = f"{run / GAIN} is damaged ({{}}); remove it, and `copfl report` trains alone again"
+    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+        content = json.loads((run / GAIN).read_text("utf-8"))
+        if content["of"] != _key(run, rounds):
+            return None
+        intervals = {name: Interval(*content["gain"][name]) for name in ("interval", "over_constant")}
+        return SiteGain(**content["gain"] | intervals)
+
+
+def _trained_gain(
+    run: Path,
+    description: Description,
+    rounds: list[Measurement],
+    remembered: NodeRun,
+    data: str | None,
+    tell: Tell,
+) -> SiteGain:
+    """The gain over training alone, which is done now; its model and rounds are kept in the run's folder."""
+    settings, samples = _settings_and_data(run, remembered, data)
+    alone = train_alone(settings, samples, int(remembered.node_config["client"]), rounds, tell)
+    layout = settings.task.layout
+    federated: Personal = read_weights(run / OF_NODE / WEIGHTS, layout).model
+    gain = gain_of(samples, tree.each(lambda t: t.to(samples.task.device), federated), alone)
+    _write(run, settings, description, samples, alone)
+    content = {"of": _key(run, rounds), "gain": gain._asdict()}
+    write_bytes(run / GAIN, json.dumps(content, indent=1).encode(), private=True)
+    return gain
+
+
+def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[Settings, NodeData]:
+    """What the node trained with; DataError if its samples are others now."""
+    node_config = {**remembered.node_config, "state-dir": str(run.parent)}
+    if data is not None:
+        node_config["data"] = data
+    source = str(node_config.get("data"))
+    if not Path(source).expanduser().exists() and ":" not in source:
+        raise UsageError(f"the node's data are no longer at {source}; name them with --data")
+    own_code.load(policy_of(node_config, run.parent).code)
+    settings = settings_of(remembered.run_config)
+    torch.set_num_threads(int(node_config.get("threads", 1)))
+    samples = node_data(settings, node_config)
+    if KnownData(run.parent / FOLDER).name_of(samples.samples) != remembered.samples:
+        raise DataError("the node's samples are not those that it trained on; name those with --data")
+    return settings, samples
+
+
+def _write(run: Path, settings: Settings, description: Description, data: NodeData, alone: Alone) -> None:
+    """The bundle of the model that was trained alone, and the metrics of its rounds."""
+    (run / measured_rounds.ALONE).unlink(missing_ok=True)
+    for round, found in alone.rounds:
+        measured_rounds.enter(run, round, found, measured_rounds.ALONE)
+    origin = dataclasses.replace(
+        description.origin,
+        title="training alone at this site",
+        clients=1,
+        round=alone.round,
+        select=settings.run.run.select,
+    )
+    scores = tuple(scores_of(settings.task.metrics, alone.scores, data.test, data.validation))
+    facts = dataclasses.replace(description, origin=origin, scores=scores)
+    model = tree.each(lambda t: t.cpu(), alone.model)
+    write_bundle(run / ALONE, facts, settings.task.layout, model)
+    (run / ALONE).chmod(0o700)
+
+
+# -- what left -----------------------------------------------------------------------------------------------
+
+
+def _spent(found: Spent) -> str:
+    if found.epsilon != math.inf:
+        return str(found)
+    count = f"{found.releases:,} releases in {found.runs:,} runs"
+    return f"{count}, some without noise, so no epsilon bounds what they reveal"
+
+
+def _audit(state: Path, run: str) -> AuditSummary | None:
+    """The audit log of the node, by what left in this run; None where there is no log."""
+    if not (state / audit_log.FILE).exists():
+        return None
+    log = audit_log.verified(state / audit_log.FILE)
+    answers = [line for line in log.lines if line.get("event") == audit_log.SENT]
+    ours = [line for line in answers if line.get("run") == run]
+    messages, sizes = Counter[str](), Counter[str]()
+    for line in ours:
+        kind = " and ".join(map(str, line.get("left", ())))
+        messages[kind] += 1
+        sizes[kind] += int(line.get("bytes", 0))
+    epsilons = [float(line["epsilon"]) for line in ours if line.get("epsilon") is not None]
+    refused = [
+        line for line in log.lines if line.get("event") == audit_log.REFUSED and line.get("run") == run
+    ]
+    return AuditSummary(
+        [Left(kind, count, sizes[kind]) for kind, count in sorted(messages.items())],
+        len(refused),
+        sum(epsilons) if epsilons else None,
+        len(answers) - len(ours),
+        len(log.lines),
+        log.problem,
+        log.last_hash,
+    )

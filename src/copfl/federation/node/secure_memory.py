@@ -1,0 +1,158 @@
+"""A node's memory of the secure sums that contain its data, whatever the server calls the runs.
+
+Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
+one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
+after a rollback, or if the server changes the model by a little. The same holds for two sums of which one
+leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
+unless the node's owner allows them to change.
+
+A sum may be of two halves of the cohort (`run.benefit`): then the server has the sum of either, and of all.
+The halves of a round follow from the run's seed and the clients' numbers. Other halves of the same upload,
+and those of a second seed or of other numbers, are other sums.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.federation.node.known_data import KnownData
+from copfl.federation.protocol import keys
+from copfl.federation.protocol.files import write_json
+
+FILE = "sums.json"
+CHANGES = "cohort-changes"  # key of the node's configuration
+
+
+class Upload(NamedTuple):
+    """What was added up."""
+
+    digest: str
+    half: str = ""  # the members of the half that it was added up with; empty: with the whole cohort alone
+
+
+class Added(NamedTuple):
+    """Sums of the same data with the same cohort, one after another."""
+
+    samples: str  # the name of the data
+    cohort: frozenset[str]  # members
+    rows: str  # which of the data train; empty: all of them
+    divided: str  # the seed and the numbers by which the cohort is divided into halves; empty: it is not
+    uploads: frozenset[Upload]
+
+
+class History(tuple[Added, ...]):
+    """The sums that contain some data, in order."""
+
+    def changes(self, *further: Added) -> int:
+        """How often the cohort, the rows, or the seed or numbers of halves have changed, with further sums.
+
+        Halves after whole sums of the same cohort, and whole sums after halves, are no change of the halves.
+        """
+        sums = [*self, *further]
+        wholes = [(added.cohort, added.rows) for added in sums]
+        seeds = [added.divided for added in sums if added.divided]
+        return sum(before != after for kind in (wholes, seeds) for before, after in pairwise(kind))
+
+    def expect(self, invited: Added, allowed: int) -> None:
+        """WireError if no sum of some of the invited members would be admitted."""
+        is_likely = self and self[-1].cohort <= invited.cohort
+        likely = invited._replace(cohort=self[-1].cohort) if is_likely else invited
+        if self.changes(likely) > allowed:
+            raise self._refusal(likely)
+
+    def admit(self, asked: Added, allowed: int) -> None:
+        """WireError if a sum over the cohort, or half of it, could be subtracted from an earlier one."""
+        for added in self:
+            for earlier in added.uploads:
+                for upload in asked.uploads:
+                    is_other_half = earlier.half and upload.half and earlier.half != upload.half
+                    if upload.digest == earlier.digest and (added.cohort != asked.cohort or is_other_half):
+                        raise WireError(
+                            "the same upload of this node was added up with other members than "
+                            f"{upload.half or fingerprint(asked.cohort)}: the difference of both sums would "
+                            "reveal single uploads"
+                        )
+        if self.changes(asked) > allowed:
+            raise self._refusal(asked)
+
+    def _refusal(self, asked: Added) -> WireError:
+        changes, cohort, rows = self.changes(asked), asked.cohort, asked.rows
+        seeds = {added.divided for added in (*self, asked) if added.divided}
+        if (self[-1].cohort, self[-1].rows) == (cohort, rows) and len(seeds) > 1:
+            return WireError(
+                "this node's data were added up in halves of the members by another seed, or with other "
+                "numbers of the clients: with many such halves single uploads can be computed; keep "
+                "run.seed, run.clients and the numbers, leave out run.benefit, or ask the node's owner to "
+                f"set {CHANGES}={changes}"
+            )
+        if self[-1].rows != rows:
+            return WireError(
+                f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
+                "asked for: the difference of two sums over different rows reveals them; keep missing values and "
+                f"validation as they were, or ask the node's owner to set {CHANGES}={changes}"
+            )
+        before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
+        return WireError(
+            f"this node's data were added up with the members {before}, and are asked for with "
+            f"{fingerprint(cohort)}: the difference of two sums over different members reveals single "
+            f"uploads; wait for the same members, or ask the node's owner to set {CHANGES}={changes}"
+        )
+
+
+def fingerprint(members: Collection[str]) -> str:
+    """A short name of a set of members, which people can compare."""
+    return keys.fingerprint("\n".join(sorted(members)))
+
+
+def changes_allowed(node_config: Mapping[str, Any]) -> int:
+    """How often the node's owner allows the cohort, or the rows that train, to change."""
+    changes = node_config.get(CHANGES, 0)
+    if type(changes) is not int or changes < 0:
+        raise UsageError(f"{CHANGES}={changes!r} must be a whole number: how often the cohort may change")
+    return changes
+
+
+class Memory(KnownData):
+    """The files of the memory, in one folder of the node."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no data of this node have been in a sum."""
+        return not (self.folder / FILE).exists()
+
+    def history(self, samples: str) -> History:
+        """The sums that contain one of these samples."""
+        return History(added for added in self._read() if self.overlap(samples, added.samples))
+
+    def remember(self, added: Added) -> None:
+        """Writes down a sum, before this node takes part in it."""
+        earlier = self._read()
+        if earlier and earlier[-1][:4] == added[:4]:
+            added = added._replace(uploads=added.uploads | earlier.pop().uploads)
+        else:
+            text = "copfl: this node's data are added up with %d members, fingerprint %s"
+            logging.getLogger("flwr").info(text, len(added.cohort), fingerprint(added.cohort))
+        content = [
+            (sums.samples, sorted(sums.cohort), sums.rows, sums.divided, sorted(sums.uploads))
+            for sums in (*earlier, added)
+        ]
+        write_json(self.folder / FILE, content)
+
+    def _read(self) -> list[Added]:
+        path = self.folder / FILE
+        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
+            stored = json.loads(path.read_text()) if path.exists() else []
+            return [
+                Added(
+                    str(name),
+                    frozenset(members),
+                    str(rows),
+                    str(divided),
+                    frozenset(Upload(*u) for u in uploads),
+                )
+                for name, members, rows, divided, uploads in stored
+            ]

@@ -1,0 +1,313 @@
+"""A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
+
+A request of another phase than the next is refused, and so is a second, different request of one phase: its
+answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data
+have changed since: two vectors with the same masks differ by the uploads alone. All phases have the same
+settings: with the threshold of another run config, too few clients would have to agree. What was added up
+with whom is remembered for the data, not for the run: see `secure_memory`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from copfl import wire
+from copfl.errors import WireError, raised_as
+from copfl.federation.node.known_data import FOLDER
+from copfl.federation.node.ledger import Ledger
+from copfl.federation.node.message import head_of, node_policy
+from copfl.federation.node.records import ClientRecords
+from copfl.federation.policy.request import require_cohort
+from copfl.federation.protocol import secure_sum
+from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.keys import SigningKey, is_signed, own_key
+from copfl.federation.protocol.messages import Field
+from copfl.federation.protocol.node_config import NodeConfig, key_path, state_dir
+from copfl.federation.protocol.noise import require_noise, sum_noise
+from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
+from copfl.federation.protocol.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets, Words
+from copfl.federation.protocol.settings import Terms
+from copfl.wire import Head, Packet
+
+FILE = "secure.json"  # in the folder of the run
+KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
+MALFORMED = "its fields are not those that a copfl server sends"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One sum, from the client's side."""
+
+    name: str = ""
+    requests: dict[str, str] = field(default_factory=dict)  # phase -> checksum of its request
+    replies: dict[str, Packet] = field(default_factory=dict)  # without MASKED, which is computed again
+    secrets: Secrets | None = None
+    cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
+    settings: str = ""  # digest of the settings with which it began
+    context: str = ""  # of the masks
+    vector: str = ""  # digest of the masked vector that was sent
+    samples: str = ""  # the data that are in the vector, as `Memory` names them
+    upload: str = ""  # digest of the upload that is in the vector
+    noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
+    survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
+
+
+class Asked(NamedTuple):
+    """A request of the server, and what the node has to answer it."""
+
+    settings: Terms
+    node_config: NodeConfig
+    head: Head
+    about: dict[str, Any]
+    session: Session
+    proposal: Proposal | None
+    summand: "Summand"
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.head.run, self.head.round, self.session.name)
+
+    @property
+    def member(self) -> SigningKey:
+        return own_key(key_path(self.node_config))
+
+    @property
+    def folder(self) -> Path:
+        return state_dir(self.node_config) / FOLDER
+
+    def identities(self, cohort: Iterable[str]) -> frozenset[str]:
+        """The members whose keys these are: one that has rotated its key is the same member."""
+        return frozenset(identity(self.proposal, key) for key in cohort)
+
+    @property
+    def secrets(self) -> Secrets:
+        if self.session.secrets is None:
+            raise WireError("this node has no keys of this sum")
+        return self.session.secrets
+
+
+class Contribution(NamedTuple):
+    """What a node adds to a sum, before it is masked."""
+
+    words: Words
+    samples: str  # the data that are in it, as `KnownData` names them
+    upload: str  # digest of what is added
+    about: dict[str, Any]  # fields beside the vector
+    save: Callable[[], None]  # what is written down when the vector leaves
+    noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
+
+
+class Summand(Protocol):
+    """What is added up: the local updates of a round, or statistics."""
+
+    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+        """What this node adds; WireError if it may not."""
+
+    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
+        """Notes a sum of these members, before this node signs it; WireError if it may not take part."""
+
+
+Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
+
+
+def identity(proposal: Proposal | None, key: str) -> str:
+    """The member whose key this is: its first key."""
+    member = proposal.by_key(key) if proposal is not None else None
+    return key if member is None else member.identity
+
+
+def added_up(
+    settings: Terms, node_config: NodeConfig, packet: Packet, summand: Summand, proposal: Proposal | None
+) -> Packet:
+    """The answer to a message of a phase of a sum.
+
+    Args:
+        settings: what all members must agree on.
+        node_config: the node's configuration.
+        packet: the server's message.
+        summand: what this node adds, and what it remembers of it.
+        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
+    """
+    head = head_of(settings, node_config, packet)
+    fields = wire.opened_head(packet)
+    phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
+    path = ClientRecords(state_dir(node_config), head.run).folder / FILE
+    session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
+    if session.settings not in ("", shown := _digest_of(settings)):
+        raise WireError("the settings have changed since this sum began; begin another one")
+    session = replace(session, settings=shown)
+    if is_repeated and phase in session.replies:
+        return session.replies[phase]
+    if phase == MASKED:
+        asked = Asked(settings, node_config, head, fields["about"], session, proposal, summand)
+        session, reply = _masked(asked, packet)
+    else:
+        about = wire.decode(packet, (), head._replace(kind=phase)).about
+        with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
+            asked = Asked(settings, node_config, head, about, session, proposal, summand)
+            session, answer = ANSWERS[phase](asked)
+        reply = wire.encode((), head._replace(kind=phase), about=answer)
+        session = replace(session, replies={phase: reply})
+    write_session(path, session)
+    return reply
+
+
+def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str) -> tuple[Session, bool]:
+    """The session with this request, and whether it was made before; WireError if it is not the next one."""
+    name = about.get(Field.SESSION)
+    if phase not in PHASES or type(name) is not str:
+        raise WireError("the run asks for secure aggregation, and this message is not part of it")
+    if phase == KEYS and name != before.name:
+        return Session(name, {KEYS: request}), False
+    last, following = ("", *PHASES)[len(before.requests)], (*PHASES, "")[len(before.requests)]
+    is_repeated = phase == last and before.requests[phase] == request
+    if name != before.name or not (is_repeated or phase == following):
+        raise WireError(f"it asks for the phase {phase!r} of a sum out of turn, or a second time")
+    return replace(before, requests={**before.requests, phase: request}), is_repeated
+
+
+def _digest_of(settings: Terms) -> str:
+    """Of all settings, the rules of the sum among them."""
+    shown = settings.layout, settings.federation.tables()
+    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# -- the phases ----------------------------------------------------------------------------------------------
+
+
+def _keys(asked: Asked) -> Answer:
+    """Fresh keys, signed with the member's own."""
+    secrets, public = secure_sum.begin(asked.head.client)
+    member = asked.member
+    statement = keys_statement(asked.subject, asked.head.client, asked.settings.rules, public)
+    fields = {
+        Field.KEYS: [key.hex() for key in public],
+        Field.MEMBER: member.public,
+        Field.SIGNATURE: member.sign(statement),
+    }
+    return replace(asked.session, secrets=secrets), fields
+
+
+def _shares(asked: Asked) -> Answer:
+    """Shares of this client's secrets for its neighbours, if their keys are signed by their members."""
+    rules, own = asked.settings.rules, asked.head.client
+    cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
+    keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
+    if cohort.get(own) != asked.member.public or own not in keys:
+        raise WireError("it does not name this node as a member of the sum")
+    if len(set(cohort.values())) < len(cohort):
+        raise WireError("it names the same member for two clients")
+    require_cohort(node_policy(asked.node_config), len(cohort))
+    if asked.proposal is not None:
+        pinned = {number: member.key for number, member in asked.proposal.numbers.items()}
+        if strangers := [client for client, member in cohort.items() if pinned.get(client) != member]:
+            raise WireError(f"client {strangers[0]} is not the member that the accepted proposal names")
+    for client, public in keys.items():
+        statement = keys_statement(asked.subject, client, rules, public)
+        if not is_signed(cohort.get(client, ""), statement, str(asked.about[Field.SIGNATURE][str(client)])):
+            raise WireError(f"the keys of client {client} are not signed by its member")
+    secrets, sealed = secure_sum.share(asked.secrets, keys, rules)
+    fields = {
+        Field.SHARES: {str(n): text.decode() for n, text in sealed.items()},
+        Field.COMMITMENT: secure_sum.commitment(secrets.seed).hex(),
+    }
+    return replace(asked.session, secrets=secrets, cohort=cohort), fields
+
+
+def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
+    """The masked contribution."""
+    session, rules, sealed = asked.session, asked.settings.rules, asked.about.get(Field.SHARES)
+    if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
+        raise WireError("it has no shares of other clients")
+    secrets = asked.secrets
+    added = asked.summand.contribution(asked, packet)
+    texts = {int(n): str(text).encode() for n, text in sealed.items()}
+    context = context_of(asked.settings, asked.subject, session.cohort, packet.body)
+    secrets, content = secure_sum.mask(secrets, texts, added.words, rules, context)
+    vector = hashlib.sha256(content).hexdigest()
+    if session.vector not in ("", vector):
+        raise WireError(
+            "this node has sent its vector of this sum, and its data have changed since: the difference of "
+            "two vectors with the same masks would reveal its upload"
+        )
+    record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    reply = wire.encode(record, asked.head._replace(kind=MASKED), about=added.about)
+    added.save()
+    after = replace(session, secrets=secrets, context=context.hex(), samples=added.samples)
+    return replace(after, upload=added.upload, vector=vector, noised=added.noised), reply
+
+
+def _consistent(asked: Asked) -> Answer:
+    """The signature of the sum's members, if this node's data may be added up with them."""
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
+    survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
+    without_shares = (survivors & set(secrets.keys)) - set(secrets.shares)
+    if without_shares or not survivors <= set(session.cohort):
+        raise WireError("it names clients in the sum that did not take part in it")
+    if len(survivors) < SMALLEST_COHORT:
+        raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
+    policy = node_policy(asked.node_config)
+    require_cohort(policy, len(survivors))
+    require_noise(policy, asked.settings.noised, len(survivors))
+    secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
+    members = [session.cohort[client] for client in survivors]
+    # Written before the signature leaves: the others may reveal the sum without this node.
+    asked.summand.enter(asked, asked.identities(members))
+    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
+    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.member.sign(statement)}
+
+
+def _revealed(asked: Asked) -> Answer:
+    """A share of one secret of each neighbour, if enough holders of shares signed the same sum."""
+    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
+    members = [session.cohort[client] for client in session.survivors]
+    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
+    signatures = {int(client): str(text) for client, text in asked.about[Field.SIGNATURE].items()}
+    signers = [n for n in session.survivors if n in secrets.shares and n in signatures]
+    agreeing = [n for n in signers if is_signed(session.cohort[n], statement, signatures[n])]
+    if len(agreeing) < rules.threshold:
+        raise WireError(
+            f"{len(agreeing)} clients signed the same model, settings and members of the sum; the threshold "
+            f"is {rules.threshold}"
+        )
+    if session.noised:  # two sets of members cannot both have so many signatures
+        noise = sum_noise(asked.settings.noised, len(session.survivors))
+        Ledger(asked.folder).settle(session.noised, noise)
+    shares = secure_sum.reveal(secrets, session.survivors, rules)
+    return replace(session, secrets=None), {
+        Field.SHARES: {str(n): share.hex() for n, share in shares.items()}
+    }
+
+
+ANSWERS = {KEYS: _keys, SHARES: _shares, CONSISTENT: _consistent, REVEALED: _revealed}
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> Session:
+    """The session in the file; an empty one if there is none."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        return Session()
+    except (OSError, ValueError) as error:
+        raise WireError("its file of secrets cannot be read; see the node's log") from error
+    secrets = None if fields["secrets"] is None else secure_sum.from_json(fields["secrets"])
+    replies = {phase: Packet(head, bytes.fromhex(body)) for phase, (head, body) in fields["replies"].items()}
+    cohort = {int(client): member for client, member in fields["cohort"].items()}
+    return Session(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
+
+
+def write_session(path: Path, session: Session) -> None:
+    """Writes the session before its reply leaves."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secrets = None if session.secrets is None else secure_sum.as_json(session.secrets)
+    replies = {phase: [head, body.hex()] for phase, (head, body) in session.replies.items()}
+    write_json(path, vars(session) | {"secrets": secrets, "replies": replies})

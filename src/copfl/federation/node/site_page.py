@@ -1,0 +1,239 @@
+"""The report of a site of a federation: one page for the owner of the data."""
+
+import math
+import shlex
+import textwrap
+from collections.abc import Sequence
+
+from copfl.charts import Line, Lines
+from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.report.document import Document, Section
+from copfl.report.run_charts import MODEL_STYLES
+from copfl.tables import Table, as_text, capital, size
+
+# The suffix of a metric, what a chart calls the model, and what it is.
+MODELS = {
+    "": "this site's model, after training",
+    "_before": "this site's model, before training",
+    "_global": "the global model",
+}
+WIDTH = 100  # of the text for a terminal
+OVER_SAMPLES = "95 % interval over this site's test samples"
+
+
+def document_of(site: Site) -> Document:
+    """The page."""
+    origin = site.description.origin
+    return Document(
+        title=f"{_whose(site)}: {origin.title}",
+        subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
+        conclusion=[*_conclusion(site), _left_in_a_sentence(site.log)],
+        tiles=_tiles(site),
+        tables=[],
+        notes=_notes(site),
+        facts=_facts(site),
+        sections=[
+            *([curve] if (curve := _curve(site)) else []),
+            Section("left", "What left", "What left this site?", [], _left_tables(site)),
+            Section("use", "Use", "How is the model used?", [], [_commands(site)]),
+        ],
+    )
+
+
+def text_of(site: Site) -> str:
+    """The same for a terminal."""
+    document = document_of(site)
+    tables = [table for section in document.sections for table in section.tables]
+    parts = [f"{document.title}\n{capital(document.subtitle)}."]
+    parts += [textwrap.fill(text, WIDTH) for text in document.conclusion]
+    parts += [as_text(table, WIDTH) for table in tables]
+    return "\n\n".join([*parts, *(textwrap.fill(note, WIDTH) for note in document.notes)])
+
+
+def _whose(site: Site) -> str:
+    client = site.description.origin.client
+    return "A new client" if client is None else f"Client {client}"
+
+
+def _which_round(site: Site) -> str:
+    origin = site.description.origin
+    how = ", the best on this site's validation samples" if origin.select == "best" else ""
+    return f"the model of round {origin.round} of {origin.rounds}{how}"
+
+
+def _score(site: Site, split: str) -> str:
+    for score in site.description.scores:
+        if score.metric == site.metric.name and score.split == split:
+            return f"{site.metric.text(score.value)}{site.metric.unit}"
+    return ""
+
+
+# -- did it gain? --------------------------------------------------------------------------------------------
+
+
+def _conclusion(site: Site) -> list[str]:
+    metric = site.metric
+    value, samples = _score(site, "test"), [s.samples for s in site.description.scores if s.split == "test"]
+    measured = (
+        f"{capital(metric.title)} of {_which_round(site)}: {value} on {samples[0]:,} own test samples."
+        if value
+        else f"The test samples of this site do not define the {metric.title}."
+    )
+    if site.gain is None:
+        return [measured, f"Whether the federation helped is not known: {site.no_gain}."]
+    return [measured, _gain_in_a_sentence(site, site.gain)]
+
+
+def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
+    metric = site.metric
+    alone = f"training alone ({metric.text(found.alone)}{metric.unit})"
+    if math.isnan(found.gain):
+        return (
+            f"The test samples do not define the {metric.title} of both models, so they cannot be compared."
+        )
+    unit = " points" if metric.fraction else ""
+    if not all(map(math.isfinite, found.interval)):
+        sign = metric.text(found.gain, sign="+")
+        return f"{sign}{unit} over {alone}. With {found.samples} test samples there is no interval."
+    bounds = metric.interval(*found.interval)
+    if found.constant_may_be_as_good:
+        return (
+            "No useful gain is shown: always answering the most frequent class, or mean value, of the training "
+            f"samples gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
+            f"{metric.interval(*found.over_constant)}{unit}. Its gain over {alone} is "
+            f"{metric.text(found.gain, sign='+')} {bounds}."
+        )
+    if found.verdict == "not distinguishable":
+        return (
+            f"The model cannot be distinguished from {alone}: {metric.text(found.gain, sign='+')}{unit} "
+            f"{bounds}. More test samples would tell smaller differences apart."
+        )
+    return (
+        f"The model is {metric.text(abs(found.gain))}{unit} {found.verdict} than {alone}; "
+        f"gain {metric.text(found.gain, sign='+')} {bounds}."
+    )
+
+
+def _tiles(site: Site) -> list[tuple[str, str, str]]:
+    metric, tiles = site.metric, []
+    if value := _score(site, "test"):
+        tiles.append((metric.title, value, _which_round(site)))
+    if found := site.gain:
+        value = f"{metric.text(found.alone)}{metric.unit}"
+        tiles.append(("trained alone", value, f"round {found.alone_round}, the same batches"))
+        bounds = (
+            metric.interval(*found.interval) if all(map(math.isfinite, found.interval)) else "no interval"
+        )
+        gain = f"{metric.text(found.gain, sign='+')}{' points' if metric.fraction else ''}"
+        tiles.append(("gain", gain, f"{bounds}, {found.verdict}"))
+    if site.log is not None:
+        sent = sum(left.bytes for left in site.log.left)
+        messages = sum(left.messages for left in site.log.left)
+        tiles.append(("left this site", size(float(sent)), f"{messages:,} messages of this run"))
+    return tiles
+
+
+def _notes(site: Site) -> list[str]:
+    notes = []
+    if site.gain is not None:
+        notes.append(
+            f"In brackets: {OVER_SAMPLES}, paired. It says nothing about other samples than these, nor about "
+            "training again with another seed. Training alone had this site's samples, batches and number of "
+            "local epochs, in the rounds in which the site took part. It never left this site."
+        )
+    if note := site.description.origin.note:
+        notes.append(f"Data: {note}.")
+    if site.log is not None and site.log.problem:
+        notes.append(f"The audit log is damaged: {site.log.problem}.")
+    return notes
+
+
+def _curve(site: Site) -> Section | None:
+    """The primary metric in each round that was evaluated."""
+    metric, name = site.metric, site.metric.name
+    shown = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
+    shown.append(("trained alone", "alone", site.alone, name))
+    lines = [
+        Line(
+            title,
+            _values(rounds, key, metric.factor),
+            colour=MODEL_STYLES[style],
+            dash=MODEL_STYLES[style] % 4,
+            x=[float(noted.round) for noted in rounds if noted.metrics],
+        )
+        for title, style, rounds, key in shown
+        if any(not math.isnan(noted.metrics.get(key, math.nan)) for noted in rounds)
+    ]
+    if not lines:
+        return None
+    about = "On this site's own test samples, which no model was trained on."
+    rounds = [float(noted.round) for noted in site.rounds if noted.metrics]
+    title = f"{capital(metric.title)} by round"
+    chart = Lines("rounds", title, about, rounds, metric.label, lines, metric.unit)
+    return Section("metric", capital(metric.title), "How good is the model, round by round?", [chart])
+
+
+def _values(rounds: Sequence[Measurement], key: str, factor: float) -> list[float | None]:
+    values = [noted.metrics.get(key, math.nan) for noted in rounds if noted.metrics]
+    return [None if math.isnan(value) else factor * value for value in values]
+
+
+# -- what left, and how the model is used --------------------------------------------------------------------
+
+
+def _left_in_a_sentence(log: AuditSummary | None) -> str:
+    if log is None:
+        return "There is no audit log here: what left this site is not known."
+    sent, messages = sum(left.bytes for left in log.left), sum(left.messages for left in log.left)
+    epsilon = "" if log.epsilon is None else f", epsilon {log.epsilon:.3g} in all answers together"
+    return f"{messages:,} messages of this run left this site, {size(float(sent))}{epsilon}; no sample did."
+
+
+def _left_tables(site: Site) -> list[Table]:
+    log = site.log
+    if log is None:
+        return []
+    notes = [
+        f"{log.refused:,} requests of this run were refused; {log.other_runs:,} messages of other runs left.",
+        f"The audit log has {log.lines:,} lines, "
+        f"{'DAMAGED: ' + log.problem if log.problem else 'no line changed or removed'}. Last hash: "
+        f"{log.last_hash[:16]}.",
+    ]
+    notes += [f"All runs on these data: {site.spent}."] if site.spent else []
+    rows = [[left.kind, f"{left.messages:,}", f"{left.bytes:,}"] for left in (*log.left, _total(log.left))]
+    return [Table("Answers to the server in this run", ["kind", "messages", "bytes"], rows, notes)]
+
+
+def _total(left: Sequence[Left]) -> Left:
+    return Left("all", sum(part.messages for part in left), sum(part.bytes for part in left))
+
+
+def _commands(site: Site) -> Table:
+    folder = shlex.quote(str(site.model))
+    rows = [
+        ["predict new samples", f"copfl predict {folder} --data FILE --out answers.csv"],
+        ["evaluate it on other samples", f"copfl evaluate {folder} --data FILE"],
+        ["for other programs", f"copfl export {folder} --format onnx --out model.onnx"],
+        ["a copy to move", f"copfl export {folder} --out FOLDER"],
+    ]
+    if site.gain is not None:
+        other = shlex.quote(str(site.model.parent / "alone"))
+        rows.append(["the model that was trained alone", f"copfl predict {other} --data FILE"])
+    return Table("Commands, which need no server", ["what", "command"], rows)
+
+
+def _facts(site: Site) -> Table:
+    origin, facts = site.description.origin, site.description
+    rows = [
+        ["run", site.run],
+        ["method", origin.title],
+        ["model", str(facts.model.get("name", ""))],
+        ["rounds of the run", str(origin.rounds)],
+        ["rounds with this site", str(len(site.rounds))],
+        ["the model is of round", str(origin.round)],
+        [f"{site.metric.title} on validation samples", _score(site, "validation")],
+        ["data", origin.data],
+        ["folder", str(site.model)],
+        ["copfl", facts.copfl],
+    ]
+    return Table("The model", ["what", "value"], [row for row in rows if row[1]])

@@ -1,0 +1,190 @@
+"""One client on its own machine: its data, its local update, and its answer to the server. Without Flower.
+
+The record after each round is a file. The server names the last upload of this client that it counted, and
+the client starts from the record after that one. So a round that is repeated after a crash counts once, and
+an upload that arrived too late has no effect.
+"""
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.algorithm import ClientOutput
+from copfl.core.batches import plan
+from copfl.core.evaluation import is_evaluated
+from copfl.core.task import Plan
+from copfl.errors import RunError, WireError
+from copfl.federation.node import (
+    halves_memory,
+    measured_rounds,
+    remembered_run,
+)
+from copfl.federation.node.bundle import kept_score, write_bundle
+from copfl.federation.node.data import LoadData, NodeData, moved, node_data
+from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
+from copfl.federation.node.known_data import FOLDER, Hashes, KnownData
+from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
+from copfl.federation.node.message import decode, node_policy, numbered
+from copfl.federation.node.records import ClientRecords
+from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.messages import Field
+from copfl.federation.protocol.node_config import NodeConfig, state_dir
+from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
+from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
+from copfl.federation.protocol.settings import Settings
+from copfl.wire import Head, Packet
+
+
+class Trained(NamedTuple):
+    """A client's local update of one round, before anything of it is stored or sent."""
+
+    head: Head
+    about: dict[str, Any]  # the fields of the server's message
+    records: ClientRecords
+    client: Any  # its record before
+    output: ClientOutput
+    metrics: dict[str, torch.Tensor]
+    measured: Measured  # with what stays at the node
+    note: str
+    noised: str  # the name of the upload in the ledger; empty: it has no noise
+    settings: Settings
+    data: NodeData
+
+    def save(self, node_config: NodeConfig) -> None:
+        """Writes the client's record, and the bundle of the model that was measured."""
+        write_json(self.records.folder / "client.json", {"client": self.head.client})
+        if self.settings.federation.session.rollback:
+            halves_memory.forget(self.records.folder, self.head.round)
+        head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
+        self.records.save(head, self.output.client, keep=counted)
+        samples = KnownData(state_dir(node_config) / FOLDER).name_of(self.data.samples)
+        remembered_run.remember(
+            self.records.folder, self.settings, dict(node_config), self.head.client, samples
+        )
+        measured_rounds.enter(self.records.folder, self.head.round, self.measured)
+        if not (self.measured.tested and node_config.get("bundle", True) and self.data.bundled):
+            return
+        run, primary = self.settings.run.run, self.settings.task.metrics[0]
+        if run.select == "last" or is_best(primary, self.measured, kept_score(self.records.folder, primary)):
+            scores = scores_of(self.data.task.metrics, self.measured, self.data.test, self.data.validation)
+            what = self.settings, self.data.bundled, self.head, self.output.trained, scores
+            write_bundle(self.records.folder, *what, select=run.select)
+
+
+def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
+    """The client's local update for one round."""
+    head, down, about = decode(settings, node_config, packet)
+    if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
+        raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
+    data = load_data(settings, numbered(node_config, head))
+    algorithm, task = settings.algorithm, data.task
+    records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
+    client, note = _start(settings, records, head, counted)
+    if isinstance(algorithm, SecretNoise):
+        algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
+    with torch.no_grad():
+        client, down = moved((client, down), task.device)
+        batches = moved(plan_of(settings, head, data), task.device)
+        output = algorithm.client_update(task, client, down, data.train, batches)
+        _log_gpu(task.device, head.round)
+        # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
+        if not tree.finite((output.client, output.upload)):
+            raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
+        noised = enter_upload(records.folder, output.upload) if isinstance(algorithm, SecretNoise) else ""
+        here = Measured({}, {})
+        if is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
+            models = client, down, output.client, output.trained
+            here = measure(algorithm, task, *models, data.test, data.validation)
+        metrics = output.metrics | here.tested
+        client, output, metrics, here = moved((client, output, metrics, here), torch.device("cpu"))
+    _enter_release(settings, node_config, head, data.samples, noised)
+    return Trained(head, about, records, client, output, metrics, here, note, noised, settings, data)
+
+
+def _log_gpu(device: torch.device, round: int) -> None:
+    """Tells the node's owner that a GPU trained, and the most memory that it has needed."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**20
+        name = torch.cuda.get_device_name(device)
+        logging.getLogger("flwr").info(
+            "copfl: round %d was trained on %s; at most %.1f MiB of its memory", round + 1, name, peak
+        )
+
+
+def _enter_release(
+    settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
+) -> None:
+    """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
+    folder = state_dir(node_config) / FOLDER
+    release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
+    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):
+        noise, place = upload_noise(settings.algorithm), UPLOAD
+        if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
+            fewest = max(settings.rules.threshold, SMALLEST_COHORT)
+            noise, place = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
+    Ledger(folder).enter(release, node_policy(node_config).privacy)
+
+
+def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
+    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
+
+    The policy has the last word. They have no noise, so none leave where it limits epsilon.
+    """
+    policy, is_secure = node_policy(node_config), settings.federation.secure.aggregation
+    may_leave = {"all": True, "sums": is_secure, "none": False}[policy.reports]
+    is_wanted = bool(node_config.get("metrics", not settings.run.privacy))
+    return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
+
+
+def local_update(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """The client's upload for one round; its record is written before."""
+    trained = train(settings, node_config, packet, load_data)
+    trained.save(node_config)
+    metrics = trained.metrics if reports_metrics(settings, node_config) else {}
+    reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
+    return wire.encode(
+        trained.output.upload,
+        trained.head._replace(kind="upload"),
+        settings.federation.network.wire,
+        receiver_masks=trained.about.get(Field.KNOWN_MASKS),
+        # The server has one of these masks.
+        known=[t for t in tree.leaves(trained.client) if t.dtype == torch.bool],
+        about={Field.NOTE: trained.note, Field.METRICS: reported},
+    )
+
+
+def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:
+    """The client's batches of one round."""
+    order = plan(
+        settings.run.run.seed,
+        head.round,
+        [head.client],
+        [int(data.train.size)],
+        batch=settings.run.run.batch,
+        epochs=settings.algorithm.total_epochs,
+        augment=settings.federation.augment,
+        random=data.task.probed(data.train).random,
+    )
+    return tree.row(order, 0)
+
+
+def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
+    """The record after the last counted upload, and a note if it is missing."""
+    initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
+    if rounds and rounds[-1] > head.round and not settings.federation.session.rollback:
+        raise RunError(
+            f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for "
+            f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
+            "or resume with rollback=true to set the nodes back"
+        )
+    if counted < 0:
+        return initial, ""
+    if counted not in rounds:
+        return initial, f"started again: it has no record of round {counted + 1}; was its state-dir changed?"
+    return records.load(head._replace(kind="client", round=counted), initial), ""

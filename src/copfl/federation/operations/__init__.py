@@ -1,0 +1,1 @@
+"""What the operator of a federation looks at and keeps: status, page, history, backup, retention."""

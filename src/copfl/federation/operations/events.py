@@ -1,0 +1,126 @@
+"""What the operators of a federation read: the audit log, JSON log lines, metrics. Without torch.
+
+Each line of the audit log has the hash of the line before it. So a line that was changed or removed is seen,
+except at the end of the file: note the hash of the last line elsewhere (`copfl federate status` prints it).
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import UsageError, one_of, raised_as
+from copfl.federation.protocol.chained_log import AUDIT, AuditLog
+from copfl.federation.protocol.events import Event, Log
+from copfl.federation.protocol.log_lines import LOG_FORMAT, LOG_LEVEL, METRICS, logger
+from copfl.federation.protocol.messages import printable
+
+FORMATS, LEVELS = ("text", "json"), ("debug", "info", "warning", "error")
+LOOPBACK = "127.0.0.1"
+WARNINGS = (Event.REFUSED, Event.REJECTED, Event.WAITING, Event.NO_RESULT)
+
+
+# -- the audit log -------------------------------------------------------------------------------------------
+
+
+# -- log lines -----------------------------------------------------------------------------------------------
+
+
+def environment(metrics: str | None, log_format: str | None, log_level: str | None) -> dict[str, str]:
+    """The variables by which the processes of a federation receive these options."""
+    one_of(FORMATS, log_format=log_format or "text")
+    one_of(LEVELS, log_level=log_level or "info")
+    if metrics:
+        endpoint(metrics)
+    given = {METRICS: metrics, LOG_FORMAT: log_format, LOG_LEVEL: log_level}
+    return {name: value for name, value in given.items() if value}
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """The host and the port of "HOST:PORT" or "PORT"; without a host, this machine alone can connect."""
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        given = f'metrics="{printable(address, 60)}"'
+        raise UsageError(f"{given} must be HOST:PORT or PORT, such as {LOOPBACK}:9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+class Metrics:
+    """The metrics of a run in Prometheus' text format, at http://HOST:PORT/metrics while it continues."""
+
+    def __init__(self, run: str, address: str) -> None:
+        missing = 'metrics need prometheus_client: pip install "copfl[flower]"'
+        with raised_as(UsageError, missing, ImportError):
+            import prometheus_client as prometheus
+        registry = prometheus.CollectorRegistry()
+
+        def made(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(f"copfl_{name}", text, ["run", *labels], registry=registry)
+
+        self.run = run
+        self.round = made(prometheus.Gauge, "round", "The last finished round, from 1.")
+        self.planned = made(prometheus.Gauge, "rounds_planned", "The rounds of the run.")
+        self.connected = made(prometheus.Gauge, "clients_connected", "Clients that are connected.")
+        self.seconds = made(prometheus.Summary, "round_seconds", "Duration of a round.")
+        self.answers = made(prometheus.Counter, "answers", "Uploads that were accepted.")
+        self.rejected = made(prometheus.Counter, "rejected", "Clients that were left out of a round.")
+        self.bytes = made(prometheus.Counter, "bytes", "Bytes of messages.", "direction")
+        self.metric = made(prometheus.Gauge, "metric", "The primary metric, mean over clients.", "metric")
+        host, port = endpoint(address)
+        with raised_as(UsageError, f"metrics={address} cannot be used: {{}}; name another port", OSError):
+            self.server, self.thread = prometheus.start_http_server(port, host, registry)
+
+    def add(self, event: str, **fields: Any) -> None:
+        if event == Event.STARTED:
+            self.round.labels(self.run).set(fields["round"] - 1)
+            self.planned.labels(self.run).set(fields["rounds"])
+        elif event in (Event.JOINED, Event.LEFT):
+            self.connected.labels(self.run).inc(1 if event == Event.JOINED else -1)
+        elif event == Event.ROUND_ENDED:
+            self.round.labels(self.run).set(fields["round"])
+            self.seconds.labels(self.run).observe(fields["seconds"])
+            self.answers.labels(self.run).inc(len(fields["accepted"]))
+            self.rejected.labels(self.run).inc(len(fields["left_out"]))
+            for direction, count in fields["bytes"].items():
+                self.bytes.labels(self.run, direction).inc(count)
+            if fields["value"] is not None:
+                self.metric.labels(self.run, fields["metric"]).set(fields["value"])
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@contextlib.contextmanager
+def operations(folder: Path, run: str) -> Iterator[Log]:
+    """The log of a server's run: log lines, the audit log, and metrics if the environment asks for them.
+
+    How the run ends is its last event.
+    """
+    address = os.environ.get(METRICS)
+    receivers: list[Metrics | AuditLog] = []
+    with contextlib.ExitStack() as stack:
+        if address:
+            receivers.append(stack.enter_context(contextlib.closing(Metrics(run, address))))
+        receivers.insert(0, stack.enter_context(contextlib.closing(AuditLog(folder / AUDIT))))
+
+        def log(text: str, /, event: str = "", **fields: Any) -> None:
+            if text:
+                level = logging.WARNING if event in WARNINGS else logging.INFO
+                named = {"event": event, **fields} if event else {}
+                logger.log(level, "copfl: %s", text, extra={"fields": named})
+            for receiver in receivers if event else ():
+                receiver.add(event, **fields)
+
+        try:
+            yield log
+        except Exception as error:
+            log("", Event.FAILED, reason=printable(error))
+            raise
+        log("", Event.ENDED)

@@ -1,0 +1,100 @@
+"""A run as the server's audit log tells it. Without torch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from copfl.errors import RunError, raised_as
+from copfl.federation.protocol.events import Event
+
+ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
+
+
+@dataclass
+class ClientHistory:
+    """What the log says of one client; times are texts of ISO 8601."""
+
+    is_connected: bool = False
+    node: str = ""
+    since: str = ""  # when it joined, or left
+    last_answer: str = ""  # when; empty: none was counted or rejected
+    last_round: int | None = None  # that counted its upload
+
+
+@dataclass
+class CurrentRound:
+    """A round that has begun and not ended."""
+
+    number: int
+    started: str
+    selected: list[int]
+    answered: set[int] = field(default_factory=set)
+    left_out: dict[int, str] = field(default_factory=dict)  # client -> why; it may be asked again
+
+    @property
+    def missing(self) -> list[int]:
+        """The clients without an upload that counts."""
+        return [client for client in self.selected if client not in self.answered]
+
+
+@dataclass
+class History:
+    """All events, folded."""
+
+    first_round: int | None = None
+    planned: int | None = None
+    started: str = ""
+    last_event: str = ""
+    last_at: str = ""
+    clients: dict[int, ClientHistory] = field(default_factory=dict)
+    rounds: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # the events at the ends of rounds
+    current: CurrentRound | None = None
+    refused: dict[str, str] = field(default_factory=dict)  # node that is no client -> why
+    last_error: Mapping[str, Any] | None = None
+
+    def state(self, *, is_running: bool) -> str:
+        """What can be said after "the run"."""
+        ended = {Event.ENDED: "ended", Event.FAILED: "failed"}
+        usual = "was interrupted" if self.last_event else "ended"
+        return "is running" if is_running else ended.get(self.last_event, usual)
+
+
+def history_of(events: Iterable[Mapping[str, Any]]) -> History:
+    """The history in the events of an audit log; RunError if one lacks what such an event has."""
+    found = History()
+    for number, event in enumerate(events, 1):
+        damaged = f"event {number} of the audit log, {event['event']!r}, is damaged: {{}}"
+        with raised_as(RunError, damaged, KeyError, TypeError, ValueError, AttributeError):
+            _add(found, event)
+    return found
+
+
+def _add(found: History, event: Mapping[str, Any]) -> None:
+    kind, at = event["event"], event["at"]
+    found.last_event, found.last_at = kind, at
+    found.last_error = event if kind in ERRORS else found.last_error
+    if kind == Event.STARTED:
+        found.first_round = event["round"] if found.first_round is None else found.first_round
+        found.planned, found.started, found.current = int(event["rounds"]), at, None
+        for client in found.clients.values():
+            client.is_connected = False
+    elif kind in (Event.JOINED, Event.LEFT):
+        client = found.clients.setdefault(int(event["client"]), ClientHistory())
+        client.is_connected, client.node, client.since = kind == Event.JOINED, event["node"], at
+    elif kind == Event.ROUND_STARTED:
+        found.current = CurrentRound(int(event["round"]), at, list(map(int, event["clients"])))
+    elif kind in (Event.ACCEPTED, Event.REJECTED):
+        number = int(event["client"])
+        if number in found.clients:
+            found.clients[number].last_answer = at
+        if found.current is not None and kind == Event.ACCEPTED:
+            found.current.answered.add(number)
+            found.current.left_out.pop(number, None)
+        elif found.current is not None:
+            found.current.left_out[number] = event["reason"]
+    elif kind == Event.ROUND_ENDED:
+        found.rounds[int(event["round"])], found.current = event, None
+        for number in set(map(int, event["accepted"])) & found.clients.keys():
+            found.clients[number].last_round = int(event["round"])
+    elif kind == Event.REFUSED:
+        found.refused[event["node"]] = event["reason"]

@@ -1,0 +1,211 @@
+"""The coordinator's page: a federation's members, rounds and audit log, during a run and afterwards."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl.experiment.progress import span
+from copfl.federation.operations.sections import NAMED, clock, mean_text, metric_of, moment, sections
+from copfl.federation.operations.watched import (
+    ABSENT,
+    ANSWERED,
+    MemberState,
+    RoundRecord,
+    Watched,
+    fingerprint_of,
+    read,
+)
+from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.protocol.proposal import members_fingerprint
+from copfl.report.document import Document, render
+from copfl.settings.flat import nested
+from copfl.tables import Table, capital, listed, size
+
+TABLES = ("algorithm", "optimizer", "model", "robust", "privacy", "network", "secure")
+
+
+class FederationPage:
+    """The page of the app in a folder, for `copfl.report.serving`.
+
+    Args:
+        folder: That of the app, on the server.
+        run: The run that it shows; None: always the last one.
+    """
+
+    def __init__(self, folder: Path, run: str | None = None) -> None:
+        self.folder, self.run = folder, run
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.folder, self.run)
+
+    def html(self, fingerprint: str = "") -> str:
+        document = document_of(read(self.folder, self.run))
+        # A folder may get another run, so a served page asks on.
+        return render(document._replace(ended=not fingerprint), fingerprint)
+
+
+def document_of(watched: Watched) -> Document:
+    """The page of a federation at one moment."""
+    state = _sentences(watched)
+    return Document(
+        title=f"Federation {watched.folder.resolve().name}" + (f", run {watched.run}" if watched.run else ""),
+        subtitle=f"{_who(watched)}; as of {watched.at:%Y-%m-%d %H:%M:%S}, all times are UTC",
+        conclusion=state,
+        tiles=_tiles(watched),
+        tables=[_members(watched)],
+        notes=[f"{capital(remark)}." for remark in watched.remarks],
+        facts=_facts(watched),
+        sections=list(sections(watched)) if watched.run else [],
+        heading="State",
+        problems=[f"{capital(problem)}." for problem in watched.problems],
+        news=" ".join(state[:2]),
+    )
+
+
+def _who(watched: Watched) -> str:
+    """The algorithm, the members, and who signed the run."""
+    tables = nested(watched.settings)
+    parts = [str(tables.get("algorithm", {}).get("name", "")), f"{len(watched.members)} members"]
+    if watched.proposal is not None:
+        parts.append(f"signed by coordinator {fingerprint(watched.proposal.coordinator)}")
+    elif watched.run:
+        parts.append("signed by nobody")
+    return ", ".join(filter(None, parts))
+
+
+def _sentences(watched: Watched) -> list[str]:
+    """What happens now, who is waited for, and how far the metric is."""
+    if not watched.run:
+        count = len(watched.members)
+        members = f"{count} member{'s' * (count != 1)} admitted" if count else "nobody is admitted yet"
+        return [f"No run has begun; {members}."]
+    done, of = len(watched.rounds), watched.planned or "?"
+    lines = []
+    if watched.is_running and watched.history.current is not None:
+        lines.append(f"Round {watched.history.current.number} of {of} is running.")
+        lines.append(_waiting(watched))
+    elif watched.is_running:
+        lines.append(f"{done} of {of} rounds have ended; the run is running.")
+    else:
+        why = f": {watched.reason}" if watched.reason else ""
+        lines.append(f"The run {watched.state} after {done} of {of} rounds{why}.")
+    if mean := mean_text(watched, watched.rounds[-1:]):
+        lines.append(
+            f"Mean {metric_of(watched).title} of the clients in round {watched.rounds[-1].number}: {mean}."
+        )
+    return lines
+
+
+def _waiting(watched: Watched) -> str:
+    """Who waits for whom."""
+    waited = [member for member in watched.members if member.is_waited_for]
+    if not waited:
+        return "Every upload has arrived; the server adds them up."
+    names = listed([f"{member.name} ({_how(member, watched.at)})" for member in waited], NAMED)
+    answered = [member.name for member in watched.members if member.state == ANSWERED]
+    has = "has" if len(answered) == 1 else "have"
+    others = (
+        f" {listed(answered, NAMED)} {has} answered and wait{'s' * (len(answered) == 1)}." if answered else ""
+    )
+    return f"It waits for {names}.{others}"
+
+
+def _how(member: MemberState, now: datetime.datetime) -> str:
+    """Such as "training for 0:42"."""
+    return f"{member.state} for {_age(member.since, now)}" if member.since else member.state
+
+
+def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
+    tiles = []
+    if watched.run:
+        since = moment(watched.history.last_at, watched)
+        note = watched.reason or (f"last event {since}" if since else "")
+        tiles.append(("run", watched.state.removeprefix("is ").removeprefix("was "), note))
+        tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", _pace(watched.rounds)))
+    waited = [member for member in watched.members if member.is_waited_for]
+    if watched.is_running and watched.history.current is not None:
+        absent = sum(member.state == ABSENT for member in waited)
+        tiles.append(("waits for", str(len(waited)), f"{absent} of them not connected" if absent else ""))
+    if watched.rounds:
+        if mean := mean_text(watched, watched.rounds[-1:]):
+            tiles.append((metric_of(watched).title, mean, "mean of the clients, last round"))
+        up, down = (sum(getattr(r, way) for r in watched.rounds) for way in ("bytes_up", "bytes_down"))
+        tiles.append(("traffic", size(up + down), f"{size(up)} up, {size(down)} down"))
+        epsilon = watched.rounds[-1].federation.get("epsilon")
+        if epsilon is not None:
+            delta = watched.settings.get("privacy.delta")
+            tiles.append(("epsilon", f"{epsilon:.2f}", f"of this run, at delta {delta}"))
+    return tiles
+
+
+def _pace(rounds: Sequence[RoundRecord]) -> str:
+    return f"{float(np.median([r.seconds for r in rounds])):.1f} s each (median)" if rounds else ""
+
+
+def _members(watched: Watched) -> Table:
+    rows = []
+    for member in watched.members:
+        state = member.state + (f": {member.reason}" if member.reason else "") + " (late)" * member.is_late
+        since = (
+            f"{clock(member.since, watched)}, {_age(member.since, watched.at)} ago" if member.since else "-"
+        )
+        now = [since, "yes" if member.is_waited_for else "no"] if watched.is_running else []
+        answered, counted = clock(member.last_answer, watched), str(member.last_round or "-")
+        rows.append(
+            [f"{member.number} {member.name}", state, *now, answered, counted, member.fingerprint or "-"]
+        )
+    present = ["since", "waited for"] if watched.is_running else []
+    head = ["member", "state", *present, "last answer", "last counted in round", "fingerprint of its key"]
+    notes = [f"{len(watched.roster.revoked)} keys are revoked"] if watched.roster.revoked else []
+    notes += [
+        f"Node {node} was refused: {why}" for node, why in list(watched.history.refused.items())[-NAMED:]
+    ]
+    return Table("Members", head, rows, notes, numeric=False)
+
+
+def _facts(watched: Watched) -> Table | None:
+    """Who signed the run, and its settings in short."""
+    if not watched.run:
+        return None
+    signed, tables = watched.proposal, nested(watched.settings)
+    rows = [["run", watched.run]]
+    if signed is None:
+        rows.append(["signed by", "nobody: the folder has no proposal of this run"])
+    else:
+        rows += [
+            [
+                "signed by",
+                f"coordinator {fingerprint(signed.coordinator)}, at {moment(signed.issued, watched)}",
+            ],
+            ["proposal", f"SHA-256 {signed.digest}"],
+            [
+                "members",
+                f"{len(signed.members)}, fingerprint of the list {members_fingerprint(signed.members)}",
+            ],
+        ]
+    rows += [[kind, _described(tables[kind])] for kind in TABLES if _described(tables.get(kind, {}))]
+    run = tables.get("run", {})
+    rows.append(["clients", f"{run.get('clients')}, participation {run.get('participation', 1)}"])
+    rows += [["seed", str(run["seed"])]] if "seed" in run else []
+    if len(watched.runs) > 1:
+        rows.append(["runs in the folder", listed(list(reversed(watched.runs)), NAMED)])
+    return Table("The run", ["what", "value"], rows, numeric=False)
+
+
+def _described(table: Any) -> str:
+    """Such as "adam (lr 0.001)"."""
+    if not isinstance(table, Mapping):
+        return str(table or "")
+    options = {
+        key: value for key, value in table.items() if key not in ("dir", "code") and value not in ("", None)
+    }
+    name = str(options.pop("name", ""))
+    rest = ", ".join(f"{key} {value}" for key, value in options.items())
+    return f"{name} ({rest})" if name and rest else name or rest
+
+
+def _age(since: datetime.datetime | None, now: datetime.datetime) -> str:
+    return span(max(0.0, (now - since).total_seconds())) if since else "-"

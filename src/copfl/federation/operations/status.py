@@ -1,0 +1,281 @@
+"""The state of a federation, from the folder of its server or of a node. Without torch."""
+
+import contextlib
+import datetime
+import json
+import socket
+import sqlite3
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from copfl.errors import RunError
+from copfl.federation.node import audit_log
+from copfl.federation.node.acceptance import pending
+from copfl.federation.node.ledger import Spent, spent
+from copfl.federation.operations.history import history_of
+from copfl.federation.policy.file import policy_of
+from copfl.federation.protocol.app_folder import (
+    AGREEMENTS,
+    CONTACT,
+    DATABASE,
+    LAST_ERROR,
+    is_locked,
+    is_node,
+    read_app,
+    run_names,
+    superlink_address,
+)
+from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.messages import parsed, printable, read_json
+from copfl.federation.protocol.node_config import WORKER
+from copfl.federation.server.certificates import expiries, expiry_warnings
+
+CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
+LATE_AFTER = 10.0  # seconds that a client may need in any case
+
+
+def status(folder: Path, run: str | None = None) -> dict[str, Any]:
+    """The state of the server or the node in the folder; "problems" is empty if all is well."""
+    if is_node(folder):
+        return _of_node(folder)
+    return _of_server(folder, run)
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
+def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
+    app = read_app(folder)
+    address = superlink_address(folder, app)
+    result: dict[str, Any] = {
+        "kind": "server",
+        "superlink": {"address": "{}:{}".format(*address), "answers": answers(*address)},
+        "runs": run_names(folder / "runs"),
+    }
+    problems = []
+    if not result["superlink"]["answers"]:
+        problems.append(f"no SuperLink answers at {result['superlink']['address']}")
+    result["other_runs"] = other_runs(folder)
+    name = run or (result["runs"][-1] if result["runs"] else None)
+    if run and run not in result["runs"]:
+        known = ", ".join(result["runs"]) or "none"
+        raise RunError(f'no run "{run}" in {folder / "runs"}; there are: {known}')
+    if name:
+        path = folder / "runs" / name
+        found = verified(path / AUDIT) if (path / AUDIT).exists() else Verified([], "", "")
+        result |= {"run": name, **_of_run(path, found)}
+        problems += [result["audit"]["problem"]] if result["audit"]["problem"] else []
+        problems += [f"the run {result['state']}"] if result["state"] in ("failed", "was interrupted") else []
+    ends = expiries(folder / "keys")
+    result["certificates"] = {name: end.isoformat() for name, end in ends.items()}
+    return result | {"problems": problems + expiry_warnings(ends, datetime.datetime.now(datetime.UTC))}
+
+
+def other_runs(folder: Path) -> list[dict[str, Any]]:
+    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
+    database = folder / DATABASE
+    if not database.exists():
+        return []
+    columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
+    both = "run LEFT JOIN task ON task.task_id = run.primary_task_id"
+    query = f"SELECT {columns} FROM {both} ORDER BY task.pending_at"
+    found = []
+    with (
+        contextlib.suppress(sqlite3.Error),  # of another version of Flower
+        contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
+    ):
+        for number, app, config, at, finished, details in connection.execute(query):
+            flower_id = int(number) % 2**64  # the database has no unsigned numbers
+            given = parsed(str(config))
+            name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
+            if not any((folder / place / name).is_dir() for place in ("runs", AGREEMENTS)):
+                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
+                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
+                found.append(about | {"details": printable(details or "", 200)})
+    return found
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a server accepts connections there."""
+    for name in dict.fromkeys((host, "127.0.0.1")):  # a server may not reach its own public address
+        with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=2):
+            return True
+    return False
+
+
+def _of_run(path: Path, found: Verified) -> dict[str, Any]:
+    """The state of one run, from its audit log; of an older run without one, from its rounds."""
+    is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
+    history = history_of(found.events)
+    unlogged = [
+        n
+        for n in done
+        if history.first_round is not None and history.first_round <= n and n not in history.rounds
+    ]
+    removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
+    seconds = [event["seconds"] for event in history.rounds.values()]
+    waiting: dict[str, float] = {}  # the clients without an answer in the present round, and since when
+    if is_running and history.current is not None:
+        started = datetime.datetime.fromisoformat(history.current.started).timestamp()
+        waiting = dict.fromkeys(map(str, history.current.missing), round(time.time() - started, 1))
+    clients = {
+        str(number): {
+            "last_round": client.last_round,
+            "connected": is_running and client.is_connected,
+            "node": client.node,
+            "since": client.since,
+        }
+        for number, client in sorted(history.clients.items())
+    }
+    return {
+        "state": history.state(is_running=is_running),
+        "rounds": {
+            "done": max(done, default=0),
+            "of": history.planned or read_json(path / "config.json").get("run.rounds"),
+        },
+        "seconds_per_round": statistics.median(seconds) if seconds else None,
+        "clients": clients,
+        "refused_nodes": history.refused,
+        "waiting_for": waiting,
+        "late": _late(waiting, history.rounds, seconds),
+        "last_round": _line(history.rounds[max(history.rounds)]) if history.rounds else None,
+        "last_error": _line(history.last_error) if history.last_error else None,
+        "audit": {
+            "lines": len(found.events),
+            "problem": found.problem or removed,
+            "last_hash": found.last_hash,
+        },
+    }
+
+
+def _finished_rounds(path: Path) -> list[int]:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        *lines, _ = (path / "rounds.jsonl").read_text().split("\n")
+        return [int(json.loads(line)["round"]) for line in lines]
+    return []
+
+
+def _late(
+    waiting: dict[str, float], rounds: Mapping[int, Mapping[str, Any]], seconds: list[float]
+) -> dict[str, str]:
+    """The clients that did not answer in the last round, or take twice as long as a round does."""
+    if not rounds:
+        return {}
+    number, left_out = max(rounds), rounds[max(rounds)]["left_out"]
+    late = {client: f"round {number}: {why}" for client, why in left_out.items() if "no reply" in why}
+    limit = max(LATE_AFTER, 2 * statistics.median(seconds))
+    slow = {client: age for client, age in waiting.items() if age > limit}
+    return late | {client: f"round {number + 1}: no answer for {age:.0f} s" for client, age in slow.items()}
+
+
+def _line(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key != "previous"}
+
+
+# -- a node --------------------------------------------------------------------------------------------------
+
+
+def _of_node(folder: Path) -> dict[str, Any]:
+    worker, is_running = folder / WORKER, is_locked(folder / WORKER / "lock")
+    contact = None
+    with contextlib.suppress(OSError):
+        contact = round(time.time() - (worker / CONTACT).stat().st_mtime, 1)
+    runs = {p.parent.name: 0 for p in folder.glob("*/client.json")}
+    for path in sorted(folder.glob("*/round-*.copfl")):
+        number = path.stem.removeprefix("round-")
+        if number.isdecimal():
+            runs[path.parent.name] = int(number) + 1
+    problems = [] if is_running else ["the node is not running"]
+    audit = None
+    if (folder / audit_log.FILE).exists():
+        found = audit_log.verified(folder / audit_log.FILE)
+        audit = {"lines": len(found.lines), "problem": found.problem, "last_hash": found.last_hash}
+        problems += [f"{audit_log.FILE}: {found.problem}"] if found.problem else []
+    is_training = (worker / "message").exists()
+    if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
+        since = "yet" if contact is None else f"for {contact:.0f} s"
+        problems.append(f"the node has no contact with its server {since}")
+    privacy = spent(folder, policy_of({}, folder).privacy)
+    return {
+        "kind": "node",
+        "running": is_running,
+        "training": is_running and is_training,
+        "seconds_since_contact": contact,
+        "runs": runs,  # by name: the last round that it trained
+        "audit": audit,
+        "waiting_proposals": [signed.proposal.digest for signed in pending(folder)],
+        "privacy": privacy._asdict() if privacy else None,  # what its data have spent
+        "last_error": read_json(worker / LAST_ERROR) or None,
+        "problems": problems,
+    }
+
+
+# -- as text -------------------------------------------------------------------------------------------------
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The state in a few lines."""
+    lines = _node_lines(found) if found["kind"] == "node" else _server_lines(found)
+    error = found.get("last_error")
+    if error:
+        named = [f"{key} {error[key]}" for key in ("round", "client", "node") if key in error]
+        about = ", ".join([str(error.get("event", "")), *named]).strip(", ")
+        lines.append(f"last error  {error.get('at', '')} {about}: {printable(error.get('reason', ''))}")
+    lines += [f"problem     {problem}" for problem in found["problems"]]
+    return "\n".join(lines)
+
+
+def _node_lines(found: dict[str, Any]) -> list[str]:
+    contact = found["seconds_since_contact"]
+    lines = [
+        f"node        {'training' if found['training'] else 'running' if found['running'] else 'not running'}"
+    ]
+    lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
+    lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
+    lines += [
+        f"waiting     proposal {digest[:16]}: `copfl federate approve`"
+        for digest in found["waiting_proposals"]
+    ]
+    lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
+    return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
+
+
+def _audit_line(audit: dict[str, Any]) -> str:
+    intact = "no line changed or removed" if not audit["problem"] else "DAMAGED"
+    return f"audit log   {audit['lines']} lines, {intact}; last hash {audit['last_hash'][:16]}"
+
+
+def _server_lines(found: dict[str, Any]) -> list[str]:
+    superlink = found["superlink"]
+    lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
+    lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
+    for other in found["other_runs"]:
+        ended = f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun"
+        lines.append(
+            f"other run   {other['run']}, app {other['app']}, submitted {other['submitted']}, {ended}"
+        )
+    if "run" not in found:
+        return [*lines, "runs        none yet"]
+    rounds, last, audit = found["rounds"], found["last_round"], found["audit"]
+    others = f" ({len(found['runs'])} runs in all)" if len(found["runs"]) > 1 else ""
+    lines += [f"run         {found['run']} {found['state']}{others}"]
+    median = found["seconds_per_round"]
+    lines += [
+        f"rounds      {rounds['done']} of {rounds['of'] or '?'}"
+        + (f", {median:.1f} s each" if median is not None else "")
+        + (f", {last['metric']} {last['value']:.4f}" if last and last["value"] is not None else "")
+    ]
+    for client, about in found["clients"].items():
+        state = "connected" if about["connected"] else "left" if found["state"] == "is running" else "joined"
+        counted = f"; last counted in round {about['last_round']}" if about["last_round"] else ""
+        lines.append(f"client {client:<4} {state} {about['since']}, node {about['node']}{counted}")
+    lines += [f"refused     node {node}: {reason}" for node, reason in found["refused_nodes"].items()]
+    if found["waiting_for"]:
+        seconds = max(found["waiting_for"].values())
+        lines.append(f"waiting     for clients {', '.join(found['waiting_for'])}, {seconds:.0f} s")
+    lines += [f"late        client {client}: {why}" for client, why in found["late"].items()]
+    return [*lines, _audit_line(audit)]

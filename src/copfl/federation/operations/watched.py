@@ -1,0 +1,338 @@
+"""What the folder of a federation's server says of a run: its members, its rounds, and who is waited for.
+
+Without torch. Names, reasons and metrics come from other machines; the page that shows them escapes them.
+"""
+
+import contextlib
+import datetime
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from copfl.errors import CopflError, RunError, raised_as
+from copfl.federation.operations.history import ClientHistory, History, history_of
+from copfl.federation.operations.status import LATE_AFTER, answers, other_runs
+from copfl.federation.protocol import proposal
+from copfl.federation.protocol.app_folder import (
+    is_locked,
+    is_node,
+    read_app,
+    run_names,
+    superlink_address,
+)
+from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.keys import fingerprint, read_public
+from copfl.federation.protocol.messages import read_json
+from copfl.federation.protocol.proposal import Member, Proposal
+from copfl.federation.server.certificates import expiries, expiry_warnings
+from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
+from copfl.federation.server.membership import FILE as MEMBERS
+
+ROUNDS, CONFIG, BENEFIT = "rounds.jsonl", "config.json", "benefit.json"  # in the run's folder
+LOCK = ".lock"
+
+# States of a member.
+TRAINING, ANSWERED, LEFT_OUT = "training", "has answered", "left out"
+ABSENT, NOT_SELECTED, READY = "not connected", "not selected", "connected"
+DONE, NOT_COUNTED, REVOKED, NO_MEMBER = "done", "never counted", "revoked", "not in this run"
+
+
+class MemberState(NamedTuple):
+    """A member of a run."""
+
+    number: int
+    name: str
+    fingerprint: str  # of its key; empty: nobody signed who is a member
+    state: str
+    reason: str = ""  # why it is left out
+    since: datetime.datetime | None = None  # when this state began
+    is_waited_for: bool = False
+    is_late: bool = False
+    last_answer: datetime.datetime | None = None
+    last_round: int | None = None  # that counted its upload
+
+
+class RoundRecord(NamedTuple):
+    """A round that has ended, as rounds.jsonl has it."""
+
+    number: int
+    seconds: float
+    clients: Sequence[int]  # whose uploads counted
+    left_out: Mapping[int, str]  # client -> why
+    metric: str  # the primary one
+    mean: Mapping[str, float | None]
+    per_client: Mapping[str, Mapping[int, float | None]]  # of a metric that leaves the nodes
+    federation: Mapping[str, float | None]
+    bytes_up: float
+    bytes_down: float
+    is_summed: bool  # only sums leave the nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A federation's run at one moment."""
+
+    folder: Path
+    at: datetime.datetime
+    run: str  # empty: there is none yet
+    runs: Sequence[str]
+    is_running: bool
+    state: str  # what can be said after "the run"
+    history: History
+    reason: str  # why it failed
+    proposal: Proposal | None  # what the coordinator signed
+    settings: Mapping[str, Any]  # the run config, by path
+    roster: Roster
+    members: Sequence[MemberState]
+    rounds: Sequence[RoundRecord]
+    benefit: Mapping[str, Any]  # of secure sums, when the run has ended; empty: not known
+    log: Verified
+    problems: Sequence[str]
+    remarks: Sequence[str]  # on the server, without a run in which they matter
+
+    @property
+    def planned(self) -> int | None:
+        """The number of rounds of the run."""
+        known = self.history.planned or self.settings.get("run.rounds")
+        return known if type(known) is int else None
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What clients are called, by number."""
+        return {member.number: member.name for member in self.members}
+
+    def name(self, client: int) -> str:
+        return self.names.get(client, f"client {client}")
+
+
+def read(folder: Path, run: str | None = None) -> Watched:
+    """The state of a run, by default of the last one; RunError if the folder is not that of a server."""
+    if is_node(folder):
+        raise RunError(f"{folder} is the state-dir of a node; name the app's folder on the server")
+    app, now = read_app(folder), datetime.datetime.now(datetime.UTC)
+    runs = run_names(folder / "runs")
+    if run is not None and run not in runs:
+        raise RunError(f'no run "{run}" in {folder / "runs"}; there are: {", ".join(runs) or "none"}')
+    name = run or (runs[-1] if runs else "")
+    path = folder / "runs" / name
+    is_running = bool(name) and is_locked(path / LOCK)
+    log = verified(path / AUDIT) if name and (path / AUDIT).exists() else Verified([], "", "")
+    history, roster = history_of(log.events), read_roster(folder)
+    rounds = read_rounds(path / ROUNDS) if name and (path / ROUNDS).exists() else []
+    signed, problem = _signed(folder, path, name) if name else (None, "")
+    problems = [*filter(None, (log.problem, problem)), *expiry_warnings(expiries(folder / "keys"), now)]
+    unlogged = [
+        r.number for r in rounds if (history.first_round or r.number + 1) <= r.number not in history.rounds
+    ]
+    problems += [f"round {unlogged[0]} is not in {AUDIT}: lines were removed"] if unlogged else []
+    remarks = _remarks(folder, app)
+    settings = (
+        signed.settings
+        if signed
+        else read_json(path / CONFIG)
+        if name
+        else proposal.settings_in(app["config"])
+    )
+    needed = _needed_replies(settings, len(history.current.selected)) if history.current else 0
+    failed = history.last_error if history.state(is_running=is_running) == "failed" else None
+    return Watched(
+        folder=folder,
+        at=now,
+        run=name,
+        runs=runs,
+        is_running=is_running,
+        state=history.state(is_running=is_running) if name else "has not begun",
+        history=history,
+        reason=str(failed.get("reason", "")) if failed else "",
+        proposal=signed,
+        settings=settings,
+        roster=roster,
+        members=_members(signed, roster, history, is_running, needed, now),
+        rounds=rounds,
+        benefit=read_json(path / BENEFIT) if name else {},
+        log=log,
+        problems=problems + (remarks if is_running else []),
+        remarks=[] if is_running else remarks,
+    )
+
+
+def fingerprint_of(folder: Path, run: str | None = None) -> str:
+    """A text that changes when there is news; while a run continues, every five seconds, as people wait."""
+    runs = run_names(folder / "runs")
+    name = run or (runs[-1] if runs else "")
+    path, states = folder / "runs" / name, [name]
+    files = [path / file for file in (AUDIT, ROUNDS, CONFIG, SIGNED)]
+    for file in (*files, path / BENEFIT, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
+        with contextlib.suppress(OSError):
+            about = file.stat()
+            states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")
+    now = datetime.datetime.now().timestamp()
+    states.append(f"running {now // 5}" if name and is_locked(path / LOCK) else f"ended {now // 60}")
+    return fingerprint("\n".join(states))
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """The rounds of a run; a last line that is being written is left out. RunError if the file is damaged."""
+    with raised_as(RunError, f"cannot read {path}: {{}}", OSError):
+        *lines, _ = path.read_bytes().split(b"\n")
+    rounds = []
+    for number, line in enumerate(lines, 1):
+        malformed = ValueError, TypeError, KeyError, AttributeError, RecursionError
+        with raised_as(RunError, f"line {number} of {path} is damaged: {{}}; restore the file", *malformed):
+            rounds.append(_round(json.loads(line)))
+    return rounds
+
+
+def _round(record: Mapping[str, Any]) -> RoundRecord:
+    clients = [int(client) for client in record["clients"]]
+    per_client = {
+        str(name): dict(zip(clients, map(_number, values), strict=True))
+        for name, values in record["per_client"].items()
+    }
+    return RoundRecord(
+        number=int(record["round"]),
+        seconds=float(record["seconds"]),
+        clients=clients,
+        left_out={int(client): str(why) for client, why in record["why"].items()},
+        metric=str(record["metric"]),
+        mean={str(name): _number(value) for name, value in record["mean"].items()},
+        per_client=per_client,
+        federation={str(name): _number(value) for name, value in record["federation"].items()},
+        bytes_up=float(record["bytes"]["up"]),
+        bytes_down=float(record["bytes"]["down"]),
+        is_summed="secure_aggregation" in record,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
+    """A run's proposal and what is wrong with it: as the server received it, or the coordinator wrote it."""
+    for file in (path / SIGNED, folder / PROPOSALS / f"{run}.json"):
+        if file.exists():
+            try:
+                signed = proposal.read(file.read_bytes()).proposal
+                own = folder / "keys" / f"{COORDINATOR}.pub"
+                is_other = own.exists() and read_public(own) != signed.coordinator
+                who = f"{fingerprint(signed.coordinator)}, who is not the coordinator of {own.name}"
+                return signed, f"the run is signed by {who}" if is_other else ""
+            except (CopflError, OSError) as error:
+                return None, f"{file.name} of this run: {error}"
+    return None, ""
+
+
+def _remarks(folder: Path, app: Mapping[str, Any]) -> list[str]:
+    """What is to be said of the SuperLink: that it does not answer, and runs that have no folder."""
+    host, port = superlink_address(folder, dict(app))
+    down = [] if answers(host, port) else [f"no SuperLink answers at {host}:{port}"]
+    return down + [
+        f"the SuperLink has the run {other['run']}, which "
+        + (f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun")
+        for other in other_runs(folder)
+    ]
+
+
+# -- members -------------------------------------------------------------------------------------------------
+
+
+def _members(
+    signed: Proposal | None,
+    roster: Roster,
+    history: History,
+    is_running: bool,
+    needed: int,
+    now: datetime.datetime,
+) -> list[MemberState]:
+    """The members of the signed proposal, then those admitted since; without both, the clients of the log.
+
+    Args:
+        signed: the proposal.
+        roster: who is admitted, and whose key is revoked.
+        history: the events of the run.
+        is_running: whether a server has the run's folder.
+        needed: number of replies that a round needs.
+        now: when all this was read.
+    """
+    begun = bool(history.last_event)
+    listed = {member.number: member for member in (signed.members if signed else ())}
+    for member in roster.members:
+        listed.setdefault(member.number, member)
+    in_run = {m.number for m in signed.members} if signed else listed.keys() | history.clients.keys()
+    seconds = [float(event["seconds"]) for event in history.rounds.values()]
+    limit = max(LATE_AFTER, 2 * statistics.median(seconds)) if seconds else LATE_AFTER
+    states = []
+    for number in sorted(listed.keys() | history.clients.keys()):
+        known = listed.get(number)
+        about = _about(number, known)
+        if known is not None and known.key in roster.revoked:
+            about = about._replace(state=REVOKED)
+        elif number not in in_run and begun:
+            about = about._replace(state=NO_MEMBER)
+        else:
+            about = _in_run(about, history, is_running)
+        client = history.clients.get(number, ClientHistory())
+        waited = (now - about.since).total_seconds() if about.since else 0.0
+        states.append(
+            about._replace(
+                last_answer=_time(client.last_answer),
+                last_round=client.last_round,
+                is_late=about.is_waited_for and waited > limit,
+            )
+        )
+    if sum(member.state in (ANSWERED, TRAINING) for member in states) >= needed:
+        # The round ends without the others.
+        states = [
+            member._replace(is_waited_for=False, is_late=False)
+            if member.state in (ABSENT, LEFT_OUT)
+            else member
+            for member in states
+        ]
+    return states
+
+
+def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
+    """The replies that a round of so many clients needs, as `copfl.settings.federation` defines it."""
+    is_secure = bool(settings.get("secure.aggregation"))
+    usual = selected if is_secure else (selected + 1) // 2
+    needed = int(settings.get("network.min_replies") or usual)
+    return max(needed, int(settings.get("secure.threshold") or 0)) if is_secure else needed
+
+
+def _about(number: int, member: Member | None) -> MemberState:
+    if member is None:
+        return MemberState(number, f"client {number}", "", ABSENT)
+    return MemberState(number, member.name, fingerprint(member.key), ABSENT)
+
+
+def _in_run(about: MemberState, history: History, is_running: bool) -> MemberState:
+    """What a member does now, and since when."""
+    client, current = history.clients.get(about.number), history.current
+    if not is_running:
+        counted = client is not None and client.last_round is not None
+        state = DONE if counted else NOT_COUNTED if history.last_event else ABSENT
+        return about._replace(state=state)
+    joined = _time(client.since) if client else None
+    if current is None:  # between two rounds
+        is_here = client is not None and client.is_connected
+        return about._replace(state=READY if is_here else ABSENT, since=joined)
+    started = _time(current.started)
+    if about.number not in current.selected:
+        return about._replace(state=NOT_SELECTED, since=started)
+    if about.number in current.answered:
+        return about._replace(state=ANSWERED, since=_time(client.last_answer) if client else None)
+    about = about._replace(is_waited_for=True)
+    if client is None or not client.is_connected:
+        return about._replace(state=ABSENT, since=joined or started)
+    if about.number in current.left_out:
+        since = _time(client.last_answer)
+        return about._replace(state=LEFT_OUT, reason=current.left_out[about.number], since=since)
+    return about._replace(state=TRAINING, since=max(filter(None, (joined, started)), default=None))
+
+
+def _time(text: str) -> datetime.datetime | None:
+    return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC) if text else None

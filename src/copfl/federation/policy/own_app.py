@@ -1,0 +1,56 @@
+"""The policy of somebody who executes an app of their own: what the app names is entered."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import UsageError
+from copfl.federation.policy import own_code
+from copfl.federation.policy.names import NAMES
+from copfl.federation.policy.record import Base, File, Policy
+from copfl.models import pretrained
+from copfl.settings.federation import Federation
+from copfl.settings.flat import nested
+from copfl.settings.user_code import is_reference
+
+
+def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
+    """The policy with the code, files, add-ons and benefit that a run config of its own user names.
+
+    `federation` is the record of its settings, which has the folders and the hashes.
+    """
+    tables, run = nested(run_config), federation.run
+    model, task = run.model, run.task
+    given = tables.get("model", {})
+    name = str(given.get("name", "cnn"))
+    references = [(component.name, component.code) for title in NAMES if (component := getattr(run, title))]
+    references += [(reference, task.code) for reference in (*task.metrics, task.loss or "")]
+    code = []
+    for reference, folder in [(name, model.code), *references]:
+        if is_reference(reference) and not pretrained.is_pretrained(reference):
+            if folder is None:
+                raise UsageError(
+                    f'"{reference}" is of an installed package, and a federation executes no code of one '
+                    "that a run config names; put a function of your own around it, into a file of the app"
+                )
+            code.append(own_code.entered(reference, Path(folder)))
+    bases, files = [], []
+    if pretrained.is_pretrained(name):
+        place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
+        bases.append(Base(name, model.sha256 or "", Path(place).resolve() if place else None))
+        weights = str(given.get("weights", "default"))
+        if weights not in ("default", "none"):
+            files.append(File("weights", weights, Path(str(model.weights)).absolute()))
+    if tokenizer := given.get("tokenizer"):
+        files.append(File("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
+    if public := federation.samples.public:
+        files.append(File("public", public, Path(public).expanduser().absolute()))
+    return dataclasses.replace(
+        policy,
+        addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),
+        benefit="all" if run.run.benefit else policy.benefit,
+        code=tuple(dict.fromkeys((*policy.code, *code))),
+        bases=tuple(dict.fromkeys((*policy.bases, *bases))),
+        files=tuple(dict.fromkeys((*policy.files, *files))),
+    )

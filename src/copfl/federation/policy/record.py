@@ -1,0 +1,226 @@
+"""The policy of a machine's owner."""
+
+import math
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from copfl.errors import UsageError, unknown
+from copfl.federation.policy.fingerprints import FINGERPRINT
+from copfl.federation.policy.names import (
+    ADAPTERS,
+    ADDONS,
+    ALGORITHMS,
+    FILE_KEYS,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    REPORTS,
+    ROBUST,
+    SERVERS,
+    SOURCES,
+    TASKS,
+    USUAL_ADDONS,
+)
+
+REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SMALLEST_SUM = (
+    3  # clients in a secure sum, whatever the owner allows: each of two would know the other's vector
+)
+
+
+class Code(NamedTuple):
+    """A function or class of the owner's, imported from this folder if its file has this hash."""
+
+    reference: str  # module:attribute
+    folder: Path
+    sha256: str  # of the module's file
+
+    @property
+    def module(self) -> str:
+        return self.reference.partition(":")[0]
+
+
+class Base(NamedTuple):
+    """A pretrained model on this machine. A run config names it, or has its hash."""
+
+    name: str  # such as hf:bert-tiny
+    sha256: str = ""  # as `copfl federate init` writes it into [model]; empty: without its weights
+    path: Path | None = None  # of hf: its folder
+
+
+class File(NamedTuple):
+    """A file or folder of this machine under the name by which a run config asks for it."""
+
+    key: str  # of FILE_KEYS
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The most that one run config may ask for."""
+
+    rounds: int = 10_000
+    clients: int = 10_000
+    epochs: int = 100  # of one local update, in every option that counts epochs
+    steps: int = 1000  # in every option that counts steps
+    batch: int = 100_000
+    updates: int = 100  # of a new client
+    numbers: int = 10_000_000  # in one sample
+    classes: int = 100_000
+    layers: int = 1000  # of a model
+    parameters: int = 200_000_000  # of a model of copfl's, with its adapter
+    option: float = 1e6  # the absolute value of any other number
+    runs_per_day: int = 100  # that begin on this machine
+    deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
+    seconds: float = 3600.0  # of one request: then the worker that answers it is ended
+    memory: float = 64.0  # GiB of the worker while it answers, and of a batch as it is estimated before
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation:
+    """When uploads may leave."""
+
+    required: bool = False
+    cohort: int = 3  # least number of clients in a sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The noise that uploads must have."""
+
+    noise: float = (
+        0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
+    )
+    clip: float = 1e6  # most
+    lifetime_epsilon: float = 0.0  # most, of all runs on the same data together; 0: no limit
+    delta: float = 1e-5  # of that epsilon
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What may leave before the training, for the encoders of tables: sums and names of categories."""
+
+    allowed: str = "all"  # or only in secure sums, or none
+    smallest_count: int = 5  # rows: a sum or a category of fewer does not leave
+    questions: int = (
+        1  # about the same data: other columns, rows or members; runs with secure sums of the benefit
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposals:
+    """Who may propose runs to this node."""
+
+    coordinators: tuple[str, ...] = ()  # fingerprints of their keys
+    by_hand: bool = False  # whether each proposal needs `copfl federate approve` as well
+    unsigned: bool = False  # whether run configs are accepted that nobody signed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a run config may ask of this machine. Without a file: copfl's own names, no code and no files."""
+
+    algorithms: tuple[str, ...] = ALGORITHMS
+    models: tuple[str, ...] = MODELS
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    adapters: tuple[str, ...] = ADAPTERS
+    servers: tuple[str, ...] = SERVERS
+    addons: tuple[str, ...] = USUAL_ADDONS  # options of [addons] that may be set
+    robust: tuple[str, ...] = ROBUST
+    tasks: tuple[str, ...] = TASKS
+    losses: tuple[str, ...] = LOSSES
+    metrics: tuple[str, ...] = METRICS
+    rollback: bool = False  # whether a run may continue from an earlier round than this node's
+    reports: str = "all"  # which metrics may leave: all, only in secure sums, none
+    benefit: str = (
+        "none"  # whether halves of the clients may be compared, with two losses a round: as reports
+    )
+    statistics: Statistics = field(default_factory=Statistics)
+    proposals: Proposals = field(default_factory=Proposals)
+    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    privacy: Privacy = field(default_factory=Privacy)
+    bounds: Bounds = field(default_factory=Bounds)
+    code: tuple[Code, ...] = ()
+    bases: tuple[Base, ...] = ()
+    files: tuple[File, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
+        known |= {"addons": tuple(ADDONS)}
+        known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
+        for line, names in known.items():
+            for name in getattr(self, line):
+                if name not in names:
+                    raise unknown(f"{line} in a policy", name, names)
+        if self.reports not in REPORTS:
+            raise unknown("reports in a policy", self.reports, REPORTS)
+        if self.benefit not in REPORTS:
+            raise unknown("benefit in a policy", self.benefit, REPORTS)
+        if self.statistics.allowed not in REPORTS:
+            raise unknown("statistics.allowed in a policy", self.statistics.allowed, REPORTS)
+        if min(self.statistics.smallest_count, self.statistics.questions) < 1:
+            raise UsageError(
+                "statistics.smallest_count and statistics.questions in a policy must be at least 1"
+            )
+        for name in self.proposals.coordinators:
+            if not FINGERPRINT.fullmatch(name):
+                raise UsageError(
+                    f'proposals.coordinators "{name[:60]}" in a policy must be the fingerprint of a key, '
+                    "as `copfl federate members` prints it"
+                )
+        if not (self.bounds.seconds > 0 and self.bounds.memory > 0):
+            raise UsageError("bounds.seconds and bounds.memory in a policy must be above 0")
+        for table in (self.secure_aggregation, self.privacy, self.bounds):
+            for name, number in vars(table).items():
+                if not 0 <= number < math.inf:
+                    raise UsageError(f"{name}={number} in a policy must be at least 0 and finite")
+        if not 0 < self.privacy.delta < 1:
+            raise UsageError(f"delta={self.privacy.delta:g} in a policy must be above 0 and below 1")
+        for code in self.code:
+            if not REFERENCE.fullmatch(code.reference):
+                raise UsageError(f'code "{code.reference[:60]}" in a policy must be module:attribute')
+            top = code.module.partition(".")[0]
+            if top in sys.stdlib_module_names or top == "copfl":
+                raise UsageError(
+                    f'code "{code.reference}" in a policy: {top} is a module of Python or of copfl; '
+                    "only your own modules can be entered"
+                )
+        for base in self.bases:
+            source, _, rest = base.name.partition(":")
+            if source not in SOURCES or not rest:
+                raise UsageError(
+                    f'bases "{base.name[:60]}" in a policy must begin with hf:, torchvision: or timm:'
+                )
+            if source == "hf" and base.path is None:
+                raise UsageError(f'bases "{base.name[:60]}" in a policy needs the path of its folder')
+        for file in self.files:
+            if file.key not in FILE_KEYS:
+                raise unknown("key of files in a policy", file.key, FILE_KEYS)
+        digests = {code.reference: code.sha256 for code in self.code}
+        for name, digest in (
+            digests | {base.name: base.sha256 for base in self.bases if base.sha256}
+        ).items():
+            if not DIGEST.fullmatch(digest):
+                raise UsageError(f'"{name}" in a policy needs its SHA-256, 64 digits in lower case')
+        for path in self.paths:
+            if not path.is_absolute():
+                raise UsageError(f"{path} in a policy must be an absolute path")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders and files of this machine that are entered."""
+        paths = [*(code.folder for code in self.code), *(file.path for file in self.files)]
+        return [*paths, *(base.path for base in self.bases if base.path is not None)]
+
+    def file_names(self, key: str) -> list[str]:
+        """The names that a run config may give to a key of FILE_KEYS."""
+        return [file.name for file in self.files if file.key == key]
+
+
+OPEN = Policy(rollback=True, proposals=Proposals(unsigned=True))  # of a server without a file

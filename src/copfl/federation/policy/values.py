@@ -1,0 +1,147 @@
+"""What is refused of the tables that name no component: counts, bounds, secure aggregation, noise."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from copfl.federation.policy.checks import (
+    MOST_VALIDATION,
+    Check,
+    classes,
+    flag,
+    number,
+    numbers,
+    one_of,
+    run_name,
+    shape,
+    text,
+    whole,
+)
+from copfl.federation.policy.names import COMPONENTS
+from copfl.federation.policy.record import SMALLEST_SUM, Policy, Privacy
+from copfl.federation.policy.refusal import KEYS, Refusal, plain_option, shown
+from copfl.settings.federation import TITLES
+from copfl.settings.toml import Tables
+
+
+def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
+    """What is refused of the tables that have no component."""
+    rules = _rules(policy)
+    for title in (title for title in TITLES if title not in COMPONENTS):
+        for key, value in tables[title].items():
+            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
+            if wrong := check(value):
+                yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
+    if tables["session"].get("rollback") is True and not policy.rollback:
+        yield Refusal("rollback", "session.rollback=true is not allowed")
+    is_secure = tables["secure"].get("aggregation", False) is True
+    if tables["session"].get("agree") is True:
+        yield from _statistics_refusals(policy, is_secure)
+    if policy.secure_aggregation.required and not is_secure:
+        yield Refusal("secure_aggregation.required", "secure.aggregation must be true")
+    clients, fraction = tables["run"]["clients"], tables["run"]["participation"]
+    is_counted = _are_numbers(clients, fraction) and 0 <= fraction <= 1
+    # As `core.batches.participants`, which needs torch: of a part of a client, a whole one takes part.
+    selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
+    if is_secure and selected < (cohort := policy.secure_aggregation.cohort):
+        yield Refusal("secure_aggregation.cohort", f"a round must select at least {cohort} clients")
+    if tables["run"].get("benefit") is True:
+        yield from _benefit_refusals(policy, is_secure, selected)
+    # A table without the noise has that of the wrapper, which the node does not count on.
+    yield from _noise_refusals(policy.privacy, tables["privacy"].get("noise", 0.0), is_secure, selected)
+
+
+def _rules(policy: Policy) -> dict[str, tuple[str, Check]]:
+    """By key, the line of the policy that decides on a value, and its check."""
+    most = policy.bounds
+    return {
+        "session.run": (KEYS, run_name),
+        "session.resume": (KEYS, flag),
+        "session.rollback": ("rollback", flag),
+        "session.agree": ("statistics.allowed", flag),
+        "session.join": ("bounds.updates", whole(0, most.updates)),
+        "run.rounds": ("bounds.rounds", whole(1, most.rounds)),
+        "run.clients": ("bounds.clients", whole(1, most.clients)),
+        "run.participation": (KEYS, number(0, 1)),
+        "run.seed": (KEYS, whole(0, 2**63 - 1)),
+        "run.batch": ("bounds.batch", whole(1, most.batch)),
+        "run.eval_every": (KEYS, whole(1, 10**9)),
+        "run.validation": (KEYS, number(0, MOST_VALIDATION)),
+        "run.select": (KEYS, one_of("last", "best")),
+        "run.buffers": (KEYS, one_of("local", "average")),
+        "run.augment": (KEYS, flag),
+        "run.benefit": ("benefit", flag),
+        "network.min_replies": ("bounds.clients", whole(0, most.clients)),
+        "network.deadline": ("bounds.deadline", number(0, most.deadline)),
+        "network.wire": (KEYS, one_of("fp32", "fp16", "bf16")),
+        "samples.shape": ("bounds.numbers", shape(most.numbers)),
+        "samples.text": (KEYS, flag),
+        "samples.classes": ("bounds.classes", classes(most.classes)),
+        "samples.mean": (KEYS, numbers),
+        "samples.std": (KEYS, numbers),
+        "samples.target_mean": (KEYS, numbers),
+        "samples.target_std": (KEYS, numbers),
+        "samples.kind": ("tasks", one_of(*policy.tasks)),
+        "samples.augment": (KEYS, flag),
+        "samples.contract": (KEYS, text),
+        "samples.public": ("files", one_of("", *policy.file_names("public"))),
+        "privacy.noise": ("privacy.noise", number(0, most.option)),
+        "privacy.clip": ("privacy.clip", number(0, policy.privacy.clip)),
+        "privacy.delta": (KEYS, number(0, 1)),
+        "secure.aggregation": ("secure_aggregation.required", flag),
+        "secure.threshold": ("bounds.clients", whole(0, most.clients)),
+        "secure.range": (KEYS, number(0, 1e15)),
+        "secure.bits": (KEYS, whole(2, 64)),
+        "secure.neighbours": ("bounds.clients", whole(0, most.clients)),
+    }
+
+
+def _noise_refusals(privacy: Privacy, noise: Any, is_secure: bool, selected: int) -> Iterator[Refusal]:
+    """What is refused of the noise on the uploads of a round of so many clients."""
+    # The noise of a sum is divided among the clients of a round, however many there really are.
+    shared = 1.0 if is_secure else max(selected, 1) ** 0.5
+    if privacy.noise and not (_are_numbers(noise) and noise >= privacy.noise * shared):
+        least = f"privacy.noise must be at least {privacy.noise * shared:g}"
+        each = (
+            ""
+            if is_secure
+            else f": {privacy.noise:g} for each of {selected:g} uploads, which the server receives"
+        )
+        yield Refusal("privacy.noise", least + each)
+    if privacy.lifetime_epsilon and not (_are_numbers(noise) and noise > 0):
+        yield Refusal(
+            "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
+        )
+
+
+def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterator[Refusal]:
+    """What is refused of the comparison of two halves of the clients."""
+    if policy.benefit == "none" or (policy.benefit == "sums" and not is_secure):
+        how = "only with secure.aggregation=true" if policy.benefit == "sums" else "never"
+        yield Refusal(
+            "benefit",
+            f"run.benefit=true: halves of the clients are compared {how}; leave it out, or ask the owner to "
+            "allow it",
+        )
+    least = max(policy.secure_aggregation.cohort, SMALLEST_SUM)
+    if selected // 2 < least:
+        yield Refusal(
+            "secure_aggregation.cohort",
+            f"run.benefit=true shows all members the means of halves of {selected // 2} clients, and {least} "
+            f"are the least: a round must select at least {2 * least} clients",
+        )
+
+
+def _statistics_refusals(policy: Policy, is_secure: bool) -> Iterator[Refusal]:
+    """What is refused of sums for encoders."""
+    remedy, allowed = "give the means and categories in the contract", policy.statistics.allowed
+    if allowed == "none" or (allowed == "sums" and not is_secure):
+        how = "only in secure sums" if allowed == "sums" else "never"
+        yield Refusal("statistics.allowed", f"statistics leave this node {how}; {remedy}")
+    for line in ("noise", "lifetime_epsilon"):
+        if getattr(policy.privacy, line):
+            yield Refusal(f"privacy.{line}", f"sums for encoders have no noise; {remedy}")
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(type(value) in (int, float) for value in values)

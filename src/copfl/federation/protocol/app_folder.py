@@ -1,0 +1,84 @@
+"""Where the things of an app's folder and of a node's folder are. Without torch."""
+
+import contextlib
+import fcntl
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import RunError, raised_as
+from copfl.federation.protocol.chained_log import AUDIT
+from copfl.federation.protocol.node_config import WORKER
+
+DATABASE = "superlink.db"  # in the app's folder
+
+
+AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agreed on the data contract
+
+
+CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
+
+
+FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
+
+
+LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
+
+
+def read_app(folder: Path) -> dict[str, Any]:
+    """The host, port and security of the app in the folder, and its run config."""
+    none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
+    with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
+        tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
+        config = {key: value for key, value in tool["flwr"]["app"]["config"].items() if key != "proposal"}
+        return {**tool["copfl"], "config": config}
+
+
+def is_node(folder: Path) -> bool:
+    """Whether the folder is the state-dir of a node."""
+    return (folder / WORKER).is_dir() or any(folder.glob("*/client.json"))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock; it is removed at the end, or left by a kill."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+
+
+def run_names(path: Path) -> list[str]:
+    """The names of the runs; the last one was written to last."""
+    written = {}
+    for run in path.glob("*"):
+        times = [file.stat().st_mtime for name in (AUDIT, "rounds.jsonl") if (file := run / name).exists()]
+        if times or (run / "config.json").exists():
+            written[run.name] = max(times, default=run.stat().st_mtime)
+    return sorted(written, key=lambda name: written[name])
+
+
+def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
+    """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server."""
+    home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        text = (folder / home / "config.toml").read_text()
+        host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
+        return host, int(port)
+    return str(app["host"]), int(app["port"])
+
+
+def last_run(folder: Path) -> str:
+    """The run in the folder with the newest checkpoint."""
+    runs = folder / "runs"
+    checkpoints = sorted(runs.glob("*/server.copfl"), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
+        raise RunError(f"no run in {runs} has a finished round; start one with `copfl federate up {folder}`")
+    return checkpoints[-1].parent.name

@@ -1,0 +1,138 @@
+"""How the server reaches the nodes: the interface, Flower's implementation, and the fields of a message."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from copfl.errors import CopflError, DataError, WireError
+
+HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
+MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
+MAX_HEAD = 2**20  # characters of the head of a message from a node
+# Bytes of a body that travels with its head: Flower sends every object in a request of its own.
+ONE_OBJECT = 2**20
+STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
+
+PATH = re.compile(r"""(?<![\w/.])~?/[^\s"'`,;:()]*""")  # of a file or folder, in a sentence
+
+Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
+
+
+class Field:
+    """Names inside messages of `wire.FORMAT`; another name needs another format."""
+
+    COUNTED = "counted"  # to a client: the last round that counted its upload; -1: none
+    KNOWN_MASKS = "known_masks"  # to a client: the fingerprints of its masks that the server has
+    UPDATES = "updates"  # to a new client: number of local updates
+    METRICS = "metrics"  # from a client, along with its upload
+    NOTE = "note"
+    SESSION = "session"  # of a sum; the following are of secure aggregation too
+    KEYS = "keys"
+    SHARES = "shares"
+    COMMITMENT = "commitment"
+    SURVIVORS = "survivors"
+    MEMBER = "member"  # a client's long-term key
+    COHORT = "cohort"  # the members by client
+    SIGNATURE = "signature"
+    REFUSED = "refused"  # from a node: why it does not answer
+    CATEGORIES = "categories"  # from a client: those of its columns that are open
+    STATISTICS = "statistics"  # from a client: its masked vector is of statistics
+    LOSSES = "losses"  # from a client: with the models of the two halves of a round
+    COMPARED = "compared"  # from a client: whether it has two losses, which stay with it
+    ROUNDS = "rounds"  # to a client: the number of rounds of which it concludes
+    JUDGEMENT = "judgement"  # from a client: its masked vector is of what it concludes from its losses
+    NEW_CLIENT = "new_client"  # the kind of a new client's answer
+
+
+class Reply(NamedTuple):
+    """The answer to a message, or the error of its delivery."""
+
+    message_id: str
+    content: Content = ("", b"")
+    error: str = ""
+
+    def checked(self) -> Content:
+        """The content; WireError if the message was not delivered or the node refused it."""
+        if self.error:
+            raise WireError(printable(self.error))
+        if len(self.content[0]) > MAX_HEAD:
+            found = f"its head has {len(self.content[0]):,} characters"
+            raise WireError(f"{found}; at most {MAX_HEAD:,} are read")
+        fields = parsed(self.content[0])
+        if Field.REFUSED in fields:
+            raise WireError(f"it declined: {printable(fields[Field.REFUSED])}")
+        return self.content
+
+
+class Transport(Protocol):
+    """A network of nodes."""
+
+    def nodes(self) -> list[int]:
+        """The ids of the nodes that are connected now."""
+
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        """The id of the message, which expires after so many seconds."""
+
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        """The replies to these messages that have arrived, each returned once."""
+
+
+def parsed(head: str) -> dict[str, Any]:
+    """The fields of a JSON object; none if the text is not one."""
+    try:
+        fields = json.loads(head)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file; none if it is missing or damaged."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return parsed(path.read_text())
+    return {}
+
+
+def printable(text: object, most: int = MAX_TEXT) -> str:
+    """Another machine's text for a log or a record: in one line, without control characters, and not long."""
+    cut = str(text)[: most + 1]
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut[:most])
+    return escaped[:most] + ("..." if len(cut) > most or len(escaped) > most else "")
+
+
+def refusal(error: CopflError, places: Iterable[str] = ()) -> Content:
+    """The answer of a node that cannot do what it is asked; the whole error is in the node's log.
+
+    It has no path of the machine.
+    """
+    logging.getLogger("flwr").error("copfl: %s", printable(error, 10 * MAX_TEXT))
+    # Such errors may describe samples or contain paths: the server receives only that there is one.
+    is_file = isinstance(error.__cause__, OSError)
+    private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
+    reason = f"its {private} cannot be used; see the node's log" if private else str(error)
+    return json.dumps({Field.REFUSED: without_paths(reason, places)}), b""
+
+
+def without_paths(text: str, places: Iterable[str] = ()) -> str:
+    """A text for other machines: neither one of `places`, nor what looks like a path of this machine."""
+    for place in sorted((place for place in places if os.sep in place), key=len, reverse=True):
+        text = text.replace(place, "[path]")
+    return PATH.sub("[path]", text)
+
+
+def content_of(message: Any) -> Content:
+    """The head and the body in a Flower message; WireError if another program wrote it."""
+    try:
+        head, body = message.content["head"]["copfl"], message.content["head"].get("body")
+        if body is None and message.content["body"]["copfl"].stype == STYPE:
+            body = message.content["body"]["copfl"].data
+        if isinstance(head, str) and isinstance(body, bytes):
+            return head, body
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise WireError("the message does not carry a copfl packet")

@@ -1,0 +1,168 @@
+"""What secure aggregation adds up: the summand of a client, which it computes itself, and its metrics."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
+from copfl.core.evaluation import evaluate, measured
+from copfl.core.sums import total_is_one_sum
+from copfl.core.task import Task
+from copfl.errors import UsageError, WireError, raised_as
+from copfl.federation.protocol.secure_sum import Floats, Rules, Words, quantised
+
+LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector
+REMEDY = "choose another algorithm, or leave secure.aggregation out"
+
+
+class Sums(NamedTuple):
+    """One client's contribution, or the sum of several."""
+
+    total: Any  # of the algorithm
+    metrics: dict[str, Tensor]  # [2] each: the sum, and the number of clients that report it
+    half: Any = ()  # the total of the first half alone, where halves are compared
+
+
+def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -> Any:
+    """The summand, computed by the client: `check` has shown that it depends on the upload alone."""
+    server = algorithm.server_init(task, clients)
+    return algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
+
+
+def sums_of(
+    total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True, half: Any = ()
+) -> Sums:
+    """The contribution. A metric that is not a number, or out of range, is not reported."""
+    values = {name: float(value) for name, value in sorted(metrics.items())}
+    known = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
+    pairs = {n: torch.tensor([v, 1.0] if known[n] else [0.0, 0.0]).double() for n, v in values.items()}
+    return Sums(total, pairs, half)
+
+
+def words_of(sums: Sums, rules: Rules, *, noised: bool = False) -> Words:
+    """All numbers of a contribution, quantised; WireError names the field that cannot be sent.
+
+    One with noise is never refused, see `require_room`: what is out of range becomes the end of the range.
+    """
+    words = []
+    for path, t in tree.named(sums):
+        values = t.detach().cpu().double().reshape(-1).numpy()
+        if noised:
+            values = values.clip(-rules.range, rules.range)
+        is_checked = path.startswith("total") and not noised  # metrics may be near zero
+        error = LARGEST_ERROR if is_checked else 1.0  # no rounding is larger
+        refused = f"{path} cannot be added securely: {{}}; nothing was sent"
+        with raised_as(WireError, refused, WireError):  # the value itself stays here
+            words.append(quantised(values, rules, error))
+    return np.concatenate(words)
+
+
+def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> None:
+    """WireError if noised uploads of this model would be out of range, or too small for the step of a sum.
+
+    By the model and the noise alone. Whether one upload is out of range would tell the server about it, and
+    it has a part of the noise that the sum has.
+
+    Args:
+        model: that the client received.
+        clip: the largest norm of its change.
+        deviation: of the noise of one upload.
+        rules: of the sum.
+    """
+    largest = float(model.abs().max()) + clip + 8 * deviation
+    if not largest <= rules.range:
+        raise WireError(
+            f"a noised value may be {largest:.3g}, and {rules.range:g} is the most; raise secure.range"
+        )
+    typical = math.sqrt(float(model.double().square().mean()) + deviation**2)
+    if rules.step / math.sqrt(12) > LARGEST_ERROR * typical:
+        raise WireError(
+            f"noised values of about {typical:.2g} are too small for steps of {rules.step:.2g}; raise "
+            "secure.bits, or lower secure.range"
+        )
+
+
+def sums_from(values: Floats, like: Sums) -> Sums:
+    """The sums in the structure of `like`; counts are rounded to whole numbers."""
+
+    def parts() -> Iterator[Tensor]:
+        start = 0
+        for t in tree.leaves(like):
+            part = torch.from_numpy(values[start : start + t.numel()]).view(t.shape)
+            yield part if t.is_floating_point() else part.round().to(torch.int64)
+            start += t.numel()
+
+    return tree.rebuild(like, list(parts()))
+
+
+def means(sums: Sums) -> dict[str, float | None]:
+    """The mean of every metric over the clients that report it."""
+    pairs = {name: pair.tolist() for name, pair in sums.metrics.items()}
+    return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
+
+
+def example(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    shape: Any,
+    rules: Rules,
+    augment: bool,
+    evaluated: bool = True,
+    halves: bool = False,
+) -> Sums:
+    """The structure of contributions to a round, evaluated or not, from an update on blank samples."""
+    data, clients = blank_samples(task, shape), rules.clients
+    output = example_output(algorithm, task, data, augment, clients)
+    down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
+    with torch.no_grad():
+        records = algorithm.client_init(task), down, output.client
+        found = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
+        total = summand_of(algorithm, task, clients, output.upload)
+    tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
+    return sums_of(total, output.metrics | tested, rules, half=total if halves else ())
+
+
+def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment: bool) -> None:
+    """UsageError if the server needs more of an upload than a plain sum that the client can compute."""
+    upload = example_output(algorithm, task, blank_samples(task, shape), augment, clients).upload
+    server = algorithm.server_init(task, clients)
+
+    def summand(server: Any, client: int) -> Any:
+        return algorithm.summand(task, server, torch.tensor(client, device=task.device), upload)
+
+    with torch.no_grad():
+        plain = summand(server, 0)
+        if any(tree.gathered(plain)):
+            raise UsageError(f"its server needs every upload by itself, so a sum is not enough; {REMEDY}")
+        if not _equal(plain, summand(server, clients - 1)):
+            revealed = "its total has a part for every client, so the sum would reveal each upload"
+            raise UsageError(f"{revealed}; {REMEDY}")
+        for other in (torch.zeros_like, lambda t: ~t if t.dtype == torch.bool else t + 1):
+            if not _equal(plain, summand(tree.each(other, server), 0)):
+                raise UsageError(
+                    "its server compares each upload with its own record (such as a bound on the weight) "
+                    f"before it adds it, which it cannot do with a masked one; {REMEDY}"
+                )
+        if not total_is_one_sum(algorithm, task, server, upload):
+            setting = " and ".join(f"algorithm.{key}={value}" for key, value in summable(algorithm).items())
+            raise UsageError(
+                "its total has more than the weighted sum of the vectors and the sum of the weights (such as "
+                "how many clients share each entry), from which single uploads can be computed; "
+                + (f"set {setting}, {REMEDY}" if setting else REMEDY)
+            )
+
+
+def summable(algorithm: Any) -> Mapping[str, Any]:
+    """The options under which a sum of the algorithm's uploads hides them; empty if there are none."""
+    inner = getattr(algorithm, "algorithm", None)
+    return getattr(algorithm, "summable", {}) if inner is None else summable(inner)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))

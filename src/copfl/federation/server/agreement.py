@@ -1,0 +1,83 @@
+"""The data contract of an app: read for a check, and frozen when the members have agreed. Without torch."""
+
+from pathlib import Path
+from typing import Any
+
+from copfl.data.contract import Contract
+from copfl.data.contract_file import read_contract, write_contract
+from copfl.data.samples import CLASSIFICATION
+from copfl.errors import RunError, UsageError, raised_as
+from copfl.federation.protocol.app_folder import AGREEMENTS, read_app
+from copfl.federation.protocol.proposal import read as read_proposal
+from copfl.files import write_bytes
+from copfl.settings.flat import flat
+from copfl.settings.toml import written
+
+AGREE = "session.agree"
+AGREED = "contract.json"  # in the folder of a run: the frozen contract
+FILE = "contract.toml"  # in the app's folder
+SECTION = "[tool.flwr.app.config.samples]"
+
+
+def contract_at(path: Path) -> Contract:
+    """The contract of an app's folder, a contract.toml or a proposal; UsageError if there is none."""
+    if path.is_dir():
+        text = read_app(path)["config"].get("samples", {}).get("contract")
+    elif path.suffix == ".json":
+        with raised_as(UsageError, f"{path}: {{}}", OSError, UsageError):
+            text = read_proposal(path.read_bytes()).proposal.settings.get("samples.contract")
+    else:
+        return read_contract(path)
+    if not text:
+        raise UsageError(
+            f"{path} has no data contract; make one with `copfl federate contract TABLE --target COLUMN`"
+        )
+    return Contract.read(text)
+
+
+def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
+    """The contract that a run of the statistics phase froze, which the app has afterwards.
+
+    Args:
+        folder: that of the app.
+        run: the name of the run.
+        why: for the error if it froze none.
+    """
+    path = folder / AGREEMENTS / run / AGREED
+    if not path.exists():
+        raise RunError(f"the members did not agree on the encoders in run {run}: {why}")
+    contract = Contract.read(path.read_text())
+    freeze(folder, contract)
+    return contract
+
+
+def samples_of(contract: Contract) -> dict[str, Any]:
+    """What of [samples] follows from a contract; before it is frozen, with two classes and few categories."""
+    outputs = contract.outputs
+    is_named = contract.task == CLASSIFICATION and outputs != tuple(map(str, range(len(outputs))))
+    means, deviations = contract.scale
+    return {
+        "classes": outputs if outputs and is_named else len(outputs) or 2,
+        "target_mean": means,
+        "target_std": deviations,
+        "contract": contract.as_json(),
+        **({"shape": (contract.width,)} if contract.features else {}),
+    }
+
+
+def freeze(folder: Path, contract: Contract) -> None:
+    """Writes the frozen contract into the app: contract.toml, and the run config of later proposals."""
+    path = folder / "pyproject.toml"
+    before, section, after = path.read_text("utf-8").partition(SECTION)
+    table, following, rest = after.partition("\n[")
+    lines = table.split("\n")
+    for key, value in samples_of(contract).items():
+        places = [n for n, line in enumerate(lines) if line.startswith(f"{key} = ")]
+        if len(places) != 1:
+            raise RunError(
+                f"{path} has no line {key} in {SECTION}; make the app again with `copfl federate init`"
+            )
+        lines[places[0]] = written({"samples": {key: flat(value)}}).splitlines()[1]
+    table = "\n".join(lines)
+    write_bytes(path, f"{before}{section}{table}{following}{rest}".encode())
+    write_contract(folder / FILE, contract)

@@ -1,0 +1,117 @@
+"""Messages between the server of a federation and its clients: asked, awaited, checked and counted."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from copfl.errors import CopflError, WireError
+from copfl.federation.protocol.events import Event, Log, silent
+from copfl.federation.protocol.messages import TRAIN, Transport, printable
+from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.settings import Terms
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.registry import Registry
+from copfl.wire import Head, Packet
+
+T = TypeVar("T")
+
+
+@dataclass
+class Round:
+    number: int
+    total: Any = None  # the sum of the uploads, in double precision
+    half: Any = None  # that of the first half alone, where halves are compared
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
+    retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
+    pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
+    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    # What the server itself knows.
+    per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
+    further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
+
+
+@dataclass
+class Exchange:
+    """The server's side of the messages of one run."""
+
+    settings: Terms
+    transport: Transport
+    folder: ServerFolder
+    log: Log = silent
+    pause: float = 1.0  # at most so many seconds between two polls of the transport
+    retry: float = 30.0  # seconds until a client that failed is asked again
+    proposal: Proposal | None = None  # that of the run; it says which key is which client
+    revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
+
+    def __post_init__(self) -> None:
+        self.federation = self.settings.federation
+        clients = self.federation.clients
+        self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
+        self.round = 0  # the next one
+
+    def _head(self, kind: str, round: int, client: int = -1) -> Head:
+        return Head(kind, self.folder.run, self.settings.layout, round, client)
+
+    def _send(self, now: Round, client: int, packet: Packet) -> None:
+        node = self.registry.nodes[client]
+        now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
+        now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
+        now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
+
+    def _ask(
+        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
+    ) -> dict[int, T]:
+        """The answers of a phase by client; the clients without one are left out."""
+        answers: dict[int, T] = {}
+        for client, packet in packets.items():
+            if client in self.registry.nodes:
+                self._send(now, client, packet)
+            else:
+                now.failures[client] = f"disconnected before phase {phase!r}"
+
+        def receive(client: int, packet: Packet) -> None:
+            answers[client] = read(client, packet)
+            now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
+
+        started = time.monotonic()
+        while now.pending:
+            self._receive(now, receive)
+            self._expired(now, started, f" in phase {phase!r}")
+            if now.pending:
+                self.registry.refresh(self.transport)
+                self._sleep(started)
+        return answers
+
+    def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
+        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
+        for reply in self.transport.replies(list(now.pending)):
+            client, _ = now.pending.pop(reply.message_id)
+            try:
+                if refused := self.registry.refusal(client):
+                    raise WireError(refused)
+                read(client, Packet(*reply.checked()))
+            except CopflError as error:
+                reason = now.failures[client] = printable(error)
+                text = f"round {now.number + 1}: client {client} is left out: {reason}"
+                self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
+                now.retry_at[client] = time.monotonic() + self.retry
+
+    def _expired(self, now: Round, sent: float, where: str = "") -> bool:
+        """Whether the messages have reached their deadline; the clients without a reply are left out."""
+        if time.monotonic() < sent + self.federation.network.deadline:
+            return False
+        for client, _ in now.pending.values():
+            now.failures[client] = f"no reply within {self.federation.network.deadline:g} s{where}"
+        now.pending.clear()
+        return True
+
+    def _sleep(self, started: float) -> None:
+        """A reply is late by a tenth of the round at most; a long round needs few polls."""
+        time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))

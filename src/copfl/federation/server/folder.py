@@ -1,0 +1,99 @@
+"""Files of a federation: the server's folder of a run, and a client's records on its node."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from copfl import wire
+from copfl.core.metrics import MetricInfo
+from copfl.core.tree import Masked
+from copfl.errors import RunError, WireError, raised_as
+from copfl.experiment import records
+from copfl.federation.protocol.files import _read, write_packet
+from copfl.federation.protocol.messages import read_json
+from copfl.files import locked, remove_parts, write_bytes
+from copfl.wire import Head, Opened, Packet
+
+NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients
+
+
+def started_before(runs: str, run: str, flower_run: int) -> bool:
+    """Whether this run of Flower's has a checkpoint: Flower starts a crashed ServerApp again."""
+    path = Path(runs).expanduser() / run
+    is_same = read_json(path / "config.json").get("flower-run") == flower_run
+    return is_same and (path / "server.copfl").exists()
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """The record of a round in a line."""
+    metric, sent = MetricInfo(record.get("metric", "accuracy")), record["bytes"]
+    value = record["mean"].get(metric.name)
+    parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
+    parts += [f"{metric.title} {value:.4f}"] if value is not None else []
+    parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
+    parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
+    return "  ".join(parts)
+
+
+class ServerFolder:
+    """The server's files of one run: its checkpoint, a line per round, and a mask per client."""
+
+    def __init__(self, runs: str, run: str, *, resume: bool) -> None:
+        self.run = run
+        self.path = Path(runs).expanduser() / run
+        self.lines = self.path / "rounds.jsonl"
+        self._checkpoint = self.path / "server.copfl"
+        if not resume and self._checkpoint.exists():
+            raise RunError(f"{self.path} already holds rounds of this run; resume it, or choose another name")
+
+    def claimed(self) -> AbstractContextManager[None]:
+        """The right to write here; Busy if another ServerApp has it. It ends with the process."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return locked(self.path / ".lock")
+
+    def save(self, packet: Packet, record: dict[str, Any]) -> None:
+        """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
+        write_packet(self._checkpoint, packet)
+        records.append(self.lines, record)
+
+    def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
+        """The last checkpoint and the number of the next round; a missing last line is written."""
+        remove_parts(self.path)  # of a process that was killed
+        remove_parts(self.path / "masks")
+        opened, round = self.checkpoint(like, head)
+        last = opened.about["record"]
+        earlier = [record for record in self.rounds() if record["round"] < last["round"]]
+        write_bytes(self.lines, b"".join(map(records.encoded, (*earlier, last))), private=True)
+        return opened, round
+
+    def checkpoint(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
+        """The last checkpoint and the number of the next round; nothing is written."""
+        if not self._checkpoint.exists():
+            raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
+        with raised_as(RunError, f"{self._checkpoint} cannot be used: {{}}", OSError, WireError):
+            packet = _read(self._checkpoint)
+            round = int(wire.opened_head(packet)["round"])
+            return wire.decode(packet, like, head(round), finite=False), round
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of the finished rounds."""
+        return records.read(self.lines) if self.lines.exists() else []
+
+    def masks(self, client: int, upload: Any) -> dict[str, Tensor]:
+        """This client's stored masks by their path in an upload; none if the file is missing or damaged."""
+        like = {path: piece.personal for path, piece in wire.pieces(upload) if isinstance(piece, Masked)}
+        path, head = self._mask(client)
+        try:
+            return dict(wire.decode(_read(path), like, head).record)
+        except (OSError, WireError):  # the client sends them again
+            return {}
+
+    def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
+        path, head = self._mask(client)
+        write_packet(path, wire.encode(masks, head))
+
+    def _mask(self, client: int) -> tuple[Path, Head]:
+        return self.path / "masks" / f"{client}.copfl", Head("masks", self.run, "", 0, client)

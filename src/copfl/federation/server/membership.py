@@ -1,0 +1,272 @@
+"""The coordinator's side: who is a member, whose key is revoked, and the proposals that it signs.
+
+The list of members is `members.json` in the app's folder. The coordinator's key is in the same folder only in
+a trial on one machine; else it is where `init` put it, and is moved off the server. Without torch.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from copfl.errors import RunError, UsageError, raised_as, unknown
+from copfl.federation.policy.record import Policy
+from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.protocol import keys, proposal
+from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.keys import SigningKey, fingerprint, read_key, read_public
+from copfl.federation.protocol.proposal import (
+    KEY,
+    NAME,
+    Member,
+    Proposal,
+    Rotation,
+    Signed,
+    member_problem,
+    rotation_statement,
+)
+from copfl.federation.server.certificates import AUTHORITY_KEY, expiries, issue_server
+from copfl.files import write_bytes
+
+FILE, PROPOSALS = "members.json", "proposals"  # in the app's folder
+SIGNED = "proposal.json"  # in the folder of a run: what its coordinator signed
+COORDINATOR = "coordinator"  # the name of the coordinator's key, in keys/ or in the authority's folder
+AUTHORITY = (
+    "authority"  # in [tool.copfl] of pyproject.toml: the folder of the authority's and the coordinator's keys
+)
+
+
+class Roster(NamedTuple):
+    """The members of a federation, and the keys that are members no more."""
+
+    members: tuple[Member, ...] = ()
+    revoked: Mapping[str, str] = MappingProxyType({})  # public key -> the name of its member
+
+    def named(self, name: str) -> Member:
+        """The member of this name; UsageError if there is none."""
+        found = [member for member in self.members if member.name == name]
+        if not found:
+            raise unknown("member", name, [member.name for member in self.members])
+        return found[0]
+
+
+def read_roster(folder: Path) -> Roster:
+    """The members of the app in the folder; none if the list was not begun."""
+    path = folder / FILE
+    with raised_as(RunError, f"{path} cannot be used: {{}}", OSError, ValueError, KeyError, TypeError):
+        if not path.exists():
+            return Roster()
+        fields = json.loads(path.read_text())
+        members = tuple(
+            Member(
+                int(entry["number"]),
+                str(entry["name"]),
+                str(entry["key"]),
+                tuple(Rotation(**old) for old in entry["rotations"]),
+            )
+            for entry in fields["members"]
+        )
+        return Roster(members, dict(fields["revoked"]))
+
+
+def write_roster(folder: Path, roster: Roster) -> None:
+    members = [
+        member._asdict() | {"rotations": [rotation._asdict() for rotation in member.rotations]}
+        for member in sorted(roster.members)
+    ]
+    content = json.dumps({"members": members, "revoked": dict(roster.revoked)}, indent=1)
+    write_bytes(folder / FILE, content.encode() + b"\n")
+
+
+def admit(folder: Path, clients: int, name: str, public: str, number: int | None = None) -> Member:
+    """Enters a member with its public key; without a number it gets the next free one.
+
+    Args:
+        folder: that of the app.
+        clients: number of clients of the app.
+        name: of the member, for people.
+        public: its key, as `keys.read_public` gives it.
+        number: of its client.
+    """
+    roster = read_roster(folder)
+    taken = {member.number for member in roster.members}
+    free = [n for n in range(clients) if n not in taken]
+    if not NAME.fullmatch(name):
+        raise UsageError(f'name="{name[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
+    if number is None and not free:
+        raise UsageError(
+            f"all {clients} clients have a member; raise run.clients in pyproject.toml first, or if `init` "
+            "made their keys for a trial, make the app again with --no-trial"
+        )
+    member = Member(free[0] if number is None else number, name, public)
+    if member.number not in free:
+        raise UsageError(f"client {member.number} is a member's already, or not one of {clients} clients")
+    if public in roster.revoked:
+        raise UsageError(f"this key was revoked ({roster.revoked[public]}); the member makes a new one")
+    for other in roster.members:
+        known = {other.key, *(rotation.key for rotation in other.rotations)}
+        if other.name == name or public in known:
+            raise UsageError(f"{other.name} is a member already, as client {other.number}")
+    _write_public(folder, member)
+    write_roster(folder, roster._replace(members=(*roster.members, member)))
+    return member
+
+
+def revoke(folder: Path, name: str) -> Member:
+    """Takes a member and its key out of the list; the server refuses the key from now on."""
+    roster = read_roster(folder)
+    member = roster.named(name)
+    others = tuple(other for other in roster.members if other != member)
+    gone = dict.fromkeys([member.key, *(rotation.key for rotation in member.rotations)], name)
+    write_roster(folder, Roster(others, {**roster.revoked, **gone}))
+    _public_file(folder, name).unlink(missing_ok=True)
+    return member
+
+
+def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
+    """Enters a member's new key, which its old one signed; the old key is revoked.
+
+    Args:
+        folder: that of the app.
+        name: of the member.
+        public: its new key.
+        signature: of the new key, with the old one.
+    """
+    roster = read_roster(folder)
+    before = roster.named(name)
+    member = before._replace(key=public, rotations=(*before.rotations, Rotation(before.key, signature)))
+    if problem := member_problem(member):
+        raise UsageError(f"{problem}; ask the member for the file of its `copfl federate rotate`")
+    others = tuple(other for other in roster.members if other != before)
+    write_roster(folder, Roster((*others, member), {**roster.revoked, before.key: name}))
+    _write_public(folder, member)
+    return member
+
+
+def rotate_member(path: Path) -> Path:
+    """Makes a member's new key; the file of the rotation, in which the old key signs the new one."""
+    old, kept = read_key(path), path.with_name(path.name + ".old")
+    if kept.exists():
+        raise RunError(
+            f"{kept} exists: an earlier rotation; move it away when the coordinator has admitted that key"
+        )
+    new = SigningKey(keys.new_key())
+    statement = path.with_name(path.name + ".rotation")
+    fields = {"from": old.public, "to": new.public, "signature": old.sign(rotation_statement(new.public))}
+    write_bytes(statement, json.dumps(fields, indent=1).encode() + b"\n")
+    path.rename(kept)
+    keys.write_key(path, new.key)
+    write_bytes(keys.public_path(path), keys.openssh_line(new.public))
+    return statement
+
+
+def read_rotation(path: Path) -> str:
+    """The signature in a file of `rotate_member`."""
+    with raised_as(UsageError, f"{path} is no rotation: {{}}", OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(path.read_text())["signature"])
+
+
+def rotate_server(folder: Path, authority: Path | None = None) -> datetime.datetime:
+    """Makes a new key and certificate of the server; until when it is valid."""
+    app = read_app(folder)
+    if not app["secure"]:
+        raise UsageError(f"the server in {folder} has no certificate")
+    place = authority or Path(str(app.get(AUTHORITY, folder / "keys")))
+    issue_server(folder / "keys", str(app["host"]), place / AUTHORITY_KEY)
+    return expiries(folder / "keys")["server.pem"]
+
+
+def revoked_keys(folder: Path) -> frozenset[str]:
+    """The public keys that are revoked now."""
+    return frozenset(read_roster(folder).revoked)
+
+
+def _public_file(folder: Path, name: str) -> Path:
+    return folder / "keys" / f"{name}.pub"
+
+
+def _write_public(folder: Path, member: Member) -> None:
+    """The key's file, which the server registers with Flower."""
+    write_bytes(_public_file(folder, member.name), keys.openssh_line(member.key))
+
+
+def make_member_keys(folder: Path, clients: int) -> None:
+    """Keys for all clients of a trial, whose user is the owner of every node, where there are none."""
+    for client in range(clients):
+        path = folder / "keys" / f"node-{client}"
+        if not path.exists():
+            keys.make_key(path)
+        if client not in {member.number for member in read_roster(folder).members}:
+            admit(folder, clients, path.name, read_public(keys.public_path(path)), client)
+
+
+# -- proposals -----------------------------------------------------------------------------------------------
+
+
+def coordinator_key(folder: Path, path: Path | None = None) -> SigningKey:
+    """The coordinator's key: of the file, of a trial, or where `init` put it; UsageError if not here."""
+    authority = read_app(folder).get(AUTHORITY)
+    places = [folder / "keys" / COORDINATOR, *([Path(authority) / COORDINATOR] if authority else [])]
+    found = [place for place in ([path] if path else places) if place.expanduser().exists()]
+    if not found:
+        raise UsageError(
+            f"the coordinator's key is not on this machine ({path or places[-1]}); where it is, sign a "
+            "proposal with `copfl federate propose FOLDER --key FILE`, and start it here with `run "
+            "--proposal FILE`"
+        )
+    return read_key(found[0])
+
+
+def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Roster) -> Signed:
+    """The signed proposal of a run; the earlier one of this run if nothing has changed.
+
+    Args:
+        folder: that of the app.
+        config: keys of the run config beside those of the app, the run's name among them.
+        key: the coordinator's.
+        roster: the members.
+    """
+    settings = {**proposal.settings_in(read_app(folder)["config"]), **config}
+    members = tuple(m for m in sorted(roster.members) if m.number < int(settings["run.clients"]))
+    signed = proposal.sign(settings, members, tuple(sorted(roster.revoked)), key)
+    path = folder / PROPOSALS / f"{signed.proposal.run}.json"
+    if path.exists():
+        before = proposal.read(path.read_bytes())
+        if proposal.is_same_proposal(before.proposal, signed.proposal):
+            return before
+    write_bytes(path, signed.document)
+    return signed
+
+
+def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:
+    """The keys that a run config of the app must change to be that of a proposal."""
+    own = proposal.settings_in(read_app(folder)["config"])
+    return {key: value for key, value in agreed.settings.items() if key not in own or own[key] != value}
+
+
+def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> Signed | None:
+    """The proposal that a run config carries, or None. UsageError if the server's policy refuses it."""
+    text, known = run_config.get(KEY), policy.proposals.coordinators
+    if not text and policy.proposals.unsigned:
+        return None
+    if not text:
+        why = "no coordinator signed it; start the run with `copfl federate run`"
+        raise PolicyError((Refusal("proposals.unsigned", why),))
+    signed = proposal.from_text(text)
+    if (name := fingerprint(signed.proposal.coordinator)) not in known and not policy.proposals.unsigned:
+        raise PolicyError((Refusal("proposals.coordinators", f"its proposal is signed by {name}"),))
+    if differ := proposal.differences(signed.proposal, run_config):
+        raise UsageError(f"the run config is not that of its proposal: {'; '.join(differ[:5])}")
+    return signed
+
+
+def make_coordinator(folder: Path, authority: Path) -> str:
+    """Writes the coordinator's key to the authority's folder and its public part to that of the app.
+
+    The result is the fingerprint.
+    """
+    public = keys.make_key(authority / COORDINATOR)
+    write_bytes(folder / "keys" / f"{COORDINATOR}.pub", keys.openssh_line(public))
+    return fingerprint(public)

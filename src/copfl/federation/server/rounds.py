@@ -1,0 +1,368 @@
+"""The server's rounds over any transport: send, add up the uploads, checkpoint, and record every failure.
+
+A round ends when every selected client has answered or failed, or at its deadline. With fewer uploads than
+its minimum it waits for nodes to return. The server keeps sums, a checkpoint, and each client's mask on disk:
+a mask is sent again only when it changes.
+"""
+
+import hashlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, message_to_new_client, received
+from copfl.core.batches import choose
+from copfl.core.halves import DIFFERENCE, HALF
+from copfl.core.metrics import Metric
+from copfl.errors import CopflError, WireError
+from copfl.experiment import evidence
+from copfl.federation.protocol.events import Event
+from copfl.federation.protocol.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
+from copfl.federation.protocol.messages import JOIN, Field, Reply, printable
+from copfl.federation.protocol.noise import epsilons
+from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
+from copfl.federation.protocol.settings import Settings
+from copfl.federation.server.exchange import Exchange, Round
+from copfl.federation.server.folder import as_text
+from copfl.federation.server.registry import ANSWER_TIMEOUT
+from copfl.wire import Head, Packet
+from copfl.wrappers.privacy import Private
+
+SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: of which model it is
+ROUNDING = 1e-6  # of a metric that was computed in single precision
+LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
+MOST_SAMPLES = 1e9  # of one client
+MAX_METRICS = 100  # metrics of a node that the server records
+OWN = (HALF, DIFFERENCE, COMPARED, SAMPLES)  # names that are the server's, and no node's to report
+LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
+
+
+@dataclass
+class Server(Exchange):
+    """The server of one run; it starts from the last checkpoint if the settings ask for it."""
+
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.algorithm = self.settings.algorithm
+        self.task = self.settings.task
+        clients = self.federation.clients
+        blank = blank_samples(self.task, self.settings.shape)
+        example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
+        self.upload = example.upload  # the structure of every upload
+        self.decides = evidence.weighs(self.algorithm)  # whether clients that do harm lose their weight
+        self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
+        self.state = self.algorithm.server_init(self.task, self.federation.clients)
+        if self.federation.session.resume or self.federation.session.join:
+            opened, self.round = self.folder.load(self.state, lambda round: self._head("server", round))
+            self.state = opened.record
+            self.counted = {int(client): int(n) for client, n in opened.about[Field.COUNTED].items()}
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """The record of each round when it ends, after its checkpoint is on disk."""
+        torch.set_num_threads(1)
+        names = {"algorithm": self.settings.run.algorithm.name, "clients": self.federation.clients}
+        secure = self.federation.secure.aggregation
+        self.log(
+            "", Event.STARTED, round=self.round + 1, rounds=self.federation.rounds, **names, secure=secure
+        )
+        while self.round < self.federation.rounds:
+            started = time.time()
+            chosen = choose(
+                self.settings.run.run.seed, self.round, self.federation.clients, self.federation.selected
+            )
+            selected = [int(client) for client in chosen]
+            self.log("", Event.ROUND_STARTED, round=self.round + 1, clients=selected)
+            now = self._run_round(selected)
+            before, metrics = self.state, dict[str, torch.Tensor]()
+            if now.total is not None:
+                with torch.no_grad():
+                    total = tree.narrow(now.total, now.dtypes)
+                    self.state, metrics = self.algorithm.server_update(self.task, before, total)
+                if now.half is not None:
+                    self._compare_halves(now, before, total)
+            if isinstance(self.algorithm, Private):
+                metrics |= self._epsilons(self.algorithm, len(now.reports))
+            self.counted |= dict.fromkeys(now.reports, now.number)
+            self.round += 1
+            record = _record(now, metrics, time.time() - started) | {"metric": self.task.metrics[0].name}
+            if self.decides and evidence.looks(self.round, self.federation.clients):
+                self._reweight([*self.folder.rounds()[: self.round - 1], record])
+            counted = {str(client): n for client, n in self.counted.items()}
+            about = {Field.COUNTED: counted, "record": record}
+            self.log(
+                f"{as_text(record)}  of {self.federation.rounds} rounds",
+                Event.ROUND_ENDED,  # before the record: each recorded round has one
+                round=record["round"],
+                accepted=record["clients"],
+                left_out=record["why"],
+                seconds=record["seconds"],
+                bytes=record["bytes"],
+                metric=record["metric"],
+                value=record["mean"].get(record["metric"]),
+            )
+            self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
+            yield record
+        if self.settings.run.run.benefit:
+            self._conclude()
+
+    def _reweight(self, lines: list[dict[str, Any]]) -> None:
+        """Takes their weight from the clients that these rounds show to do harm."""
+        before = evidence.without_weight(self.algorithm, self.state)
+        self.state = evidence.reweighted(self.algorithm, self.state, lines, self.federation.clients)
+        for client in sorted(evidence.without_weight(self.algorithm, self.state) - before):
+            self.log(f"client {client} has no weight from now on: it helps neither the others nor itself")
+
+    def _conclude(self) -> None:
+        """The benefit after the last round, where the records do not have it: see `SecureServer`."""
+
+    def _compare_halves(self, now: Round, before: Any, whole: Any) -> None:
+        """Asks each client of the round for its losses with the models of both halves.
+
+        Args:
+            now: The round, with the total of the first half.
+            before: The server's record before it.
+            whole: The total of all clients.
+        """
+        first = now.reports.keys() & first_clients(self.federation, now.number)
+        left_out = evidence.without_weight(self.algorithm, before)
+        smaller = min(len(half - left_out) for half in (first, now.reports.keys() - first))
+        if smaller < SMALLEST_COHORT:  # too few uploads of a half counted
+            return
+        with torch.no_grad():
+            half = tree.narrow(now.half, now.dtypes)
+            totals = half, tree.each(torch.sub, whole, half)
+            after = [self.algorithm.server_update(self.task, before, total)[0] for total in totals]
+        packets = {}
+        try:
+            for client in now.reports:
+                models = tuple(received(self.algorithm, server, torch.tensor(client)) for server in after)
+                head = self._head(HALVES, now.number, client)
+                packets[client] = wire.encode(models, head, self.federation.network.wire)
+        except WireError as error:  # a member of a secure sum may add any numbers to a half
+            self.log(f"round {now.number + 1}: halves are not compared: {error}")
+            return
+        asked = Round(now.number)
+        answers = self._ask(asked, HALVES, packets, self._losses)
+        for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
+            for client, size in more.items():
+                sizes[client] += size
+        sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
+        now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
+        now.per_client[self.compared] = {client: answers.get(client) for client in now.reports}
+        messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
+        failed = {str(client): why for client, why in sorted(asked.failures.items())}
+        now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
+
+    compared = DIFFERENCE  # what is recorded of a client's comparison
+
+    def _losses(self, client: int, packet: Packet) -> float | None:
+        """The difference of the losses that a client reports; None if it has none."""
+        about = wire.decode(packet, (), self._head(LOSSES, self.round, client)).about
+        losses = about.get(Field.LOSSES)
+        if not isinstance(losses, list) or len(losses) != 2:
+            raise WireError("it does not report two losses")
+        if None in losses:
+            return None
+        if not all(type(loss) in (int, float) and abs(loss) <= LARGEST_VALUE for loss in losses):
+            raise WireError(f"it reports a loss that is no number of at most {LARGEST_VALUE:g}")
+        return float(losses[1] - losses[0])
+
+    def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
+        """The epsilons after this round, from the number of answers in each."""
+        earlier = [len(record["clients"]) for record in self.folder.rounds()[: self.round]]
+        found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+    def _run_round(self, selected: list[int]) -> Round:
+        """One round of these clients, when it has the uploads that it needs."""
+        now, is_reported = Round(self.round), False
+        started = sent = time.monotonic()
+        while True:
+            self.registry.refresh(self.transport)
+            for client in selected:
+                if self._is_due(now, client):
+                    self._send(now, client, self.down(client))
+            self._receive(now, partial(self._add, now))
+            is_late, is_greeting = self._expired(now, sent), bool(self.registry.pending)
+            has_enough = len(now.reports) >= self.federation.minimum
+            if is_late:
+                sent, is_reported = time.monotonic(), False
+            if has_enough and not now.pending and (is_late or not is_greeting):
+                break
+            if not (has_enough or is_reported or now.pending or is_greeting):
+                missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
+                absent = f"; not connected: {', '.join(missing)}" if missing else ""
+                count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
+                text = f"round {now.number + 1} waits: {count}{absent}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                is_reported = True
+            self._sleep(started)
+        for client in selected:
+            if client not in now.reports:
+                now.failures.setdefault(client, "not connected")
+        return now
+
+    def _is_due(self, now: Round, client: int) -> bool:
+        """Whether to ask this client: for the first time, or again if the round lacks uploads."""
+        node = self.registry.nodes.get(client)
+        if node is None or client in now.reports or (client, node) in now.pending.values():
+            return False
+        is_short = len(now.reports) + len(now.pending) < self.federation.minimum
+        return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
+
+    def down(self, client: int, **further: Any) -> Packet:
+        """The message to one client: the global model, the last counted round, and the known masks."""
+        record = received(self.algorithm, self.state, torch.tensor(client))
+        masks = self.folder.masks(client, self.upload)
+        about = {
+            Field.COUNTED: self.counted.get(client, -1),
+            Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
+            **further,
+        }
+        return wire.encode(
+            record, self._head("down", self.round, client), self.federation.network.wire, about=about
+        )
+
+    def _add(self, now: Round, client: int, packet: Packet) -> None:
+        """Adds an upload to the round's total; WireError if it is invalid."""
+        if client in now.reports:
+            raise WireError("its upload was counted in this round already")
+        masks = self.folder.masks(client, self.upload)
+        opened = wire.decode(packet, self.upload, self._head("upload", now.number, client), masks=masks)
+        check_values(opened.record)
+        check_metrics(opened.about.get(Field.METRICS), self.task.metrics)
+        with torch.no_grad():
+            summand = self.algorithm.summand(self.task, self.state, torch.tensor(client), opened.record)
+        if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
+            raise WireError("its contribution to the total is not finite")
+        is_known = [path in masks and torch.equal(mask, masks[path]) for path, mask in opened.masks.items()]
+        if not all(is_known):
+            self.folder.save_masks(client, opened.masks)
+        now.dtypes = [t.dtype for t in tree.leaves(summand)]
+        now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
+        if self.settings.run.run.benefit:
+            is_first = client in first_clients(self.federation, now.number)
+            part = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
+            now.half = part if now.half is None else tree.add(now.half, part)
+            if (samples := _samples(self.algorithm, opened.record)) is not None:
+                now.per_client.setdefault(SAMPLES, {})[client] = samples
+        now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
+        now.failures.pop(client, None)
+        self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
+
+    def personalise_new_clients(self) -> list[dict[str, Any]]:
+        """The primary metric of every new client before and after its local updates of the trained model."""
+        clients = self.federation.clients
+        record = message_to_new_client(self.algorithm, self.state, torch.arange(clients))
+        head = self._head("down", self.round, clients)  # no client's number: its own batches
+        packet = wire.encode(
+            record, head, self.federation.network.wire, about={Field.UPDATES: self.federation.session.join}
+        )
+        pending: dict[str, int] = {}
+        results: dict[int, dict[str, Any]] = {}  # by node
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while time.monotonic() < deadline and (not results or pending):
+            for node in self.transport.nodes():
+                if node not in results:
+                    results[node] = {"node": node, "why": f"no reply within {ANSWER_TIMEOUT:g} s"}
+                    pending[self.transport.send(node, JOIN, packet, ANSWER_TIMEOUT)] = node
+            for reply in self.transport.replies(list(pending)):
+                node = pending.pop(reply.message_id)
+                results[node] = {"node": node, **self._gain(reply, head._replace(kind=Field.NEW_CLIENT))}
+                text = f"new client: {results[node]}"
+                self.log(text, Event.NEW_CLIENT, **results[node] | {"node": str(node)})
+            time.sleep(self.pause)
+        return list(results.values())
+
+    def _gain(self, reply: Reply, head: Head) -> dict[str, Any]:
+        """The metrics that a new client reports, or why there are none."""
+        try:
+            metrics = numbers(wire.decode(Packet(*reply.checked()), (), head).about)
+            check_metrics(metrics, self.task.metrics)
+            name = self.task.metrics[0].name
+            if None in (metrics.get(f"{name}_before"), metrics.get(f"{name}_after")):
+                raise WireError(f"it does not report its {self.task.metrics[0].title} before and after")
+            return {"metric": name, **metrics}
+        except CopflError as error:
+            return {"why": printable(error)}
+
+
+def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
+    """The round as one line of JSON, with the keys of a simulated round."""
+    ids = sorted(now.reports)
+    reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}
+    names = sorted({name for client in ids for name in reported[client]} - set(OWN))
+    per_client: dict[str, list[float | None]] = {n: [reported[c].get(n) for c in ids] for n in names}
+    per_client["bytes_up"] = [float(now.bytes_up[client]) for client in ids]
+    per_client["bytes_down"] = [float(now.bytes_down.get(client, 0)) for client in ids]
+    per_client |= {name: [values.get(client) for client in ids] for name, values in now.per_client.items()}
+    present = {name: [v for v in values if v is not None] for name, values in per_client.items()}
+    notes = {client: now.reports[client].get(Field.NOTE) for client in ids}
+    return {
+        "round": now.number + 1,
+        "clients": ids,
+        "federation": {name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
+        # Nodes may report 1e308, and JSON has no infinite mean.
+        "mean": {n: wire.plain(sum(v) / len(v)) for n, v in sorted(present.items()) if v} | now.means,
+        "left_out": sorted(now.failures),
+        "why": {str(client): now.failures[client] for client in sorted(now.failures)},
+        "notes": {str(client): printable(note) for client, note in notes.items() if note},
+        "per_client": dict(sorted(per_client.items())),
+        "bytes": {"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
+        "seconds": round(seconds, 3),
+        **now.further,
+    }
+
+
+def _samples(algorithm: AnyAlgorithm, upload: Any) -> float | None:
+    """The number of training samples in an upload; None where it has another weight."""
+    while hasattr(algorithm, "algorithm"):  # of a wrapper
+        algorithm = algorithm.algorithm
+    is_weighted = getattr(algorithm, "weights", "") == "samples" and hasattr(upload, "size")
+    return float(upload.size) if is_weighted else None
+
+
+def check_values(upload: object) -> None:
+    """WireError if an upload has a value that no training gives: one alone would decide the average."""
+    for path, tensor in tree.named(upload):
+        largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+        if not largest <= LARGEST_VALUE:
+            raise WireError(f"its {path} has a value of {largest:g}; at most {LARGEST_VALUE:g} is accepted")
+        if (
+            path.rpartition(".")[2] == "size"
+            and not 0 <= float(tensor.min()) <= float(tensor.max()) <= MOST_SAMPLES
+        ):
+            raise WireError(f"it reports {float(tensor.max()):g} samples; 0 to {MOST_SAMPLES:g} are accepted")
+
+
+def check_metrics(reported: object, metrics: Sequence[Metric]) -> None:
+    """WireError if a metric has a value that it cannot have, such as an accuracy of 99."""
+    for name, value in (reported if isinstance(reported, dict) else {}).items():
+        if not isinstance(value, int | float) or value != value:  # it is not defined for these samples
+            continue
+        low, high = -LARGEST_VALUE, LARGEST_VALUE
+        for metric in metrics:
+            if any(name == f"{metric.name}{suffix}" for suffix in SUFFIXES):
+                # Of those of copfl that are no fractions, errors are positive, and r2 is at most 1.
+                low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
+                high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
+        if not low - ROUNDING <= value <= high + ROUNDING:
+            shown = f"{printable(name, 40)}={printable(value, 40)}"
+            raise WireError(f"it reports {shown}, which must be {low:g} to {high:g}")
+
+
+def numbers(metrics: object) -> dict[str, float | None]:
+    """The numbers among the metrics that a node reports, at most `MAX_METRICS`; None where not finite."""
+    found = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
+    values = {printable(k): v for k, v in found if v is None or isinstance(v, int | float)}
+    return {k: float(v) if v is not None and abs(v) <= LARGEST else None for k, v in values.items()}

@@ -1,0 +1,208 @@
+"""The server's rounds with secure aggregation: it receives masked vectors and learns their sum.
+
+A client may be lost in every phase. If too few are left before they reveal their shares, the round begins
+again with fresh keys. If too few reveal theirs, the round ends without a result: nodes refuse to add it up
+again with other clients, because two sums of the same uploads over different clients differ by single
+uploads.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from copfl import wire
+from copfl.errors import RunError, WireError, raised_as
+from copfl.federation.protocol.events import Event
+from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.keys import is_signed
+from copfl.federation.protocol.messages import Field, printable, read_json
+from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
+from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, Rules, Sum, neighbours
+from copfl.federation.server.exchange import Exchange, Round
+from copfl.wire import Packet
+
+T = TypeVar("T")
+KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
+REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
+
+
+@dataclass
+class SecureExchange(Exchange):
+    """An exchange of which the server learns the sum of the clients' vectors alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = self.settings.rules
+        self.size = 0  # entries of a vector
+
+    def down(self, client: int, **further: Any) -> Packet:
+        """The message that asks one client for its vector; its body is the same for all."""
+        raise NotImplementedError
+
+    def _added(self, now: Round, clients: list[int]) -> Floats | None:
+        """The sum of the clients' vectors after all phases; None if it was lost while shares were revealed.
+
+        WireError if too few clients are left before they reveal shares.
+        """
+        session = secrets.token_hex(16)
+        stayed: dict[str, list[int]] = {}
+
+        def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
+            asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
+            packets = {n: self._packet(phase, n, {Field.SESSION: session, **fields(n)}) for n in asked}
+            if phase == MASKED and len({packet.body for packet in packets.values()}) > 1:
+                raise RunError(
+                    "the server's message differs between clients, so their masks do not cancel out"
+                )
+            answers = self._ask(now, phase, packets, read)
+            stayed[phase] = sorted(answers)
+            needed = self.rules.threshold if phase in (CONSISTENT, REVEALED) else self.needed
+            if len(answers) < needed:
+                raise WireError(f"{len(answers)} clients answered in phase {phase!r}; {needed} are needed")
+            return answers
+
+        subject = Subject(self.folder.run, now.number, session)
+        signed = ask(KEYS, lambda n: {}, self._reader(KEYS, partial(_signed_keys, self.rules, subject)))
+        order = sorted(signed)
+        cohort = {n: signed[n].member for n in order}
+        if len(set(cohort.values())) < len(cohort):
+            raise WireError("two clients have the same member key; a node's state-dir was copied")
+        secrets.SystemRandom().shuffle(order)
+        keys = {n: answer.keys for n, answer in signed.items()}
+        total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
+
+        def others(client: int) -> dict[str, Any]:
+            visible = total.keys_for(client)
+            return {
+                Field.COHORT: {str(n): member for n, member in cohort.items()},
+                Field.KEYS: {str(n): [key.hex() for key in pair] for n, pair in visible.items()},
+                Field.SIGNATURE: {str(n): signed[n].signature for n in visible},
+            }
+
+        for n, (sealed, commitment) in ask(SHARES, others, self._reader(SHARES, _shares)).items():
+            total.sealed[n], total.commitments[n] = sealed, commitment
+        total.context = context_of(self.settings, subject, cohort, self.down(order[0]).body)
+
+        def holders(client: int) -> set[int]:
+            return {client, *total.linked[client]}
+
+        def add(client: int, packet: Packet) -> dict[str, Any]:
+            like = torch.zeros(self.size * self.rules.width, dtype=torch.uint8)
+            opened = wire.decode(packet, like, self._head(MASKED, now.number, client))
+            total.add(client, opened.record.numpy().tobytes(), self.size)
+            return opened.about
+
+        texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
+        now.reports = ask(MASKED, lambda n: {Field.SHARES: texts[n]}, add)
+        survivors = sorted(total.survivors)
+        statement = sum_statement(subject, total.context, [cohort[n] for n in survivors])
+        signatures = ask(
+            CONSISTENT,
+            lambda n: {Field.SURVIVORS: survivors},
+            self._reader(CONSISTENT, partial(_signature, cohort, statement)),
+        )
+        for client in now.reports:
+            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=now.bytes_up[client])
+        # From here the round is not repeated, not even by a server that is started again.
+        write_json(self.folder.path / REVEALING, {"round": now.number})
+        try:
+            revealed = ask(
+                REVEALED,
+                lambda n: {Field.SIGNATURE: {str(m): s for m, s in signatures.items() if m in holders(n)}},
+                self._reader(REVEALED, _revealed),
+            )
+            values = total.total(revealed)
+        except WireError as error:
+            self._without_result(now, str(error))
+            return None
+        for client in now.reports:  # a client that was lost after it sent its vector counts
+            now.failures.pop(client, None)
+        now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
+        return values
+
+    def _without_result(self, now: Round, why: str) -> Round:
+        text = f"round {now.number + 1} has no result: {why}"
+        self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
+        now.reports, now.total = {}, None
+        now.further = {"secure_aggregation": {"failed": why}}
+        return now
+
+    @property
+    def needed(self) -> int:
+        """Number of clients that must send their vectors."""
+        return max(self.federation.minimum, self.rules.threshold)
+
+    def _connected(self, chosen: list[int], until: float = math.inf) -> list[int]:
+        """The connected clients among these, when they are enough, or at a time of the monotonic clock."""
+        is_reported = False
+        while True:
+            self.registry.refresh(self.transport)
+            found = [n for n in chosen if n in self.registry.nodes]
+            if (len(found) >= self.needed and not self.registry.pending) or time.monotonic() > until:
+                return found
+            if not (is_reported or self.registry.pending):
+                missing = ", ".join(str(n) for n in chosen if n not in found)
+                count = f"{len(found)} of the {self.needed} clients it needs"
+                text = f"round {self.round + 1} waits: {count}; not connected: {missing}"
+                self.log(text, Event.WAITING, round=self.round + 1)
+                is_reported = True
+            time.sleep(min(self.pause, 0.2))
+
+    def _packet(self, phase: str, client: int, fields: dict[str, Any]) -> Packet:
+        if phase == MASKED:
+            return self.down(client, **fields)
+        return wire.encode((), self._head(phase, self.round, client), about=fields)
+
+    def _reader(self, phase: str, read: Callable[[int, dict[str, Any]], T]) -> Callable[[int, Packet], T]:
+        """A function that reads the fields of an answer."""
+
+        def reader(client: int, packet: Packet) -> T:
+            about = wire.decode(packet, (), self._head(phase, self.round, client)).about
+            unreadable = f"its answer in phase {phase!r} cannot be read"
+            with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
+                return read(client, about)
+
+        return reader
+
+    def _was_revealing(self) -> bool:
+        """Whether a server that was killed had asked for the shares of this round."""
+        asked = read_json(self.folder.path / REVEALING).get("round")
+        return asked == self.round and not self.federation.session.rollback
+
+
+class SignedKeys(NamedTuple):
+    """A client's answer in the first phase."""
+
+    keys: Keys
+    member: str
+    signature: str
+
+
+def _signed_keys(rules: Rules, subject: Subject, client: int, about: dict[str, Any]) -> SignedKeys:
+    keys = Keys(*map(bytes.fromhex, about[Field.KEYS]))
+    answer = SignedKeys(keys, str(about[Field.MEMBER]), str(about[Field.SIGNATURE]))
+    if not is_signed(answer.member, keys_statement(subject, client, rules, keys), answer.signature):
+        raise WireError("its keys are not signed by its member key")
+    return answer
+
+
+def _signature(cohort: dict[int, str], statement: bytes, client: int, about: dict[str, Any]) -> str:
+    signature = str(about[Field.SIGNATURE])
+    if not is_signed(cohort[client], statement, signature):
+        raise WireError("it signed another sum")
+    return signature
+
+
+def _shares(_client: int, about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
+    sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
+    return sealed, bytes.fromhex(about[Field.COMMITMENT])
+
+
+def _revealed(_client: int, about: dict[str, Any]) -> dict[int, bytes]:
+    return {int(n): bytes.fromhex(share) for n, share in about[Field.SHARES].items()}

@@ -1,0 +1,159 @@
+"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from copfl import wire
+from copfl.data.contract import LONGEST_NAME, Contract
+from copfl.data.encoders import MOST_CATEGORIES
+from copfl.data.statistics import PASSES, Vector, centres_of, frozen
+from copfl.errors import RunError, WireError
+from copfl.federation.protocol.events import Event
+from copfl.federation.protocol.messages import Field
+from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres, vector_of
+from copfl.federation.server.exchange import Exchange, Round
+from copfl.federation.server.secure_exchange import SecureExchange
+from copfl.wire import Packet
+
+
+@dataclass
+class StatisticsServer(Exchange):
+    """The server of the statistics phase: it sees the sums of each node."""
+
+    settings: StatisticsTerms
+
+    def agreed(self) -> Contract:
+        """The frozen contract, when all members have answered; RunError if one declines."""
+        self.centres = like_centres(self.settings.question)
+        self.names: dict[int, dict[str, list[str]]] = {}
+        self.members, totals = list(range(self.federation.clients)), list[Vector]()
+        secure = self.federation.secure.aggregation
+        self.log("", Event.STARTED, round=1, rounds=PASSES, clients=len(self.members), secure=secure)
+        for self.round in range(PASSES):
+            if self.round and not self.settings.question.numbers:
+                totals.append(np.zeros(0))
+                continue
+            now = Round(self.round)
+            totals.append(self._total(now, self.members))
+            self.members = sorted(now.reports)
+            self.log(
+                f"statistics, pass {self.round + 1} of {PASSES}: {len(self.members)} members",
+                Event.STATISTICS,
+                round=self.round + 1,
+                clients=self.members,
+                bytes={"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
+            )
+            if self.settings.question.numbers and not self.round:
+                self.centres = torch.from_numpy(centres_of(self.settings.question, totals[0]))
+        return frozen(self.settings.contract, totals[0], totals[1], self.names.values())
+
+    @property
+    def needed(self) -> int:
+        """Members that must answer: all, unless the settings say how many; later those of the first pass."""
+        first = self.federation.network.min_replies or self.federation.clients
+        return len(self.members) if self.round else first
+
+    def down(self, client: int, **further: Any) -> Packet:
+        """The message to one client: the means of the columns, in the second pass."""
+        return wire.encode(self.centres, self._head("down", self.round, client), about=further)
+
+    def _total(self, now: Round, members: list[int]) -> Vector:
+        """The sum of the members' vectors, in their order, so that it is the same again."""
+        vectors: dict[int, Vector] = {}
+        size, started = self.settings.question.sizes[self.round], time.monotonic()
+        sent = started
+
+        def read(client: int, packet: Packet) -> None:
+            like = torch.zeros(size, dtype=torch.float64)
+            opened = wire.decode(packet, like, self._head(KIND, now.number, client))
+            vectors[client] = vector_of(opened.record)
+            if not now.number:
+                self.names[client] = _names(opened.about.get(Field.CATEGORIES))
+            now.reports[client], now.bytes_up[client] = {}, packet.nbytes
+            now.failures.pop(client, None)
+            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
+
+        while len(vectors) < self.needed or now.pending:
+            self.registry.refresh(self.transport)
+            asked = {client for client, _ in now.pending.values()}
+            for client in members:
+                is_due = client not in vectors and client not in asked
+                is_due &= time.monotonic() >= now.retry_at.get(client, 0.0)
+                if is_due and client in self.registry.nodes:
+                    self._send(now, client, self.down(client))
+            self._receive(now, read)
+            self._require_willing(now, members, self.needed)
+            if self._expired(now, sent):
+                sent = time.monotonic()
+            self._sleep(started)
+        total: Vector = np.sum([vectors[client] for client in sorted(vectors)], axis=0)
+        return total
+
+    def _require_willing(self, now: Round, members: list[int], needed: int) -> None:
+        """RunError if so many members declined that the others are too few."""
+        declined = {n: why for n, why in now.failures.items() if why.startswith("it declined")}
+        if len(members) - len(declined) < needed:
+            reasons = "; ".join(f"client {n}: {why}" for n, why in sorted(declined.items()))
+            raise RunError(f"the members do not agree on the encoders: {reasons}")
+
+
+@dataclass
+class SecureStatisticsServer(StatisticsServer, SecureExchange):
+    """The server of the statistics phase that learns the sum over all members alone."""
+
+    @property
+    def needed(self) -> int:
+        """Number of members that must answer."""
+        return max(super().needed, self.rules.threshold)
+
+    def _total(self, now: Round, members: list[int]) -> Vector:
+        self.size = self.settings.question.sizes[self.round]
+        while True:
+            if self._was_revealing():
+                raise RunError("the server ended while it added up; start another run")
+            connected = self._connected(members)
+            now.failures = {}
+            try:
+                total = self._added(now, connected)
+            except WireError as error:
+                self._require_willing(now, members, self.needed)
+                text = f"statistics begin again with fresh keys: {error}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                time.sleep(self.retry)
+                continue
+            if total is None:
+                raise RunError(
+                    "too few members revealed their shares; start another run with the same members"
+                )
+            return total
+
+
+def _names(content: object) -> dict[str, list[str]]:
+    """The categories that a node names; WireError if they are no lists of short texts in one line.
+
+    Nodes accept no others in a run config: one member could make the frozen contract useless for all.
+    """
+    if not isinstance(content, Mapping):
+        raise WireError("it names no categories")
+    for names in content.values():
+        is_list = isinstance(names, list) and len(names) <= MOST_CATEGORIES
+        if not is_list or not all(map(_is_name, names)):
+            raise WireError(
+                f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, "
+                f"of at most {LONGEST_NAME} characters"
+            )
+    return {str(column): list(names) for column, names in content.items()}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def statistics_server_class(secure: bool) -> type[StatisticsServer]:
+    """The server of the statistics phase with or without secure aggregation."""
+    return SecureStatisticsServer if secure else StatisticsServer

@@ -1,0 +1,70 @@
+"""What copfl takes from Flower's private modules is there, with the arguments and the shape that copfl relies on.
+
+When a release of Flower changes one of them, this file fails first and says which.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from copfl.federation.machines import flower_api
+from copfl.federation.machines.supernode import Connection
+from copfl.federation.protocol import secret_sharing
+
+# The parameters by which copfl calls a function of Flower; positional ones in their order.
+PARAMETERS = {
+    "get_fab_config": ["fab_file"],
+    "get_fused_config_from_fab": ["fab_file", "run"],
+    "http_request_response": ["server_address", "insecure", "root_certificates", "authentication_keys"],
+    "message_from_proto": ["message_proto"],
+    "message_to_proto": ["message"],
+    "pull_objects": ["initial_backoff"],
+    "push_objects": ["objects", "push_object_fn", "object_ids_to_push"],
+    "pull_and_inflate_object_from_tree": ["return_type", "initial_backoff", "max_time"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(flower_api.PRIVATE))
+def test_every_private_name_is_there(name: str) -> None:
+    value = getattr(flower_api, name)
+    if name in PARAMETERS:
+        parameters = inspect.signature(value).parameters
+        assert [p for p in PARAMETERS[name] if p not in parameters] == [], f"of {name}: {list(parameters)}"
+
+
+def test_what_is_replaced_in_the_superlink_is_called_by_it() -> None:
+    assert callable(flower_api.control_handlers.start_run)
+    assert callable(flower_api.extensions.get_middleware)
+
+
+def test_a_name_that_is_not_listed_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        flower_api.other  # noqa: B018
+
+
+def test_a_connection_has_the_functions_that_flower_yields() -> None:
+    source = inspect.getsource(flower_api.http_request_response)
+    yielded = source[source.rindex("yield") :]
+    assert yielded.count(",") + 1 >= len(Connection._fields) - 1
+
+
+def test_keys_and_shares_are_those_of_flowers_own_secure_aggregation() -> None:
+    """Two independent programs agree: ours over the same libraries, and Flower's."""
+    from flwr.common.secure_aggregation.crypto import shamir, symmetric_encryption
+    from flwr.supercore.primitives import asymmetric
+
+    secret = bytes(range(48))
+    assert shamir.combine_shares(secret_sharing.split_secret(secret, 3, 5)[1:4]) == secret
+    assert secret_sharing.combine_shares(shamir.create_shares(secret, 3, 5)[2:]) == secret
+    ours, theirs = secret_sharing.new_key(), asymmetric.generate_key_pairs()
+    public = asymmetric.public_key_to_bytes(theirs[1])
+    agreed = secret_sharing.agreed_key(ours, public)
+    other = asymmetric.bytes_to_public_key(secret_sharing.public_key(ours))
+    key = symmetric_encryption.generate_shared_key(theirs[0], other)
+    assert symmetric_encryption.decrypt(key, secret_sharing.seal(agreed, b"text")) == b"text"
+    assert secret_sharing.unseal(agreed, symmetric_encryption.encrypt(key, b"text")) == b"text"
+    assert secret_sharing.unseal(bytes(32), symmetric_encryption.encrypt(key, b"text")) is None

@@ -1,0 +1,352 @@
+"""The coordinator's page: of real rounds, with and without secure sums and noise, and of folders of every state."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from copfl.cli.federate_local import _show
+from copfl.errors import RunError
+from copfl.experiment import records
+from copfl.experiment.benefit import of_records
+from copfl.federation import init
+from copfl.federation.operations.events import operations
+from copfl.federation.operations.page import FederationPage, document_of
+from copfl.federation.operations.watched import read
+from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.protocol.settings import settings_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.membership import coordinator_key, propose, read_roster
+from copfl.federation.server.secure_rounds import server_class
+from copfl.report.document import Document, Section
+from copfl.report.serving import PageServer
+from copfl.settings.flat import nested
+from copfl.wire import Packet
+from tests.commands import called
+from tests.federation.folders import ServerState
+from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
+from tests.report.hostile import NAME, assert_harmless
+from tests.report.test_page import data_of
+
+ROUNDS = 2
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    "plain": {"network.min_replies": 2},
+    "secure": {"secure.aggregation": True, "algorithm.name": "fedavg"},
+    "private": {"privacy.clip": 1.0, "privacy.noise": 1.0, "algorithm.name": "fedavg"},
+}
+
+
+class Trained(NamedTuple):
+    """A federation that has run in this process."""
+
+    app: Path
+    records: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    """Federations of three clients; in the plain one, the second sends a damaged upload in the second round."""
+    home, found = tmp_path_factory.mktemp("federations"), {}
+    for name, more in FEDERATIONS.items():
+        config = CONFIG | {"run.rounds": ROUNDS} | more
+        app = init(home / name / "app", nested(config), port=9)  # nothing answers there
+        propose(app, config, coordinator_key(app), read_roster(app))
+        nodes = [unsigned(node) for node in write_nodes(digits(), home / name / "nodes")]
+
+        def fault(client: int, round: int, packet: Packet, name: str = name) -> Packet:
+            is_bad = name == "plain" and (client, round) == (1, 1)
+            return Packet(packet.head, packet.body[:-1]) if is_bad else packet
+
+        settings = settings_of(config)
+        transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
+        folder = ServerFolder(str(app / "runs"), "test", resume=False)
+        serve = server_class(settings.federation.secure.aggregation)
+        with folder.claimed(), operations(folder.path, "test") as log:
+            records = list(serve(settings, transport, folder, log, pause=0).rounds())
+        found[name] = Trained(app, records)
+    return found
+
+
+def page_of(folder: Path) -> Document:
+    return document_of(read(folder))
+
+
+def section(document: Document, name: str) -> Section:
+    return next(section for section in document.sections if section.name == name)
+
+
+def test_the_numbers_are_those_of_the_rounds(trained: dict[str, Trained]) -> None:
+    app, records = trained["plain"]
+    found = page_of(app)
+    mean, members = section(found, "curves").charts
+    accuracies = [100 * record["mean"]["accuracy"] for record in records]
+    assert list(mean.lines[0].y) == pytest.approx(accuracies)  # type: ignore[union-attr]
+    assert [line.name for line in members.lines] == ["node-0", "node-1", "node-2"]  # type: ignore[union-attr]
+    assert members.lines[1].y[1] is None  # type: ignore[union-attr]
+    assert f"{100 * records[-1]['mean']['accuracy']:.1f} %" in found.conclusion[1]
+    (rounds,) = section(found, "rounds").tables
+    assert rounds.rows[0][-1].startswith("node-1: it was damaged on its way")
+    assert rounds.rows[1][-1] == "nobody"
+    (totals,) = section(found, "bytes").tables
+    assert [row[1] for row in totals.rows] == ["2", "1", "2"]
+    up = section(found, "bytes").charts[0].lines[0].y  # type: ignore[union-attr]
+    assert list(up) == [record["bytes"]["up"] / 1000 for record in records]
+
+
+def test_weights_are_shares_and_labelled_as_without_an_interval(trained: dict[str, Trained]) -> None:
+    app, records = trained["plain"]
+    found = section(page_of(app), "contributions")
+    weight, gradient, prediction = found.charts
+    assert [chart.name for chart in found.charts] == ["weight", "gradient_score", "prediction_score"]
+    weights = records[0]["per_client"]["weight"]
+    shares = [row[0] for row in weight.values]  # type: ignore[union-attr]
+    assert shares == pytest.approx([value / sum(weights) for value in weights])
+    assert all(chart.title.endswith("without an interval") for chart in (weight, gradient, prediction))
+    assert "without an interval" in found.notes[0]
+
+
+def test_secure_aggregation_leaves_means_and_says_what_it_hides(trained: dict[str, Trained]) -> None:
+    found = page_of(trained["secure"].app)
+    assert [chart.name for chart in section(found, "curves").charts] == ["mean"]
+    for name in ("curves", "contributions"):
+        assert section(found, name).notes[0].startswith("Hidden by secure aggregation")
+    assert section(found, "contributions").charts == []
+
+
+def ended(state: ServerState, rounds: int, **more: Any) -> Section:
+    """The section on the benefit after so many rounds."""
+    state.start()
+    for number in range(1, rounds + 1):
+        state.begin_round(number)
+        state.end_round(number, **more)
+    return section(page_of(state.app), "benefit")
+
+
+NAMES = ["north", "south", "west", "east", "sea", "hill"]
+
+
+def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
+    found = ended(state, 24)
+    (table,), (chart,) = found.tables, found.charts
+    numbers = ["benefit", "95 % interval", "verdict", "rank", "to itself", "weight", "sent", "rounds"]
+    assert table.head == ["client", *numbers]
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert list(rows) == NAMES
+    expected = of_records(records.read(state.path / "rounds.jsonl"), len(NAMES))
+    assert expected is not None
+    low, high = expected.interval(0)
+    assert rows["north"][:4] == [
+        f"{1000 * expected.value[0]:+.2f}",
+        f"[{1000 * low:+.2f}, {1000 * high:+.2f}]",
+        "higher",
+        "1",
+    ]
+    assert rows["south"][2:4] == ["lower", "2 to 6"]  # than the mean member; among the others no rank
+    assert rows["hill"][5:] == ["1.71", "72 kB", "24 of 24"]  # of the weights 1 to 6
+    assert [line.name for line in chart.series] == ["benefit"]  # type: ignore[union-attr]
+    assert "own gain over training alone does not leave its node" in found.notes[0]
+    assert "no measure of effort" in " ".join(table.notes)
+
+
+def test_a_trial_prints_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, rounds=24, benefit=True)
+    (table,) = ended(state, 24).tables
+    _show(state.app, iter([]))
+    printed = capsys.readouterr().out
+    assert "What each client contributes" in printed
+    for name, benefit, interval, *_ in table.rows:
+        assert f"{benefit}  {interval}" in next(
+            line for line in printed.splitlines() if line.startswith(name)
+        )
+
+
+def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:
+    """Of fewer rounds than members nothing is known, and no rank is shown."""
+    found = ended(ServerState(tmp_path / "clinic", NAMES, benefit=True), 3)
+    (table,) = found.tables
+    assert {tuple(row[1:5]) for row in table.rows} == {("-", "-", "not known", "-")}
+    assert "3 rounds are few for 6 clients: 22 or more" in " ".join(table.notes)
+
+
+def test_the_benefit_of_secure_sums_is_known_at_the_end(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", NAMES, benefit=True)
+    hidden = {"bytes_up": [1000.0] * 6, "bytes_down": [2000.0] * 6, "half": [1.0] * 6}
+    found = ended(state, 2, per_client=hidden, secure_aggregation={})
+    assert not found.tables
+    assert found.notes == [
+        "With secure sums the benefit is known when the run has ended: then the nodes add up what they conclude from "
+        "their losses."
+    ]
+    content = {"rounds": 2, "value": [0.01, *[0.0] * 5], "error": [0.001] * 6, "freedom": 20}
+    (state.path / "benefit.json").write_text(json.dumps(content))
+    found = section(page_of(state.app), "benefit")
+    (table,) = found.tables
+    assert table.head == ["client", "benefit", "95 % interval", "verdict", "rank", "sent", "rounds"]
+    assert table.rows[0][:5] == ["north", "+10.00", "[+7.91, +12.09]", "higher", "1"]
+    assert found.notes[-1].startswith("Hidden by secure aggregation")
+    (state.path / "benefit.json").write_text('{"value": 1}')
+    with pytest.raises(RunError, match=r"benefit\.json is damaged"):
+        page_of(state.app)
+
+
+def test_a_run_that_does_not_measure_it_has_no_benefit(trained: dict[str, Trained]) -> None:
+    assert "benefit" not in {part.name for part in page_of(trained["plain"].app).sections}
+
+
+def test_epsilon_is_that_of_the_last_round(trained: dict[str, Trained]) -> None:
+    app, records = trained["private"]
+    (table,) = section(page_of(app), "privacy").tables
+    last = records[-1]["federation"]
+    assert table.rows[0] == ["node-0", "2", f"{last['epsilon']:.2f}", f"{last['epsilon_server']:.2f}"]
+    assert "does not leave its node" in section(page_of(app), "privacy").notes[0]
+    assert "no noise" in section(page_of(trained["plain"].app), "privacy").notes[0]
+
+
+def test_who_signed_the_run_and_its_settings_are_on_the_page(trained: dict[str, Trained]) -> None:
+    app = trained["plain"].app
+    facts = {row[0]: row[1] for row in page_of(app).facts.rows}  # type: ignore[union-attr]
+    assert fingerprint(coordinator_key(app).public) in facts["signed by"]
+    assert facts["algorithm"].startswith("copfl")
+    assert facts["model"].startswith("mlp (width 16")
+    assert facts["members"].startswith("3, fingerprint of the list ")
+
+
+def test_the_log_is_there_with_its_last_hash(trained: dict[str, Trained]) -> None:
+    app = trained["plain"].app
+    (log,) = section(page_of(app), "log").tables
+    lines = (app / "runs" / "test" / "audit.jsonl").read_text().splitlines()
+    assert len(log.rows) == len(lines)
+    assert [row[1] for row in log.rows][:2] == ["ended", "round ended"]
+    rejected = next(row for row in log.rows if row[1] == "rejected")
+    assert rejected[2].startswith("round 2, node-1, it was damaged on its way")
+    assert f"{len(lines)} lines; no line was changed or removed" in log.notes[0]
+
+
+def test_the_command_writes_one_file_that_needs_nothing(
+    trained: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = called(capsys, "federate", "watch", trained["plain"].app, "--once", tmp_path / "page.html")
+    assert answer == (0, f"{tmp_path / 'page.html'}\n", "")
+    html = (tmp_path / "page.html").read_text()
+    assert not re.search(r"""(src|href)=["'](?!#|data:,)""", html)
+    assert "connect-src 'none'" in html
+    assert 'id="pause"' not in html
+    assert data_of(html)["ended"]
+    assert list(data_of(html)["figures"])[:3] == ["mean", "members", "seconds"]
+
+
+def test_what_is_wrong_is_said_before_it_listens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = called(capsys, "federate", "watch", tmp_path)
+    assert answer.code == 2
+    assert "holds no app of copfl" in answer.err
+
+
+def test_a_run_that_waits(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", needed=3)
+    state.sign()
+    assert page_of(state.app).conclusion == ["No run has begun; 3 members admitted."]
+    state.start()
+    state.begin_round(1)
+    state.log("accepted", round=1, client=0, bytes=10)
+    state.log("left", client=2, node="102")
+    with state.running():
+        found = page_of(state.app)
+        assert found.problems == ["No SuperLink answers at 127.0.0.1:9."]
+        assert found.conclusion[0] == "Round 1 of 4 is running."
+        waiting = re.sub(r"0:\d\d", "TIME", found.conclusion[1])
+        names = "south (training for TIME), west (not connected for TIME)"
+        assert waiting == f"It waits for {names}. north has answered and waits."
+        assert list(found.tables[0].rows[0][:2]) == ["0 north", "has answered"]
+        assert [row[3] for row in found.tables[0].rows] == ["no", "yes", "yes"]
+        assert not data_of(FederationPage(state.app).html("f"))["ended"]  # it asks on
+    assert page_of(state.app).conclusion[0] == "The run was interrupted after 0 of 4 rounds."
+    state.log("failed", reason="no space left on the device")
+    assert page_of(state.app).conclusion[0] == (
+        "The run failed after 0 of 4 rounds: no space left on the device."
+    )
+
+
+def test_all_that_members_send_is_escaped(tmp_path: Path) -> None:
+    script = "<script>alert(1)</script>"
+    state = ServerState(tmp_path / "clinic", [script, "south", "west"])
+    state.start()
+    state.begin_round(1)
+    state.log("rejected", round=1, client=0, reason=f"{script} diverged")
+    state.end_round(1, {0: f"{script} diverged"}, metric=f"</script>{script}")
+    state.log("refused", node=script, reason=script)
+    state.log("failed", reason=script)
+    html = FederationPage(state.app).html()
+    assert "alert(1)" in html
+    assert "<script>alert" not in html
+    assert html.count("</script>") == 3  # the data and the two scripts of the page
+    assert script in json.dumps(data_of(html))  # the name is in a chart
+
+
+def test_names_and_reasons_do_not_become_markup(tmp_path: Path) -> None:
+    """Of members, nodes, metrics, categories and refusals, and in the name of the folder."""
+    state = ServerState(tmp_path / NAME.replace("/", ""), [NAME, "south", "west"])
+    state.start()
+    state.begin_round(1)
+    state.log("rejected", round=1, client=0, reason=NAME)
+    state.end_round(1, {0: NAME}, metric=NAME)
+    state.log("refused", node=NAME, reason=NAME)
+    state.log("failed", reason=NAME)
+    page = assert_harmless(FederationPage(state.app).html())
+    assert NAME[:5] in page.text
+
+
+@pytest.mark.parametrize("weights", [[5e-324, 0.0, 0.0], [1e12, -1e12, 5e-324]])
+def test_weights_that_add_up_to_nearly_nothing_have_a_page(weights: list[float], tmp_path: Path) -> None:
+    """A share of 1e-323 is infinite, which JSON does not have: no page was served while the run had this round."""
+    state = ServerState(tmp_path / "clinic")
+    state.start()
+    state.begin_round(1)
+    per_client = {"accuracy": [0.5] * 3, "weight": weights}
+    state.end_round(1, per_client=per_client)
+    assert "weight" in FederationPage(state.app).html()
+
+
+def test_the_page_is_for_who_has_its_address(tmp_path: Path) -> None:
+    with PageServer(FederationPage(ServerState(tmp_path / "clinic").app), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+
+        def status(address: str, name: str = f"127.0.0.1:{port}") -> int:
+            try:
+                request = urllib.request.Request(address, headers={"Host": name})
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                error.close()
+                return error.code
+
+        assert status(server.address) == 200
+        assert status(f"http://127.0.0.1:{port}/") == 403
+        assert status(server.address, f"rebound.example:{port}") == 403
+        assert status(f"{server.address}members.json") == 404
+        server.shutdown()
+
+
+def test_many_members_and_many_events_have_a_page_of_bounded_length(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", [f"site-{n}" for n in range(20)])
+    state.start()
+    for number in range(1, 21):
+        state.begin_round(number)
+        state.end_round(number)
+    found = page_of(state.app)
+    assert [type(chart).__name__ for chart in section(found, "curves").charts] == ["Lines", "Heat"]
+    (log,) = section(found, "log").tables
+    assert len(log.rows) == 300
+    assert "The last 300 lines; runs/trial/audit.jsonl has all" in log.notes
+    assert len(FederationPage(state.app).html()) < 400_000

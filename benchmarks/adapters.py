@@ -25,8 +25,8 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import features, mapping
 from copfl.engine.simulate import Simulation, begin, simulate

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import copfl
-from copfl.comparison.ranking import ALIKE
-from copfl.data.datasets import load
+from copfl.comparison.choosing.ranking import ALIKE
+from copfl.data.sets.datasets import load
 from copfl.tables import Table, as_markdown
 
 ALGORITHMS = [

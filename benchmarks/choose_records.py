@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from copfl.comparison.budget import cost, plan
+from copfl.comparison.choosing.budget import cost, plan
 from copfl.stats import averaged
 
 RACED, TESTED = (0, 1, 2), (3, 4)

@@ -8,8 +8,8 @@ import numpy as np
 
 from copfl import models
 from copfl.core.task import Task, task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 
 MEAN, STD, CLASSES = 0.5, 0.25, 10  # per channel, of pixels in 0..1

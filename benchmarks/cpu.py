@@ -36,7 +36,7 @@ from copfl import models
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Sgd
 from copfl.core.task import Task
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine import autotune, mapping
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import Workers

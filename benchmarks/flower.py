@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the comparison with the si
 from tests.federation.network import client_of, farthest, server_of, simulated
 
 from copfl.core import tree
-from copfl.data.datasets import load
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.federation import init
 from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.local import follow, partition_nodes

@@ -20,7 +20,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine import mapping
 from copfl.engine.simulate import Simulation, begin, simulate
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from copfl.data.datasets import load
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.errors import CopflError
 from copfl.federation.node import secure_update
 from copfl.federation.node.data import NodeData

@@ -25,15 +25,16 @@ import numpy as np
 import torch
 
 from copfl import wire
-from copfl.comparison import entries, entry_file, entry_settings, spaces
+from copfl.comparison.rows import entries, entry_file, entry_settings, spaces
 from copfl.core import tree
 from copfl.core.algorithm import received
-from copfl.data import datasets, reading
+from copfl.data import reading
 from copfl.data.arrays import from_arrays
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
+from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset
-from copfl.data.schemes import SCHEMES
+from copfl.data.sets import datasets
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import records

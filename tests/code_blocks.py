@@ -149,7 +149,7 @@ def install(arguments: list[str]) -> None:
 def call(words: list[str]) -> tuple[int, str]:
     """Exit code and output of `copfl WORDS`, run in this process."""
     from copfl.cli import main as cli
-    from copfl.experiment import new_clients
+    from copfl.experiment.models import new_clients
 
     words = [*words, *OVERRIDES.get(words[0], ())] if words else words
     if words[0] == "run" and is_of_digits(words):
@@ -195,11 +195,11 @@ def quick_parts() -> Iterator[None]:
     """A third of the digits; `copfl federate up` starts no processes; pictures and models as programs are empty files.
 
     tests/federation/machines/test_end_to_end.py starts them, tests/report/test_page.py draws the pictures, and
-    tests/experiment/bundle/test_exporting.py writes the models.
+    tests/experiment/export/test_formats.py writes the models.
     """
     from copfl import charts
-    from copfl.data import datasets
-    from copfl.experiment.bundle import exporting, onnx_file
+    from copfl.data.sets import datasets
+    from copfl.experiment.export import formats, onnx_file
     from copfl.federation.machines import local
     from tests.federation import in_process
 
@@ -213,7 +213,7 @@ def quick_parts() -> Iterator[None]:
         mock.patch.object(datasets, "_digits", return_value=(images[::3], classes[::3])),
         mock.patch.object(local, "up", in_process.up),
         mock.patch.object(charts, "pictures", return_value={"png": b"", "svg": b""}),
-        mock.patch.object(exporting, "_torch", return_value=b""),
+        mock.patch.object(formats, "_torch", return_value=b""),
         mock.patch.object(onnx_file, "write", empty_onnx),
     ):
         yield

@@ -11,10 +11,12 @@ import pytest
 
 import copfl
 from copfl.algorithms import ALGORITHMS
-from copfl.data import arrays, datasets, hub, image_folder, published, tables
-from copfl.data.schemes import SCHEMES
+from copfl.data import arrays
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets import datasets, hub, image_folder, published
+from copfl.data.tables import tables
 from copfl.engine import simulate
-from copfl.experiment.bundle import exporting
+from copfl.experiment.export import formats
 from copfl.settings.checking import parameters_of
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +48,7 @@ READERS = (arrays.npz_file, image_folder.image_folder, published.leaf, tables.ta
 CALLED = {  # in a program
     **{name: getattr(copfl, name) for name in copfl.__all__ if callable(getattr(copfl, name))},
     **{
-        f.__name__: f
-        for f in (*READERS, arrays.from_arrays, arrays.from_torch, arrays.joined, exporting.write)
+        f.__name__: f for f in (*READERS, arrays.from_arrays, arrays.from_torch, arrays.joined, formats.write)
     },
     **{f"datasets.{f.__name__}": f for f in (datasets.load, datasets.check)},
     **{f"simulate.{f.__name__}": f for f in (simulate.begin, simulate.simulate)},

@@ -14,7 +14,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.data.arrays import from_arrays
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State

@@ -25,8 +25,9 @@ import torch
 
 import copfl
 from copfl import wire
-from copfl.data import datasets, reading
-from copfl.data.download import fetch
+from copfl.data import reading
+from copfl.data.sets import datasets
+from copfl.data.sets.download import fetch
 from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
 from copfl.experiment.bundle.bundle import load

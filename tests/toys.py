@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Batch, Data, Plan, Task, task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential
 from copfl.engine.rounds import Round, State

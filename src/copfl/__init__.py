@@ -13,9 +13,9 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
-    from copfl.comparison.choose import choose
+    from copfl.comparison.choosing.choose import choose
     from copfl.comparison.compare import compare, sweep
-    from copfl.comparison.tables import Comparison
+    from copfl.comparison.results.tables import Comparison
     from copfl.experiment.bundle.bundle import Bundle, load
     from copfl.experiment.result import Result
     from copfl.experiment.run import resume, run
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "ALGORITHMS": "copfl.algorithms",
     "Bundle": "copfl.experiment.bundle.bundle",
-    "Comparison": "copfl.comparison.tables",
+    "Comparison": "copfl.comparison.results.tables",
     "Result": "copfl.experiment.result",
     "Run": "copfl.settings.schema",
     "check_algorithm": "copfl.testing",
-    "choose": "copfl.comparison.choose",
+    "choose": "copfl.comparison.choosing.choose",
     "compare": "copfl.comparison.compare",
     "complete": "copfl.settings.complete",
     "load": "copfl.experiment.bundle.bundle",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import study
 
-from copfl.experiment.benefit import (
+from copfl.experiment.analysis.benefit import (
     Benefit,
     Judgement,
     design,

@@ -21,7 +21,7 @@ def record(job: study.Job, device: str = "cpu") -> dict[str, Any]:
     """The benefit from all halves, and of the draws by client the fraction that contain it and the mean error."""
     from copfl.audit import replay
     from copfl.core import tree
-    from copfl.experiment.benefit import group_benefit
+    from copfl.experiment.analysis.benefit import group_benefit
     from copfl.stats import mean_of_known
 
     started = time.monotonic()

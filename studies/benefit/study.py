@@ -66,8 +66,8 @@ def experiment(job: Any, device: str, **more: dict[str, Any]) -> Any:
         device: Where it is computed.
         more: Further tables of settings.
     """
-    from copfl.data.datasets import load
     from copfl.data.samples import Samples
+    from copfl.data.sets.datasets import load
     from copfl.experiment.preparation import partition, prepare
     from copfl.settings.complete import complete
     from copfl.wrappers.attacks import Attacked, choose_attackers

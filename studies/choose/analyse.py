@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from copfl.comparison.budget import cost, plan
+from copfl.comparison.choosing.budget import cost, plan
 from copfl.stats import averaged
 
 sys.path.append(str(Path(__file__).parent))

@@ -288,7 +288,7 @@ def best_form(out: Path, server: str) -> tuple[str, str] | None:
 
 def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     """Every client's primary metric after local training: the mean of its last evaluations."""
-    from copfl.comparison.results import last_evaluations
+    from copfl.comparison.results.results import last_evaluations
     from copfl.experiment.preparation import prepare
     from copfl.experiment.training import execute
     from copfl.settings import presets

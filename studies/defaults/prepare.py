@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from copfl.bench.settings import CIFAR_TEST, CIFAR_TRAIN, EMBEDDED
-from copfl.data import datasets
+from copfl.data.sets import datasets
 
 
 def main() -> None:

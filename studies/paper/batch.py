@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from copfl.comparison import results
-from copfl.comparison.jobs import Job, Start, placed
-from copfl.comparison.results import Record
-from copfl.comparison.runner import Runner
-from copfl.comparison.submission import TimeIsUp
+from copfl.comparison.jobs.job import Job, Start, placed
+from copfl.comparison.jobs.runner import Runner
+from copfl.comparison.jobs.submission import TimeIsUp
+from copfl.comparison.results import results
+from copfl.comparison.results.results import Record
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records as rounds_file
 from copfl.experiment.progress import span

@@ -86,9 +86,9 @@ def reproduce(
     A run that has a record in the results folder is not run again.
     """
     from copfl import charts
-    from copfl.comparison.executors import opened
-    from copfl.comparison.jobs import PAUSE
-    from copfl.comparison.runner import Runner
+    from copfl.comparison.jobs.executors import opened
+    from copfl.comparison.jobs.job import PAUSE
+    from copfl.comparison.jobs.runner import Runner
     from copfl.experiment.preparation import device_of
     from studies.paper import experiments, findings, records
     from studies.paper import pages as writing
@@ -154,7 +154,7 @@ def reproduce(
 
 def _seeds(text: str | None, first: int) -> list[int]:
     """A number of seeds from the experiment's first one on, or the seeds that are named; none: its own."""
-    from copfl.comparison.entries import seeds_of
+    from copfl.comparison.rows.entries import seeds_of
 
     if text is None:
         return []

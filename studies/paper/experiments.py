@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.comparison import entry_settings
-from copfl.comparison.entries import Entry, described
-from copfl.comparison.entry_settings import concerns
-from copfl.comparison.jobs import Job, accuracies
-from copfl.comparison.spaces import Grid, cells, grid_of
+from copfl.comparison.jobs.job import Job, accuracies
+from copfl.comparison.rows import entry_settings
+from copfl.comparison.rows.entries import Entry, described
+from copfl.comparison.rows.entry_settings import concerns
+from copfl.comparison.rows.spaces import Grid, cells, grid_of
 from copfl.errors import UsageError, one_of, raised_as, unknown
 from copfl.settings.complete import complete
 from copfl.settings.presets import content, counted

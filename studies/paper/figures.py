@@ -5,7 +5,7 @@ from pathlib import Path
 
 from copfl import charts
 from copfl.charts import Chart, Dots, Heat, Line, Lines
-from copfl.comparison.plots import axis, heat
+from copfl.comparison.results.plots import axis, heat
 from copfl.core.metrics import ACCURACY
 from copfl.files import write_bytes
 from copfl.tables import with_spread

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.results import Record, Trial, Tuned
+from copfl.comparison.results.results import Record, Trial, Tuned
 from copfl.errors import one_of, unknown
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-from copfl.comparison.entries import described
+from copfl.comparison.rows.entries import described
 from copfl.errors import UsageError
 from copfl.files import write_bytes
 from copfl.tables import Table, as_markdown, percent, with_spread

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import Record
-from copfl.comparison.starts import Starts
+from copfl.comparison.jobs.job import Job
+from copfl.comparison.jobs.starts import Starts
+from copfl.comparison.results.results import Record
 from copfl.errors import CopflError, RunError, raised_as
 from copfl.files import locked, write_bytes
 from copfl.settings.complete import complete

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from copfl.algorithms import GPFL
 from copfl.core import Batch, Data, Experts, Sgd, UsageError, tree
 from copfl.core.task import opened
-from copfl.experiment.client_models import joined, named_tensors, network_of
+from copfl.experiment.models.client_models import joined, named_tensors, network_of
 from copfl.parts.valve import initial, parts_of, size_of
 from copfl.testing import SIZES, other_federation, small_federation
 from tests.algorithms.chain import chain

@@ -14,8 +14,8 @@ from copfl.algorithms import KTpFL, Local
 from copfl.algorithms.ktpfl import Down, Server, Total
 from copfl.core import Sgd, Task, UsageError
 from copfl.core.payload import nbytes
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, one_at_a_time, samples, vector

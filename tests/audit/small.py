@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare

@@ -16,7 +16,7 @@ from copfl.audit.audit import Cache, run_audit
 from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
-from copfl.experiment.benefit import of_records
+from copfl.experiment.analysis.benefit import of_records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.training import execute
 from copfl.report.contributions import relative_weights

@@ -12,8 +12,8 @@ import torch
 from copfl.audit import synthetic
 from copfl.audit.synthetic import DUPLICATE, DUPLICATED, NAMES, RARE, RIDER, WRONG
 from copfl.core import tree
-from copfl.data import datasets
 from copfl.data.samples import Dataset
+from copfl.data.sets import datasets
 from copfl.tables import as_markdown
 from tests.audit.test_replay import snapshots_of
 from tests.slow import slow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from copfl import charts
-from copfl.comparison import copies, runner
+from copfl.comparison.jobs import copies, runner
 from copfl.engine import machine
 from tests.commands import called
 from tests.comparison.small import clouds, line

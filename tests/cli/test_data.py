@@ -11,7 +11,7 @@ import pytest
 
 from tests.commands import called
 from tests.data.files import write_image
-from tests.data.test_tables import ROWS, write_csv, write_jsonl
+from tests.data.tables.test_tables import ROWS, write_csv, write_jsonl
 
 Capture = pytest.CaptureFixture[str]
 

@@ -28,8 +28,8 @@ from copfl import __version__
 from copfl.algorithms import ALGORITHMS
 from copfl.cli import options
 from copfl.cli.main import app, main
-from copfl.data import datasets, download
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets import datasets, download
 from copfl.experiment import records
 from copfl.models import MODELS, SOURCES
 from copfl.settings.complete import complete

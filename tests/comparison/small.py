@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from copfl.comparison.tables import Comparison
-from copfl.comparison.writing import as_json
+from copfl.comparison.results.tables import Comparison
+from copfl.comparison.results.writing import as_json
 from copfl.settings.toml import Tables
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.comparison import tables
 from copfl.comparison.compare import compare, sweep
-from copfl.comparison.writing import FILES
-from copfl.data.partition import Partition
+from copfl.comparison.results import tables
+from copfl.comparison.results.writing import FILES
+from copfl.data.clients.partition import Partition
 from copfl.errors import CopflError, UsageError
-from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.models import new_clients
 from copfl.experiment.preparation import prepare
 from copfl.report import comparison_page
 from copfl.settings.complete import complete

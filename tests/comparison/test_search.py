@@ -15,9 +15,9 @@ import pytest
 
 from copfl.comparison import search
 from copfl.comparison.compare import compare, sweep
-from copfl.comparison.results import Tuned
+from copfl.comparison.results.results import Tuned
+from copfl.comparison.rows.spaces import Range, cells, space_of, values_of
 from copfl.comparison.search import Candidate, Search, halving, searched
-from copfl.comparison.spaces import Range, cells, space_of, values_of
 from copfl.core.metrics import ACCURACY, METRICS
 from copfl.errors import UsageError
 from tests.commands import called

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.task import Task, task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.simulate import Simulation, begin, simulate

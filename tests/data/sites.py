@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from copfl.data.contract import Column, Contract
+from copfl.data.contract.contract import Column, Contract
 
 WARDS = {"north": ("heart", "lung"), "south": ("lung", "skin"), "west": ("skin", "bone", "heart")}
 NUMBERS = ("age", "sodium", "income")

@@ -21,8 +21,8 @@ from PIL import Image
 
 from copfl.data import reading
 from copfl.data.arrays import from_arrays, from_torch, joined
-from copfl.data.datasets import load
 from copfl.data.held_out import held_out, held_out_of_groups, rank_within_class
+from copfl.data.sets.datasets import load
 from copfl.errors import CopflError, DataError, UsageError
 from tests.data.files import Payload, assert_well_formed, saved, write_image
 

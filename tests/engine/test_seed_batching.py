@@ -12,8 +12,8 @@ from torch import nn
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Task, task_of, tree
 from copfl.core.algorithm import AnyAlgorithm, rate_of, with_rate
-from copfl.data.federation import Federation
-from copfl.data.partition import with_validation
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import with_validation
 from copfl.engine.mapping import vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.seed_batching import can_batch, run_batched

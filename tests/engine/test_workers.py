@@ -21,7 +21,7 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Personal, Task, task_of
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import ChunkResult, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate

@@ -12,7 +12,7 @@ import copfl
 from copfl.data import arrays
 from copfl.errors import RunError
 from copfl.experiment import records
-from copfl.experiment.hints import named
+from copfl.experiment.analysis.hints import named
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called
 

@@ -13,8 +13,8 @@ import pytest
 import copfl
 from copfl.core.task import Personal
 from copfl.errors import RunError, UsageError
-from copfl.experiment.client_models import RECEIVED
 from copfl.experiment.finished import cross_site
+from copfl.experiment.models.client_models import RECEIVED
 from copfl.report import page, run_data
 from tests.commands import called, files
 from tests.experiment.bundle.test_bundle import samples_of

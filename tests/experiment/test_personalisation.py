@@ -13,7 +13,7 @@ from copfl.core.optim import Adam
 from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError
 from copfl.experiment import personalisation
-from copfl.experiment.client_models import vector_of
+from copfl.experiment.models.client_models import vector_of
 from copfl.experiment.personalisation import Personalisation, Training, fine_tuned, nearest
 from tests.commands import called
 

@@ -16,7 +16,7 @@ from torch import nn
 import copfl
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.result import Result
 from copfl.models import SmallCNN

@@ -20,9 +20,9 @@ from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
 from copfl.core.task import Data, Task
 from copfl.data import arrays
-from copfl.data.datasets import load
-from copfl.data.partition import Partition
-from copfl.data.stored import read_stored, stored
+from copfl.data.clients.partition import Partition
+from copfl.data.sets.datasets import load
+from copfl.data.sets.stored import read_stored, stored
 from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import preparation
 from copfl.experiment import run as experiment

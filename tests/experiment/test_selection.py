@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.errors import DataError, UsageError
-from copfl.experiment import new_clients
-from copfl.experiment.client_models import read_stage
+from copfl.experiment.models import new_clients
+from copfl.experiment.models.client_models import read_stage
 from copfl.report import run_data, summary
 from tests.commands import called, found
 from tests.experiment.bundle.test_bundle import samples_of

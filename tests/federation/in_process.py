@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from copfl.data.contract import Contract
+from copfl.data.contract.contract import Contract
 from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.local import partition_nodes, site_nodes
 from copfl.federation.protocol.app_folder import AGREEMENTS, read_app

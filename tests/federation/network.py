@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.core import tree
-from copfl.data.datasets import load
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate

@@ -10,7 +10,7 @@ import pytest
 import copfl
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import ACCURACY
-from copfl.experiment.benefit import group_benefit, worth_to_itself
+from copfl.experiment.analysis.benefit import group_benefit, worth_to_itself
 from copfl.experiment.result import Result
 from copfl.report import contributions, summary
 from copfl.report.page import sections

@@ -18,7 +18,7 @@ import pytest
 from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
 from copfl.core.metrics import ACCURACY
-from copfl.experiment.gains import Analysis, Cross
+from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.report import comparison_page, document, page, run_charts, run_data
 from tests.commands import called
 from tests.report.hostile import NAME, assert_harmless

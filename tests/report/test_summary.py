@@ -14,10 +14,10 @@ import pytest
 import copfl
 from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
 from copfl.engine.rounds import Round
-from copfl.experiment.gains import Gains
+from copfl.experiment.analysis.gains import Gains
 from copfl.experiment.progress import bar, span
 from copfl.experiment.result import Result
 from copfl.report import summary

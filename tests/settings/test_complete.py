@@ -14,7 +14,7 @@ import pytest
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.data.arrays import from_arrays, joined
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.parts import Pwpm

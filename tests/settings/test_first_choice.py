@@ -11,9 +11,9 @@ from torch import nn
 
 import copfl
 from copfl.algorithms import ALGORITHMS
-from copfl.data import datasets
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
+from copfl.data.sets import datasets
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.settings.complete import complete
 from copfl.settings.identity import NEUTRAL, essential, identity
 from copfl.settings.toml import Tables

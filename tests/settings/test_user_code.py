@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import copfl
 from copfl.algorithms import FedAvg
-from copfl.comparison.entries import entries_of
+from copfl.comparison.rows.entries import entries_of
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
 from copfl.settings import components, user_code
@@ -39,7 +39,7 @@ from torch import nn
 
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Sgd
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.wrappers.robust import Clipped
 
 

@@ -14,7 +14,7 @@ from copfl import __version__, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.data.groups import client_titles, names_of_clients
+from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder

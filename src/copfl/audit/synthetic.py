@@ -23,9 +23,9 @@ from copfl.audit.audit import Audit, audit
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.random import MALICIOUS, normal
 from copfl.core.task import Data, Plan, Task
-from copfl.data.datasets import load
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.data.sets.datasets import load
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
 from copfl.kernels.draws import mixed

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from copfl.bench import protocol, rows
 from copfl.bench.protocol import Job, Machine, Measured, Suite
 from copfl.bench.rows import Row
-from copfl.comparison.processes import executor_of, sendable
+from copfl.comparison.jobs.processes import executor_of, sendable
 from copfl.errors import RunError, at_least
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.bench.settings import FULL, QUICK, SETTINGS, Setting, arrays, samples_per_client
-from copfl.comparison import entries
-from copfl.comparison.entries import Entry
-from copfl.comparison.entry_settings import OPTIMIZER, by_kind, layers_of
-from copfl.comparison.results import last_evaluations
-from copfl.comparison.starts import started_with
+from copfl.comparison.jobs.starts import started_with
+from copfl.comparison.results.results import last_evaluations
+from copfl.comparison.rows import entries
+from copfl.comparison.rows.entries import Entry
+from copfl.comparison.rows.entry_settings import OPTIMIZER, by_kind, layers_of
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare

@@ -46,7 +46,7 @@ def audit(
     from copfl.audit import tables as audit_tables
     from copfl.audit.shapley import Sampling
     from copfl.audit.synthetic import synthetic_audit
-    from copfl.comparison.entries import seeds_of
+    from copfl.comparison.rows.entries import seeds_of
     from copfl.experiment.progress import counted
     from copfl.tables import as_text
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, option
-from copfl.comparison import copies
+from copfl.comparison.jobs import copies
 from copfl.engine import machine as this_machine
 from copfl.errors import AGAIN, UsageError, stoppable
 from copfl.experiment import process
@@ -82,7 +82,7 @@ def compare(
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
-        from copfl.comparison import entries, entry_file, spaces
+        from copfl.comparison.rows import entries, entry_file, spaces
 
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
@@ -125,7 +125,7 @@ def sweep(
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
-        from copfl.comparison import entries, spaces
+        from copfl.comparison.rows import entries, spaces
 
     if not over:
         raise UsageError(
@@ -191,8 +191,8 @@ def choose(
     """
     _start_early(line, jobs, None)
     with process.importing():
-        from copfl.comparison import choose as racing
-        from copfl.comparison import entries, spaces
+        from copfl.comparison.choosing import choose as racing
+        from copfl.comparison.rows import entries, spaces
 
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
@@ -226,7 +226,7 @@ def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
 @contextlib.contextmanager
 def _runs_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Any]]:
     """What prints lines about the runs of a command, and their forecast, which a terminal shows as a bar."""
-    from copfl.comparison.forecast import Forecast
+    from copfl.comparison.jobs.forecast import Forecast
     from copfl.experiment.progress import bar_of_runs
 
     forecast = Forecast()
@@ -250,8 +250,9 @@ def _merged(first: Tables, second: Tables) -> Tables:
 def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
-    from copfl.comparison import executors, tables, writing
-    from copfl.comparison import plots as pictures
+    from copfl.comparison.jobs import executors
+    from copfl.comparison.results import plots as pictures
+    from copfl.comparison.results import tables, writing
 
     folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
     if machine.jobs is not None and machine.on is not None:

@@ -22,7 +22,7 @@ def check(
     data_dir: options.DataDir = None,
 ) -> None:
     """Check which files of a data set exist, and that they are complete."""
-    from copfl.data import datasets
+    from copfl.data.sets import datasets
 
     if name is not None:
         print(datasets.check(name, _folder(data_dir)))
@@ -47,8 +47,8 @@ def describe(
     data_dir: options.DataDir = None,
 ) -> None:
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
-    from copfl.data.overview import overview
-    from copfl.data.table_files import READERS
+    from copfl.data.sets.overview import overview
+    from copfl.data.tables.files import READERS
     from copfl.settings.data import data_of, data_record
 
     line = {"name": name, "target": target, "client": client, "text": text}
@@ -74,7 +74,7 @@ def get(
     url: Annotated[str | None, option("Data", "Another address of the same file.")] = None,
 ) -> None:
     """Download a data set and check it; an interrupted download continues."""
-    from copfl.data import download
+    from copfl.data.sets import download
 
     folder = _folder(data_dir)
     if folder is None:

@@ -10,7 +10,19 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, bench, compare, data, doctor, federate, models, options, report, reproduce, run
+from copfl.cli import (
+    audit,
+    bench,
+    compare,
+    data,
+    doctor,
+    models,
+    options,
+    report,
+    reproduce,
+    run,
+)
+from copfl.cli.federate import commands as federate
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process
 from copfl.settings.checking import unknown_key
@@ -124,8 +136,8 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
-    from copfl.data import datasets
-    from copfl.data.schemes import SCHEMES
+    from copfl.data.clients.schemes import SCHEMES
+    from copfl.data.sets import datasets
     from copfl.models import MODELS, SOURCES
     from copfl.settings.components import OPTIMIZERS, algorithms
 

@@ -59,7 +59,7 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
 
 def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
     """A warning if a node's model is measured on the table that it was trained with."""
-    from copfl.data.table_files import READERS
+    from copfl.data.tables.files import READERS
     from copfl.experiment.bundle.bundle import of_node
     from copfl.experiment.bundle.description import TEST
 
@@ -99,9 +99,9 @@ def export(
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
-    from copfl.experiment.bundle import exporting
+    from copfl.experiment.export import formats
 
-    for path in exporting.write(_chosen(bundle, client, of_server, before_training), format, out):
+    for path in formats.write(_chosen(bundle, client, of_server, before_training), format, out):
         print(path)
 
 

@@ -13,8 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from copfl.comparison import suitability, tuning
-from copfl.comparison.entries import (
+from copfl.comparison import tuning
+from copfl.comparison.jobs.forecast import Forecast
+from copfl.comparison.jobs.job import Job, accuracies
+from copfl.comparison.jobs.processes import pool_for
+from copfl.comparison.jobs.runner import all_done
+from copfl.comparison.jobs.starts import Starts
+from copfl.comparison.jobs.submission import Log
+from copfl.comparison.results.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
+from copfl.comparison.results.results import Record, paired, record_of
+from copfl.comparison.results.tables import Comparison, Row, still_rising
+from copfl.comparison.results.writing import write
+from copfl.comparison.rows import suitability
+from copfl.comparison.rows.entries import (
     VALIDATION,
     Base,
     Entry,
@@ -24,7 +35,7 @@ from copfl.comparison.entries import (
     described,
     entries_of,
 )
-from copfl.comparison.entry_settings import (
+from copfl.comparison.rows.entry_settings import (
     applies,
     by_kind,
     common_of,
@@ -34,18 +45,8 @@ from copfl.comparison.entry_settings import (
     layers_of,
     with_optimizer,
 )
-from copfl.comparison.forecast import Forecast
-from copfl.comparison.jobs import Job, accuracies
-from copfl.comparison.processes import pool_for
-from copfl.comparison.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
-from copfl.comparison.results import Record, paired, record_of
-from copfl.comparison.runner import all_done
-from copfl.comparison.spaces import Space, cells, grid_of, space_of
-from copfl.comparison.starts import Starts
-from copfl.comparison.submission import Log
-from copfl.comparison.suitability import reasons
-from copfl.comparison.tables import Comparison, Row, still_rising
-from copfl.comparison.writing import write
+from copfl.comparison.rows.spaces import Space, cells, grid_of, space_of
+from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.preparation import prepare

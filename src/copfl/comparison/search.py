@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import Trial, Tuned, record_of
-from copfl.comparison.spaces import Range, Space, space_text
+from copfl.comparison.jobs.job import Job
+from copfl.comparison.results.results import Trial, Tuned, record_of
+from copfl.comparison.rows.spaces import Range, Space, space_text
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
 from copfl.files import locked

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from copfl.comparison import search
-from copfl.comparison.entries import Base, Entry, described
-from copfl.comparison.entry_settings import applies, by_kind, concerns, job_of, layers_of
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import Trial, Tuned
+from copfl.comparison.jobs.job import Job
+from copfl.comparison.results.results import Trial, Tuned
+from copfl.comparison.rows.entries import Base, Entry, described
+from copfl.comparison.rows.entry_settings import applies, by_kind, concerns, job_of, layers_of
+from copfl.comparison.rows.spaces import Range, Space, cells
 from copfl.comparison.search import Candidate, Search
-from copfl.comparison.spaces import Range, Space, cells
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
 from copfl.settings.complete import complete

@@ -79,7 +79,9 @@ class Dataset:
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
     kind: str = CLASSIFICATION  # of the targets: see Samples
-    table: Any = None  # of a table, its columns and how they became numbers: copfl.data.encoders.TableInfo
+    table: Any = (
+        None  # of a table, its columns and how they became numbers: copfl.data.tables.encoders.TableInfo
+    )
     groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
 
     @property

@@ -21,7 +21,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import plan
 from copfl.core.task import Data, Task
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.machine import processors

@@ -12,7 +12,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.front import MEMORY, Front, bytes_of, cached_samples, front_of, tail_task
 from copfl.core.task import Data, Task
-from copfl.data.federation import Federation, Split
+from copfl.data.clients.federation import Federation, Split
 
 
 class Cached(Split):

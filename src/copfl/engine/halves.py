@@ -16,7 +16,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import choose
 from copfl.core.halves import first_half, loss_with
 from copfl.core.task import Data, Task
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
 

@@ -26,7 +26,7 @@ from copfl.core.evaluation import (
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.selection import BestRounds
 from copfl.core.task import Personal, Task
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.halves import Halves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk

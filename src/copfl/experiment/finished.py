@@ -11,16 +11,16 @@ from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal
-from copfl.data.groups import client_titles, names_of_clients
+from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.engine import simulate
 from copfl.errors import RunError, UsageError, at_least
-from copfl.experiment import gains
+from copfl.experiment.analysis import gains
+from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.experiment.bundle import description
 from copfl.experiment.bundle.bundle import Bundle, load, located
 from copfl.experiment.bundle.writing import OF_SERVER
-from copfl.experiment.client_models import RECEIVED, received_model
 from copfl.experiment.folder import RunFolder, claimed
-from copfl.experiment.gains import Analysis, Cross
+from copfl.experiment.models.client_models import RECEIVED, received_model
 from copfl.experiment.run import reopen
 from copfl.stats import Numbers
 

@@ -28,13 +28,13 @@ import torch
 
 from copfl import __version__, files
 from copfl.core.task import Task
-from copfl.data.partition import Partition
-from copfl.data.stored import read_stored
+from copfl.data.clients.partition import Partition
+from copfl.data.sets.stored import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
-from copfl.experiment.client_models import InFolder
+from copfl.experiment.models.client_models import InFolder
 from copfl.settings import toml
 from copfl.settings.toml import Tables
 from copfl.tables import listed
@@ -42,7 +42,6 @@ from copfl.tables import listed
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
 FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json", "data.npz")
-NEW_CLIENTS = "new_clients.json"
 BASELINE = "baseline"  # the folder of the local baseline, a run of its own
 FOLDERS = ("checkpoint", "models", BASELINE, f"{BASELINE}/checkpoint")
 

@@ -19,15 +19,15 @@ from copfl.core.evaluation import primary_metrics
 from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Task
 from copfl.core.train import train
-from copfl.data.federation import tensors
+from copfl.data.clients.federation import tensors
 from copfl.data.held_out import split_off
 from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment.bundle.bundle import Bundle, load
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.writing import OF_SERVER
-from copfl.experiment.client_models import TRAINED, vector_of
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.models.client_models import TRAINED, vector_of
 from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
 

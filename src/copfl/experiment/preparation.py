@@ -12,17 +12,17 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition, hold_out, with_validation
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition, hold_out, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import DataError, UsageError, how_to_set
-from copfl.experiment import hints
-from copfl.experiment.halves import check_benefit, check_evidence
-from copfl.experiment.models import build_model, tokenized
+from copfl.experiment.analysis import hints
+from copfl.experiment.analysis.halves import check_benefit, check_evidence
+from copfl.experiment.models.network import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task

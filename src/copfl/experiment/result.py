@@ -15,21 +15,23 @@ from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
-from copfl.data.federation import Federation
-from copfl.data.groups import names_of_clients
-from copfl.data.stored import stored
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.groups import names_of_clients
+from copfl.data.sets.stored import stored
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
-from copfl.experiment import gains, new_clients, records
+from copfl.experiment import records
+from copfl.experiment.analysis import gains
+from copfl.experiment.analysis.gains import Analysis, Gains
+from copfl.experiment.analysis.hints import hints, warnings_of
 from copfl.experiment.bundle.description import Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
-from copfl.experiment.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
-from copfl.experiment.gains import Analysis, Gains
-from copfl.experiment.hints import hints, warnings_of
-from copfl.experiment.new_clients import NewClients
+from copfl.experiment.models import new_clients
+from copfl.experiment.models.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
+from copfl.experiment.models.new_clients import NewClients
 from copfl.settings.identity import settings_digest
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables

@@ -13,7 +13,7 @@ from torch import nn
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Optimizer
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.engine import ranks
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder

@@ -13,11 +13,20 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
-from copfl.experiment import evidence, gains, hints, new_clients, records
 from copfl.experiment import folder as run_folder
-from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
+from copfl.experiment import records
+from copfl.experiment.analysis import evidence, gains, hints
+from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.gains import Analysis
+from copfl.experiment.models import new_clients
+from copfl.experiment.models.client_models import (
+    RECEIVED,
+    TRAINED,
+    ClientModels,
+    InFolder,
+    InMemory,
+    received_model,
+)
 from copfl.experiment.result import Experiment, Result
 from copfl.settings import schema
 from copfl.settings.components import WRAPPERS

@@ -9,8 +9,8 @@ import numpy as np
 from copfl.charts import Dots, Line, values_of
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import records
-from copfl.experiment.benefit import Benefit, halves_of, of_records, rounds_wanted, worth_to_itself
-from copfl.experiment.gains import Gains
+from copfl.experiment.analysis.benefit import Benefit, halves_of, of_records, rounds_wanted, worth_to_itself
+from copfl.experiment.analysis.gains import Gains
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import NONE, Table, interval, number, plain, size
 

@@ -14,8 +14,8 @@ import numpy as np
 from copfl.charts import Chart
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.experiment.convergence import still_rises
-from copfl.experiment.gains import EQUAL, constant_text
+from copfl.experiment.analysis.convergence import still_rises
+from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
 from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source

@@ -7,7 +7,7 @@ import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
-from copfl.experiment.gains import similar_first
+from copfl.experiment.analysis.gains import similar_first
 from copfl.report import contributions
 from copfl.report.run_data import MODELS, RunData, Runs, paired
 from copfl.stats import Numbers, mean_of_known, ranked

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.core.selection import BestRounds
-from copfl.data.groups import client_titles
+from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment import gains, new_clients, records
-from copfl.experiment.folder import NEW_CLIENTS, RunFolder
-from copfl.experiment.gains import Analysis, Gains
-from copfl.experiment.new_clients import NewClients
+from copfl.experiment import records
+from copfl.experiment.analysis import gains
+from copfl.experiment.analysis.gains import Analysis, Gains
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.models import new_clients
+from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.settings.optimizer import optimizer_text
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason

@@ -11,18 +11,18 @@ import numpy as np
 
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.data.groups import names_of_clients
-from copfl.experiment.convergence import still_rises
+from copfl.data.clients.groups import names_of_clients
+from copfl.experiment.analysis.convergence import still_rises
+from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.folder import BASELINE
-from copfl.experiment.gains import Gains, constant_text
-from copfl.experiment.new_clients import UPDATES, NewClients
+from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.report import contributions
 from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
-    from copfl.data.federation import Federation
+    from copfl.data.clients.federation import Federation
     from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric

@@ -9,9 +9,9 @@ from typing import Any
 
 from copfl.core.algorithm import rate_of, traits, with_optimizer, with_rate
 from copfl.core.optim import Adam, DefaultNumber, is_chosen
-from copfl.data.groups import number_of_groups
-from copfl.data.partition import Partition
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.groups import number_of_groups
+from copfl.data.clients.partition import Partition
+from copfl.data.clients.schemes import SCHEMES
 from copfl.errors import UsageError
 from copfl.settings import schema
 from copfl.settings.checking import SettingError

@@ -13,7 +13,7 @@ from typing import Any
 from copfl.algorithms import ALGORITHMS as OURS
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd, plain_sgd
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.schemes import SCHEMES
 from copfl.errors import UsageError, raised_as
 from copfl.models import MODELS, SOURCES
 from copfl.models.adapters import ADAPTERS

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.data import datasets
-from copfl.data.hub import PREFIX
 from copfl.data.samples import Dataset
+from copfl.data.sets import datasets
+from copfl.data.sets.hub import PREFIX
 from copfl.settings import schema, user_code
 from copfl.settings.checking import checked, unknown_name
 from copfl.settings.schema import record_of, table_of

@@ -109,7 +109,9 @@ class Samples(Checked):
     target_mean: tuple[float, ...] = setting((), "Of each number to predict; training standardises them.")
     target_std: tuple[float, ...] = setting((), "Of each number to predict.")
     augment: bool = setting(False, "Whether the data set has random crops and flips; run.augment uses them.")
-    contract: str = setting("", "What the members' data are: JSON of copfl.data.contract; none: not agreed.")
+    contract: str = setting(
+        "", "What the members' data are: JSON of copfl.data.contract.contract; none: not agreed."
+    )
     public: str = setting("", "An .npz file of public samples x, the same on every machine; for ktpfl.")
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from copfl.core.algorithm import traits
 from copfl.core.optim import is_chosen
-from copfl.data import datasets
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
+from copfl.data.sets import datasets
 from copfl.models import pretrained
 from copfl.settings.components import component, name_of, usual_optimizer
 from copfl.settings.schema import Run, RunSettings

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from copfl.data.partition import Partition
+from copfl.data.clients.partition import Partition
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 

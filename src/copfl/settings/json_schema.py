@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from copfl.data import datasets
+from copfl.data.sets import datasets
 from copfl.settings.checking import described, parameters_of
 from copfl.settings.components import FACTORIES, context_of
 from copfl.settings.data import READS

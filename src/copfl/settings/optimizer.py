@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from copfl.core.optim import Adam, DefaultNumber, is_chosen
-from copfl.data import datasets
+from copfl.data.sets import datasets
 from copfl.models import pretrained
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, options_of, parameters_of

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.data import datasets
 from copfl.data.arrays import npz_file
-from copfl.data.groups import number_of_groups
-from copfl.data.hub import PREFIX
-from copfl.data.image_folder import image_folder
-from copfl.data.published import leaf
+from copfl.data.clients.groups import number_of_groups
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.sets import datasets
+from copfl.data.sets.hub import PREFIX
+from copfl.data.sets.image_folder import image_folder
+from copfl.data.sets.published import leaf
 from copfl.settings import user_code
 from copfl.settings.data import data_record, look_at, state_of
 from copfl.settings.schema import record_of

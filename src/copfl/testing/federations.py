@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from copfl import models
 from copfl.core import Task, task_of, tree
 from copfl.core.criteria import CRITERIA
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.kernels.draws import seeded
 

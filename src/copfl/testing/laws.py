@@ -12,7 +12,7 @@ from copfl import wire
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, tree
 from copfl.core.batches import plan
 from copfl.core.payload import masked_vectors
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import Mapping, NotBatchable, sequential, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate

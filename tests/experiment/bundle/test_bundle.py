@@ -16,9 +16,9 @@ import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle import description
-from copfl.experiment.client_models import GLOBAL, RECEIVED
+from copfl.experiment.models.client_models import GLOBAL, RECEIVED
 from tests.commands import called, files
-from tests.experiment.test_client_models import LORA, SMALL, scores, trained
+from tests.experiment.models.test_client_models import LORA, SMALL, scores, trained
 from tests.models import tiny
 from tests.slow import slow
 

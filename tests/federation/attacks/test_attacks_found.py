@@ -20,7 +20,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.core.payload import innermost
-from copfl.data.contract import Column, Contract
+from copfl.data.contract.contract import Column, Contract
 from copfl.errors import WireError
 from copfl.federation.node import ledger, update
 from copfl.federation.node.data import node_data

@@ -17,7 +17,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
-from copfl.data.contract import Column, Contract
+from copfl.data.contract.contract import Column, Contract
 from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.node import (
     secure_memory,

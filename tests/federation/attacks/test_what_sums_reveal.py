@@ -32,9 +32,9 @@ from copfl.core.batches import plan
 from copfl.core.halves import first_half
 from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_reported_weight
 from copfl.core.sums import total_is_one_sum
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.errors import UsageError
-from copfl.experiment.benefit import Design, Judgement, design, judged
+from copfl.experiment.analysis.benefit import Design, Judgement, design, judged
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.secure_sum import Rules, dequantised
 from copfl.models import MLP

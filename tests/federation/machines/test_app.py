@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from copfl.data.datasets import load
+from copfl.data.sets.datasets import load
 from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.machines.app import init
 from copfl.federation.machines.deployed import as_text
@@ -226,9 +226,8 @@ def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_greeting_and_the_command_line_need_no_torch() -> None:
     """Flower starts a process per message: a greeting should not take seconds to answer."""
-    program = (
-        "import sys, copfl.federation.server.registry, copfl.cli.federate; sys.exit('torch' in sys.modules)"
-    )
+    modules = "copfl.federation.server.registry, copfl.cli.federate.commands"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -22,8 +22,8 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.algorithm import blank_samples, example_output
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import run
 from copfl.federation.protocol.settings import settings_of

@@ -13,7 +13,7 @@ import copfl
 from copfl import stats
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.experiment.new_clients import alone_of
+from copfl.experiment.models.new_clients import alone_of
 from copfl.federation.machines.app import init
 from copfl.federation.node import audit_log, site_page
 from copfl.federation.node.report import site_of
@@ -135,7 +135,7 @@ def test_commands_of_the_page_work(
             {"FILE": nodes[1]["test"], "FOLDER": tmp_path / "copy"}.get(w, w) for w in command.split()[1:]
         ]
         words = [tmp_path / f"{n}-{w}" if w == "answers.csv" else w for w in words]
-        if "onnx" in words:  # tests/experiment/bundle/test_exporting.py has it
+        if "onnx" in words:  # tests/experiment/export/test_formats.py has it
             continue
         done = called(capsys, *words)
         assert done.code == 0, (command, done.err)

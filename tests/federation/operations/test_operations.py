@@ -300,7 +300,9 @@ def test_how_a_run_ends_is_its_last_event(tmp_path: Path) -> None:
 
 def test_the_status_needs_no_torch() -> None:
     """A health check runs it every few seconds."""
-    modules = "copfl.federation.operations.backup, copfl.federation.operations.watched, copfl.cli.federate"
+    modules = (
+        "copfl.federation.operations.backup, copfl.federation.operations.watched, copfl.cli.federate.commands"
+    )
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

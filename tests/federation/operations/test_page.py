@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli.federate_local import _show
+from copfl.cli.federate.local import _show
 from copfl.errors import RunError
 from copfl.experiment import records
-from copfl.experiment.benefit import of_records
+from copfl.experiment.analysis.benefit import of_records
 from copfl.federation import init
 from copfl.federation.operations.events import operations
 from copfl.federation.operations.page import FederationPage, document_of

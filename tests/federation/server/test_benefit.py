@@ -19,8 +19,9 @@ from copfl.engine.halves import Halves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, UsageError, WireError
-from copfl.experiment import evidence, records
-from copfl.experiment.benefit import (
+from copfl.experiment import records
+from copfl.experiment.analysis import evidence
+from copfl.experiment.analysis.benefit import (
     Benefit,
     Judgement,
     design,

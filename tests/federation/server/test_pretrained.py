@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from copfl.core import tree
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
 from copfl.errors import UsageError
-from copfl.experiment.models import tokenized
+from copfl.experiment.models.network import tokenized
 from copfl.federation.machines.app import init
 from copfl.federation.node.data import node_data
 from copfl.federation.protocol.app_folder import read_app

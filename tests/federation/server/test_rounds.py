@@ -16,7 +16,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.evaluation import vectors_of
-from copfl.data.federation import Federation
+from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate

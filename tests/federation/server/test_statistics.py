@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.data.agreed_encoders import Encoders
-from copfl.data.contract import Column, Contract
-from copfl.data.datasets import load
+from copfl.data.contract.agreed_encoders import Encoders
+from copfl.data.contract.contract import Column, Contract
+from copfl.data.sets.datasets import load
 from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.machines import deployed
 from copfl.federation.machines.app import init

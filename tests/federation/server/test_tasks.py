@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.data.datasets import load
-from copfl.data.federation import Federation
-from copfl.data.schemes import SCHEMES
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError

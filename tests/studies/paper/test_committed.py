@@ -14,7 +14,7 @@ import pytest
 
 import copfl
 from copfl import charts
-from copfl.comparison.results import Record
+from copfl.comparison.results.results import Record
 from copfl.models.networks import ResNet18
 from copfl.settings.complete import complete
 from copfl.settings.components import build

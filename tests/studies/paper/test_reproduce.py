@@ -19,12 +19,12 @@ import torch
 
 from copfl import stats
 from copfl.charts import available
-from copfl.comparison import runner
-from copfl.comparison.jobs import Job, placed
-from copfl.comparison.results import Record
-from copfl.comparison.runner import Runner
-from copfl.comparison.starts import started_with
-from copfl.comparison.submission import TimeIsUp
+from copfl.comparison.jobs import runner
+from copfl.comparison.jobs.job import Job, placed
+from copfl.comparison.jobs.runner import Runner
+from copfl.comparison.jobs.starts import started_with
+from copfl.comparison.jobs.submission import TimeIsUp
+from copfl.comparison.results.results import Record
 from copfl.engine import seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder

@@ -10,9 +10,9 @@ from torch import nn
 
 from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment import models
 from copfl.experiment.bundle.base import FROZEN, TOKENIZER
 from copfl.experiment.bundle.description import Description, Tokenizer, own_code
+from copfl.experiment.models import network
 from copfl.experiment.tasks import build_task
 from copfl.models import pretrained, text
 from copfl.settings import user_code
@@ -38,7 +38,7 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     table = _with_code("model", table, own_code(table))
     settings = dataclasses.replace(record_of("model", table), value=model)
     adapter = record_of("adapter", description.adapter)
-    module = models.build_model(settings, adapter, shape, count, description.seed)
+    module = network.build_model(settings, adapter, shape, count, description.seed)
     dtype: torch.dtype = getattr(torch, description.dtype)
     module = module.to(dtype)
     for parameter_name, parameter in module.named_parameters():
@@ -98,7 +98,7 @@ def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | Non
         return None
     table, name = description.model, str(description.model.get("name", ""))
     if "tokenizer" not in table and not name.startswith("hf:"):
-        return models.tokenizer_of(record_of("model", table))
+        return network.tokenizer_of(record_of("model", table))
     assert base is not None
     config = base if (base / "config.json").is_file() else None
     return text.Tokenizer(base / TOKENIZER, table.get("max_length", 0), config)

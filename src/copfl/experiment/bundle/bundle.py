@@ -17,7 +17,7 @@ from torch import Tensor
 from copfl.core.evaluation import on_host_arrays
 from copfl.core.metrics import CALIBRATION_BINS, METRICS
 from copfl.core.task import Personal, Task
-from copfl.data.federation import tensors
+from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.bundle import building, description
@@ -26,7 +26,7 @@ from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
 from copfl.experiment.bundle.writing import OF_NODE, OF_SERVER, write_bundle
-from copfl.experiment.client_models import WEIGHTS, read_weights
+from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.settings import toml
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation

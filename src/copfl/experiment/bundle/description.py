@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from copfl.data.encoders import Encoder
 from copfl.data.samples import REGRESSION, Inputs
+from copfl.data.tables.encoders import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 from copfl.settings.user_code import is_reference
@@ -98,7 +98,7 @@ class Origin:
 
     title: str  # such as "copfl on digits"
     data: str
-    stage: str  # of copfl.experiment.client_models
+    stage: str  # of copfl.experiment.models.client_models
     rounds: int  # of the run
     clients: int
     round: int = 0  # the one that the model is of, from 1; 0: it is of none, as a later training's

@@ -9,12 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import reading, tables
+from copfl.data import reading
 from copfl.data.arrays import npz_content
-from copfl.data.columns import Column, Table, as_numbers, check_plain, floats, not_numbers, present, words
-from copfl.data.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
-from copfl.data.table_files import LINES, READ_AS_MISSING, READERS, read_table, text_lines
+from copfl.data.tables import tables
+from copfl.data.tables.columns import (
+    Column,
+    Table,
+    as_numbers,
+    check_plain,
+    floats,
+    not_numbers,
+    present,
+    words,
+)
+from copfl.data.tables.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
+from copfl.data.tables.files import LINES, READ_AS_MISSING, READERS, read_table, text_lines
 from copfl.data.targets import LARGEST_NUMBER, named, numbered
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.samples import Inputs
-from copfl.experiment.client_models import with_entries, with_valve
+from copfl.experiment.models.client_models import with_entries, with_valve
 from copfl.kernels.modules import arguments_of, logits_of
 from copfl.models import adapters
 

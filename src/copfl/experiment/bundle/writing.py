@@ -12,7 +12,7 @@ from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
 from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
-from copfl.experiment.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
+from copfl.experiment.models.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
 from copfl.files import write_bytes
 from copfl.settings.toml import Tables
 

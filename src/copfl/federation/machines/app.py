@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.data.contract import Contract
-from copfl.data.contract_file import write_contract
+from copfl.data.contract.contract import Contract
+from copfl.data.contract.file import write_contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
-from copfl.experiment.models import tokenized
+from copfl.experiment.models.network import tokenized
 from copfl.federation.machines.deployed import write_connection
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from copfl.data.contract import Contract
+from copfl.data.contract.contract import Contract
 from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.federation.operations.status import answers, status
 from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locked, read_app

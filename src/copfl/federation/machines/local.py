@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from copfl.data.contract import ARRAYS, Contract
-from copfl.data.contract_check import check
+from copfl.data.contract.check import check
+from copfl.data.contract.contract import ARRAYS, Contract
+from copfl.data.contract.statistics import site_of
 from copfl.data.samples import CLASSIFICATION
-from copfl.data.statistics import site_of
-from copfl.data.table_files import read_table
+from copfl.data.tables.files import read_table
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle.description import read
 from copfl.experiment.bundle.writing import OF_NODE

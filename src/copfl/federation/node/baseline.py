@@ -14,8 +14,8 @@ from copfl.core.evaluation import EVAL_MODELS, predicted
 from copfl.core.task import Personal
 from copfl.data.samples import NEXT_TOKEN
 from copfl.errors import RunError
-from copfl.experiment.gains import constant_answer
-from copfl.experiment.new_clients import alone_of
+from copfl.experiment.analysis.gains import constant_answer
+from copfl.experiment.models.new_clients import alone_of
 from copfl.federation.node.data import NodeData
 from copfl.federation.node.evaluation import Measured, is_best, measure, validation_score
 from copfl.federation.node.site import Measurement, SiteGain

@@ -15,20 +15,20 @@ from copfl.core import tree
 from copfl.core.algorithm import traits
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Task
-from copfl.data.columns import Table
-from copfl.data.contract import Contract
-from copfl.data.contract_check import check_table
-from copfl.data.datasets import load
-from copfl.data.federation import tensors
-from copfl.data.partition import validation_part
+from copfl.data.clients.federation import tensors
+from copfl.data.clients.partition import validation_part
+from copfl.data.contract.check import check_table
+from copfl.data.contract.contract import Contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
-from copfl.data.table_files import READERS, read_table
+from copfl.data.sets.datasets import load
+from copfl.data.tables.columns import Table
+from copfl.data.tables.files import READERS, read_table
 from copfl.errors import DataError, UsageError, raised_as
 from copfl.experiment.bundle.base import portable
 from copfl.experiment.bundle.description import Description, Origin, Output
 from copfl.experiment.bundle.writing import input_of
-from copfl.experiment.client_models import TRAINED
-from copfl.experiment.models import tokenized
+from copfl.experiment.models.client_models import TRAINED
+from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.federation.node.known_data import Hashes, cells_of, hashes_of
 from copfl.federation.protocol.node_config import NodeConfig

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.columns import Table, row_texts
 from copfl.data.samples import Inputs
+from copfl.data.tables.columns import Table, row_texts
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.core.metrics import MetricInfo, metrics_of
-from copfl.data.table_files import read_table
+from copfl.data.tables.files import read_table
 from copfl.errors import RunError, raised_as
 from copfl.federation.node.known_data import FOLDER, KnownData, cells_of, row_hashes
 from copfl.federation.protocol.settings import Settings

@@ -16,7 +16,7 @@ from copfl.errors import CopflError, DataError, RunError, UsageError, raised_as
 from copfl.experiment.bundle import bundle as bundles
 from copfl.experiment.bundle.description import Description, read
 from copfl.experiment.bundle.writing import OF_NODE, write_bundle
-from copfl.experiment.client_models import WEIGHTS, read_weights
+from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
 from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data

@@ -10,9 +10,9 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.payload import innermost
-from copfl.data.contract import Contract
+from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
-from copfl.experiment.benefit import design, judged
+from copfl.experiment.analysis.benefit import design, judged
 from copfl.federation.node import halves_memory, update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import NO_HALVES, compare_halves

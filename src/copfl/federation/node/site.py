@@ -26,7 +26,7 @@ class SiteGain(NamedTuple):
     alone_round: int
     gain: float  # positive is better
     interval: Interval  # of the gain, over the test samples
-    constant: float = math.nan  # the metric of a constant answer, see `copfl.experiment.gains`
+    constant: float = math.nan  # the metric of a constant answer, see `copfl.experiment.analysis.gains`
     over_constant: Interval = Interval(math.nan, math.nan)  # of the gain over it
 
     @property

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from copfl import wire
-from copfl.data.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
-from copfl.data.table_files import read_table
+from copfl.data.contract.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
+from copfl.data.tables.files import read_table
 from copfl.errors import RunError, UsageError, WireError, raised_as
 from copfl.federation.node.data import log_problems
 from copfl.federation.node.known_data import FOLDER, KnownData, hashes_of

@@ -11,7 +11,7 @@ from copfl.charts import Chart, Heat, Line, Lines, Value
 from copfl.core.halves import HALF
 from copfl.core.metrics import METRICS, MetricInfo
 from copfl.errors import RunError, raised_as
-from copfl.experiment.benefit import Benefit
+from copfl.experiment.analysis.benefit import Benefit
 from copfl.federation.operations.watched import RoundRecord, Watched
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.halves import BENEFIT, SAMPLES

@@ -17,7 +17,7 @@ from torch import Tensor
 from copfl.core.batches import choose
 from copfl.core.halves import first_half
 from copfl.errors import UsageError, WireError
-from copfl.experiment.benefit import Judgement, no_judgement
+from copfl.experiment.analysis.benefit import Judgement, no_judgement
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats, Rules, Words, quantised
 from copfl.settings.federation import Federation

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from copfl.data.contract import Contract
+from copfl.data.contract.contract import Contract
 from copfl.errors import UsageError, raised_as
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.messages import printable

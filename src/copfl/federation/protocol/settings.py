@@ -13,12 +13,12 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output
 from copfl.core.task import Task
-from copfl.data.contract import Contract
+from copfl.data.contract.contract import Contract
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, raised_as
-from copfl.experiment.halves import check_benefit, check_evidence
-from copfl.experiment.models import build_model
+from copfl.experiment.analysis.halves import check_benefit, check_evidence
+from copfl.experiment.models.network import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import Bounds

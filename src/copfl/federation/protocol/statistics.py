@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from copfl.data.contract import Contract
-from copfl.data.statistics import Question, Vector
+from copfl.data.contract.contract import Contract
+from copfl.data.contract.statistics import Question, Vector
 from copfl.errors import DataError, UsageError, WireError, raised_as
 from copfl.federation.protocol.secure_sum import Rules
 from copfl.federation.protocol.settings import Terms, contract_of, federation_of

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from copfl.data.contract import Contract
-from copfl.data.contract_file import read_contract, write_contract
+from copfl.data.contract.contract import Contract
+from copfl.data.contract.file import read_contract, write_contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.protocol.app_folder import AGREEMENTS, read_app

@@ -13,13 +13,13 @@ import torch
 from copfl import __version__
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.task import Personal
-from copfl.data.contract import ARRAYS, Contract
+from copfl.data.contract.contract import ARRAYS, Contract
 from copfl.errors import RunError, raised_as
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
 from copfl.experiment.bundle.writing import BASE, OF_SERVER
-from copfl.experiment.client_models import GLOBAL
+from copfl.experiment.models.client_models import GLOBAL
 from copfl.federation.node.request import private_folder
 from copfl.federation.policy import own_code
 from copfl.federation.policy.admission import admitted

@@ -23,7 +23,7 @@ from copfl.core.batches import choose
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
-from copfl.experiment import evidence
+from copfl.experiment.analysis import evidence
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
 from copfl.federation.protocol.messages import JOIN, Field, Reply, printable

@@ -11,7 +11,7 @@ from copfl.core import tree
 from copfl.core.evaluation import is_evaluated
 from copfl.errors import WireError
 from copfl.experiment import records
-from copfl.experiment.benefit import design, of_sum
+from copfl.experiment.analysis.benefit import design, of_sum
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.files import write_json

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from copfl import wire
-from copfl.data.contract import LONGEST_NAME, Contract
-from copfl.data.encoders import MOST_CATEGORIES
-from copfl.data.statistics import PASSES, Vector, centres_of, frozen
+from copfl.data.contract.contract import LONGEST_NAME, Contract
+from copfl.data.contract.statistics import PASSES, Vector, centres_of, frozen
+from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.errors import RunError, WireError
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.messages import Field

@@ -1,0 +1,1 @@
+"""`copfl federate`: the commands of a federation."""

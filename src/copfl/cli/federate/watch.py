@@ -1,0 +1,30 @@
+"""`copfl federate watch`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from copfl.cli.federate.options import AppFolder, RunName
+from copfl.cli.options import option
+from copfl.cli.report import Browse, serve
+from copfl.files import write_bytes
+
+
+def watch(
+    *,
+    folder: AppFolder,
+    run: RunName = None,
+    port: Annotated[int, option("Output", "The port to listen on; default: any free one.")] = 0,
+    browse: Browse = False,
+    once: Annotated[
+        Path | None, option("Output", "Write the page to this HTML file, and serve nothing; default: none.")
+    ] = None,
+) -> None:
+    """Serve the coordinator's page to this machine: members, rounds, who is waited for; Ctrl-C stops it."""
+    from copfl.federation.operations.page import FederationPage
+
+    page = FederationPage(folder, run)
+    content = page.html().encode()  # an unreadable folder is reported here, not in the browser
+    if once is None:
+        return serve(page, port, browse)
+    write_bytes(once, content, durable=False)
+    print(once)

@@ -1,0 +1,1 @@
+"""`copfl choose`: a race within a budget, its ranking and its verdict."""

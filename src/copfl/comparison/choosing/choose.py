@@ -1,0 +1,224 @@
+"""Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
+
+Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are
+dropped. The others train for all rounds, and the last eighth with the other seeds. The order after few rounds
+is not that after all of them, so half of the rounds come before more seeds. From half of the rounds on, what
+is distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples never
+enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun, and what
+is running when the time is up is stopped.
+
+OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
+    ranking.txt, .md, .json
+    curves                   .png and .svg, of the validation samples
+    run.toml                 the choice, for `copfl run -c`
+    chosen/                  the choice, trained on all training samples and tested
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from copfl.comparison.choosing.budget import Limit, limit_of
+from copfl.comparison.choosing.race import Race
+from copfl.comparison.choosing.ranking import LOCAL, Choice, write
+from copfl.comparison.jobs.forecast import Forecast
+from copfl.comparison.jobs.processes import Pool, pool_for
+from copfl.comparison.jobs.submission import Log, TimeIsUp
+from copfl.comparison.rows.entries import VALIDATION, Base, Entry, check_seeds, entries_of, entry_of, split
+from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_optimizer
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.engine.rounds import Round
+from copfl.errors import UsageError, at_least
+from copfl.experiment.analysis.gains import constant_answers
+from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.preparation import prepare
+from copfl.experiment.process import left_as_found
+from copfl.experiment.progress import lines
+from copfl.experiment.result import Result
+from copfl.experiment.run import reopen
+from copfl.experiment.training import OnRound, rounds_alone, train
+from copfl.settings.complete import complete
+from copfl.settings.schema import Run, RunSettings
+from copfl.settings.toml import Tables
+
+WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
+# The server's steps that were best for some federation of studies/defaults; they race beside "all", and
+# first.
+SERVER_STEPS = (
+    "fedpac:server.name=fedexp:head_speed=3.0",
+    "fedpac:server.name=momentum",
+    "fedrod:server.name=fedexp",
+    "fedrod:server.name=momentum",
+    "fedper:server.name=fedexp",
+    "fedper:server.name=momentum",
+    "fedavg_ft:server.name=fedexp",
+    "fedavg_ft:server.name=momentum",
+)
+# Learning rates of Adam that these and training alone race with; the others have that of a first run.
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+@left_as_found()
+def choose(
+    entries: Sequence[str | Entry | AnyAlgorithm] = ("all",),
+    dataset: str | Path | None = None,
+    *,
+    budget: str | int = "",
+    seeds: Sequence[int] = (0, 1, 2),
+    rounds: int | None = None,
+    base_tables: Base | None = None,
+    out: str | Path = "runs/choose",
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    addons: bool = False,
+    validation: float = VALIDATION,
+    retrain: bool = True,
+    jobs: int = 1,
+    log: Log | None = None,
+    forecast: Forecast | None = None,
+) -> Choice:
+    """The best method for this federation by a race on validation samples, and the ranking.
+
+    >>> import copfl
+    >>> found = copfl.choose(["fedavg", "fedper", "copfl"], "digits", budget=300, out="runs/mine")  # doctest: +SKIP
+    >>> print(found.chosen, found)  # doctest: +SKIP
+
+    Args:
+        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are
+            all that suit the data.
+        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
+        budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
+            default a third of what the full comparison takes.
+        seeds: The first is that of every stage but the last, in which the finalists have as many as the
+            budget allows.
+        rounds: Number of rounds of a run that reaches the last stage.
+        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
+        out: The folder of the runs and the ranking; finished runs in it are used again.
+        tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
+        addons: Whether the last candidates also race with the training add-ons.
+        validation: Fraction of each client's training samples on which the race is decided.
+        retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time
+            as budget is too short for it.
+        jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
+        log: Gets a line about each step.
+        forecast: Is kept up to date, for a caller that shows the time that is left.
+    """
+    begin = time.monotonic()
+    limit = limit_of(budget)
+    out, log = Path(out), log or (lambda line: None)
+    common = common_of(base_tables, dataset, rounds)
+    every = {"checkpoint_every": 1}  # a rung may end after any round
+    base = _as_a_first_run(with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
+    seeds = check_seeds(seeds)
+    forecast = Forecast() if forecast is None else forecast
+    at_least(0, jobs=jobs)
+    race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
+    is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
+    is_adam = base["optimizer"].get("name") == OPTIMIZER
+    rates = RATES if is_adam and not is_rate_set else ()
+    rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
+    candidates = race.candidates(rows, tune or {})
+    local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
+    experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
+    race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
+    for hint in experiment.hints:
+        race.note(f"{hint[:1].upper()}{hint[1:]}.")
+    candidates = race.suitable(candidates, experiment)
+    rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
+    limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
+    usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
+    trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
+    race.passes = (1 + trained_twice) * retrain
+    if limit.seconds:
+        race.end = begin + (1 - WRITING) * limit.amount
+        forecast.later, forecast.end = math.inf, begin + limit.amount  # it takes the time that it has
+    with pool_for(experiment, jobs) as race.pool:
+        standing = race.run(candidates, rounds, limit, addons)
+    best = standing.best
+    settings = best.jobs[0].run
+    race.notes.insert(0, f"Clients: {settings.partition_text}.")
+    result = Choice(
+        f"{Path(settings.data.title).name}, {settings.run.clients} clients",
+        best.label,
+        race.ranking(standing),
+        race.verdict(standing),
+        standing.metric,
+        race.spent,
+        race.notes,
+        out,
+    )
+    chosen = complete(*best.layers, {"run": usual})
+    curves = {label: at.records[label] for label, at in race.last.items()}
+    write(result, curves, chosen)
+    if not retrain or (limit.seconds and not race.passes):
+        return result
+    log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
+    try:
+        tested = _trained(chosen, out / "chosen", log, begin + limit.amount if limit.seconds else math.inf)
+    except TimeIsUp:
+        race.note(
+            f"The time was up before {best.label} was trained on all training samples; the same again "
+            "continues it."
+        )
+        write(result, curves, chosen)
+        return result
+    return dataclasses.replace(result, tested=str(tested))
+
+
+def _trained(run: Run, path: Path, log: Log, end: float) -> Result:
+    """The run, which continues in its folder if it was stopped; TimeIsUp after a round at the end of the time."""
+
+    def stopping(show: OnRound) -> OnRound:
+        def on_round(round: Round, seconds: float) -> None:
+            show(round, seconds)
+            if time.monotonic() > end:
+                raise TimeIsUp
+
+        return on_round
+
+    begun = RunFolder(path).begun
+    with claimed(path, new=not begun) as folder:
+        experiment = reopen(folder) if begun else prepare(run)
+        metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
+        shown = lines(experiment.settings.rounds, log, metric, alone)
+        after = (stopping(shown.on_round), stopping(shown.on_round_alone))
+        return train(experiment, folder, *after, shown.on_stage)
+
+
+def _as_a_first_run(base: Tables) -> Tables:
+    """The settings, with batch size, rate and schedule of a run of which nobody names the algorithm."""
+    usual = complete(base)
+    tables = {**base, "run": {"batch": usual.run.batch, **base["run"]}}
+    if "name" in base["optimizer"]:
+        tables["optimizer"] = {"lr": usual.optimizer.lr, **base["optimizer"]}
+    if schedule := usual.addons.options.get("lr_schedule"):
+        tables["addons"] = {"lr_schedule": schedule, **base.get("addons", {})}
+    return tables
+
+
+def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[float] = ()) -> list[Entry]:
+    """The entries, beside all algorithms the best steps of the server, and local training.
+
+    Args:
+        given: The entries.
+        more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
+    """
+    rows = entries_of(given)
+    if any(isinstance(row, str) and "all" in split(row) for row in given):
+        steps = [
+            *SERVER_STEPS,
+            *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),
+        ]
+        named = {row.label for row in rows}
+        extra = [entry_of(text)._replace(optional=True) for text in steps]
+        rows = [row for row in extra if row.label not in named] + rows  # first: the time may be short
+    if not any(row.name == LOCAL for row in rows):
+        rows.append(entry_of(LOCAL))
+    labels = [row.label for row in rows]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise UsageError(f'two candidates are called "{twice[0]}"; remove one')
+    return rows

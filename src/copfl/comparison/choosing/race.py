@@ -1,0 +1,373 @@
+"""The race of choose: candidates on their way through stages, and what is left of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.comparison.choosing import verdict as judging
+from copfl.comparison.choosing.budget import FINALISTS, Limit, Rung, Speed, affordable, cost, plan
+from copfl.comparison.choosing.ranking import ALIKE, CHOSEN, LOCAL, Ranked
+from copfl.comparison.choosing.verdict import Against, Verdict
+from copfl.comparison.jobs.forecast import Forecast
+from copfl.comparison.jobs.job import Job, finished
+from copfl.comparison.jobs.processes import Pool
+from copfl.comparison.jobs.runner import all_done
+from copfl.comparison.jobs.submission import Log, TimeIsUp
+from copfl.comparison.results.results import Record, paired, record_of
+from copfl.comparison.rows.entries import Entry, check_own, described
+from copfl.comparison.rows.entry_settings import by_kind, concerns, job_of, layers_of
+from copfl.comparison.rows.spaces import cells, grid_of
+from copfl.comparison.rows.suitability import reasons, refusals
+from copfl.core.metrics import MetricInfo
+from copfl.errors import RunError, UsageError
+from copfl.experiment.analysis.convergence import rises
+from copfl.experiment.analysis.gains import Gains
+from copfl.experiment.progress import span
+from copfl.experiment.result import Experiment
+from copfl.settings.toml import Tables
+from copfl.stats import LEVEL, Difference, Numbers
+
+RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
+ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
+
+
+class Candidate(NamedTuple):
+    """A method in the race: a job per seed, of all rounds."""
+
+    entry: Entry
+    layers: list[Tables]
+    jobs: list[Job]
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+
+class Standing(NamedTuple):
+    """The candidates after a stage, the best first."""
+
+    order: list[Candidate]
+    records: dict[str, list[Record]]  # by label, one of each seed
+    rounds: int
+
+    @property
+    def metric(self) -> MetricInfo:
+        return self.records[self.order[0].label][0].metric
+
+    @property
+    def seeds(self) -> int:
+        return len(self.records[self.order[0].label])
+
+    @property
+    def best(self) -> Candidate:
+        return self.order[0]
+
+    def value(self, label: str) -> float:
+        return float(np.mean([record.mean() for record in self.records[label]]))
+
+    def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
+        """The paired difference of two candidates over the same clients and seeds."""
+        return paired(self.records[label], self.records[other], self.metric.name, level)
+
+    def worse(self, label: str) -> bool:
+        """Whether it is distinguishably worse than the best, corrected for the number of candidates."""
+        level = 1 - (1 - LEVEL) / max(1, len(self.order) - 1)
+        return judging.gain(self.gap(label, self.best.label, level).clients, self.metric).high < 0
+
+
+@dataclass(eq=False)
+class Race:
+    """The candidates on their way through the stages, and what was spent and noted so far.
+
+    Args:
+        out: The folder of the runs.
+        base: Settings of every run.
+        seeds: In the order in which stages use them.
+        validation: Fraction of each client's training samples on which candidates are compared.
+        pool: The processes that train the runs.
+        log: Gets a line about each step.
+        end: Of the race, by the monotonic clock.
+        passes: Trainings of the choice that must end before that: the choice and its baseline.
+        forecast: Says how long the rest takes.
+        constant: The metric of each client's constant answer, on the samples that decide with the first seed.
+    """
+
+    out: Path
+    base: Tables
+    seeds: list[int]
+    validation: float
+    pool: Pool
+    log: Log
+    end: float = math.inf
+    passes: int = 0
+    forecast: Forecast = field(default_factory=Forecast)
+    constant: Numbers | None = None
+
+    def __post_init__(self) -> None:
+        self.spent, self.notes, self.rounds = 0.0, list[str](), 0
+        self.stages: list[Standing] = []  # those that were finished
+        self.algorithms: dict[str, str] = {}  # by label
+        self.rates: dict[str, list[float]] = {}  # by algorithm, the learning rates that it races with
+        self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
+        self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
+        self.trained: dict[str, int] = {}  # by label, the rounds of all runs
+
+    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
+        """Every entry with every value of the grid that concerns it."""
+        grid = grid_of(tune, "tune")
+        check_own("tune", grid)
+        candidates = []
+        for entry in sorted(rows, key=lambda row: row.name != LOCAL):  # others are compared with it
+            concerned = {at: values for at, values in grid.items() if concerns(entry, self.base, at[0])}
+            for cell in cells(concerned):
+                label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
+                candidates.append(self.candidate(entry._replace(label=label), cell))
+        return candidates
+
+    def candidate(self, entry: Entry, more: Tables) -> Candidate:
+        layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
+        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
+        jobs = [make(seed) for seed in self.seeds]
+        self.algorithms[entry.label] = entry.name
+        rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr
+        if rate is not None and rate not in rates:
+            rates.append(rate)
+        return Candidate(entry, layers, jobs)
+
+    def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
+        """Those that can train on the task; the others are named."""
+        layers = {candidate.label: candidate.layers for candidate in candidates}
+        refused = refusals(
+            [candidate.entry for candidate in candidates], lambda entry: layers[entry.label], experiment
+        )
+        self.left |= dict.fromkeys(refused, "could not run")
+        if refused:
+            self.note(f"These cannot train on the task: {reasons(refused)}.")
+        return [candidate for candidate in candidates if candidate.label not in refused]
+
+    def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
+        """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
+        self.rounds = rounds
+        if limit.seconds:
+            return self.run_timed(candidates, addons)
+        extra = FINALISTS * rounds * len(self.seeds) if addons else 0
+        stages = plan(rounds, len(self.seeds), len(candidates), limit.amount - extra)
+        if not limit.usual and cost(stages) + extra > limit.amount:
+            wanted = cost(stages) + extra
+            stages = affordable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
+            if not stages:
+                raise UsageError(
+                    f"a budget of {limit.amount:,.0f} rounds is too small for {len(candidates)} candidates"
+                    f"{' with add-ons' if addons else ''}; the shortest race has {len(candidates) + extra:,}"
+                )
+            self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
+        again = self.passes * rounds * self.pool.size  # of the choice, which one process trains
+        for number, rung in enumerate(stages):
+            done = stages[number - 1].total if number else 0
+            following = cost(stages) - cost(stages[: number + 1]) + extra + again
+            self.forecast.later = len(candidates) * (rung.total - done) + following
+            standing = self.stage(candidates, rung.rounds, rung.seeds)
+            if number + 1 < len(stages):
+                candidates = self.kept(standing, stages[number + 1].candidates)
+        return self.with_addons(standing) if addons else standing
+
+    def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
+        """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
+        begin, spent = time.monotonic(), self.spent
+        first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
+        standing = self.stage(candidates, first)
+        candidates, left = standing.order, self.end - time.monotonic()
+        speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
+        again = self.passes * self.rounds * speed.round
+        if again > RETRAINED * left:
+            self.passes, again = 0, 0.0
+            self.note(
+                f"The choice is not trained on all training samples: that would take about "
+                f"{span(self.rounds * speed.round)} or more of {span(max(0.0, left))} that are left. "
+                f"{self.out / 'run.toml'} has its settings."
+            )
+        self.end -= again
+        last = Rung(self.rounds, len(self.seeds), FINALISTS)
+        extra = speed.seconds([last]) if addons else 0.0
+
+        def price(rungs: Sequence[Rung]) -> float:
+            return speed.seconds(rungs, first)
+
+        left = self.end - time.monotonic()
+        stages = affordable(self.rounds, len(self.seeds), len(candidates), left - extra, price)
+        if addons and not stages:
+            self.note(f"The add-ons do not race: that would take about {span(extra)}.")
+            addons, stages = False, affordable(self.rounds, len(self.seeds), len(candidates), left, price)
+        least = min(len(self.seeds), FINALISTS)
+        if not stages or stages[-1].rounds < self.rounds or stages[-1].seeds < least:
+            whole = price(plan(self.rounds, len(self.seeds), len(candidates), 0.0))
+            reached = stages[-1] if stages else Rung(first, 1, len(candidates))
+            limit = f"the time that is left ({span(max(0.0, left))})"
+            self.note(self.shortened(reached, limit, f"about {span(whole)}"))
+        try:
+            while stages := [rung for rung in stages if rung.total > standing.rounds * standing.seeds]:
+                begin, spent = time.monotonic(), self.spent
+                rung, left = stages.pop(0), self.end - begin
+                expected = speed.seconds([rung], standing.rounds * standing.seeds)
+                if expected > left:
+                    self.note(
+                        f"The rounds are slower than at first: the stage to round {rung.rounds} would take "
+                        f"about {span(expected)} of {span(max(0.0, left))} that are left, and is not begun."
+                    )
+                    return standing
+                standing = self.stage(self.kept(standing, rung.candidates), rung.rounds, rung.seeds)
+                speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
+                if not stages:  # the rounds may be faster than at first
+                    done, left = standing.rounds * standing.seeds, self.end - time.monotonic() - extra
+                    further = partial(speed.seconds, done=done)
+                    stages = affordable(self.rounds, len(self.seeds), len(standing.order), left, further)
+            return self.with_addons(standing) if addons else standing
+        except TimeIsUp:
+            self.note(
+                "The time was up in a stage, which does not count: the ranking is that after round "
+                f"{standing.rounds}."
+            )
+            return standing
+
+    def shortened(self, last: Rung, limit: str, wanted: str) -> str:
+        """What is said before a race that cannot have all rounds and seeds."""
+        return (
+            f"With {limit} the race ends after {last.rounds} of {self.rounds} rounds with {last.seeds} "
+            f"seed{'s' * (last.seeds > 1)}; a race of all rounds takes {wanted}."
+        )
+
+    def speed(self, standing: Standing, seconds: float, rounds: float) -> Speed:
+        """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
+        each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
+        parallel = min(self.pool.size, len(standing.order) * standing.seeds)
+        return Speed(each, max(0.0, seconds - rounds * each / parallel), self.pool.size)
+
+    def with_addons(self, standing: Standing) -> Standing:
+        """All rounds of the last candidates, and of the best of them with add-ons."""
+        candidates = list(standing.order)
+        for candidate in standing.order[:FINALISTS]:
+            entry = candidate.entry._replace(label=f"{candidate.label} + add-ons")
+            candidates.append(self.candidate(entry, {**candidate.layers[-1], **ADDONS}))
+        return self.stage(candidates, self.rounds, len(self.seeds))
+
+    def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
+        """Trains the candidates up to this round with the first seeds; those that cannot run are left out.
+
+        TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
+        """
+        stop = 0 if until >= self.rounds else until
+        runs = {
+            candidate.label: [job._replace(until=stop) for job in candidate.jobs[:seeds]]
+            for candidate in candidates
+        }
+        self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
+        missing = "could not run"
+        try:
+            jobs = [job for jobs in runs.values() for job in jobs]
+            all_done(jobs, self.pool, self.log, end=self.end, forecast=self.forecast)
+        except RunError as error:
+            self.note(str(error))
+        except TimeIsUp:
+            if self.stages:
+                raise
+            missing = "not reached in the time"
+        ready = [candidate for candidate in candidates if all(finished(job) for job in runs[candidate.label])]
+        if not ready and missing != "could not run":
+            raise RunError(
+                f"the time was up before any candidate had trained {until} rounds; allow more time"
+            )
+        if not ready:
+            raise RunError(f"no candidate could run. {' '.join(self.notes)}")
+        records = {candidate.label: [record_of(job) for job in runs[candidate.label]] for candidate in ready}
+        for candidate in ready:
+            before = self.trained.get(candidate.label, 0)
+            self.trained[candidate.label] = max(before, until * seeds)
+            self.spent += self.trained[candidate.label] - before
+        for candidate in candidates:
+            if candidate not in ready:
+                self.left[candidate.label] = missing
+        standing = Standing(ready, records, until)
+        score = standing.metric.score
+        order = sorted(ready, key=lambda candidate: -score(standing.value(candidate.label)))
+        standing = standing._replace(order=order)
+        self.last |= {candidate.label: standing for candidate in ready}
+        self.stages.append(standing)
+        return standing
+
+    def kept(self, standing: Standing, most: int) -> list[Candidate]:
+        """Those that go on: the best ones, without what is distinguishably worse."""
+        at = f"at round {standing.rounds}"
+        late = 2 * standing.rounds >= self.rounds  # earlier, methods that begin slowly would be lost
+        worse = [candidate for candidate in standing.order if late and standing.worse(candidate.label)]
+        result = [candidate for candidate in standing.order if candidate not in worse][:most]
+        for candidate in standing.order:
+            if candidate not in result:
+                self.left[candidate.label] = (
+                    f"worse, {at}" if candidate in worse else f"dropped for the budget, {at}"
+                )
+        return result
+
+    def ranking(self, final: Standing) -> list[Ranked]:
+        """Every candidate: those of the last stage by value, then the others, the later dropped first."""
+        rows = []
+        for candidate in final.order:
+            gap = None if candidate is final.best else final.gap(candidate.label, final.best.label)
+            if gap is None:
+                status = CHOSEN
+            elif gap.unknown:
+                status = gap.verdict
+            else:
+                status = "worse" if final.worse(candidate.label) else ALIKE
+            rows.append(
+                Ranked(candidate.label, final.rounds, final.seeds, final.value(candidate.label), gap, status)
+            )
+        dropped = [label for label in self.last if label not in final.records]
+        for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
+            at = self.last[label]
+            other = final.best.label if final.best.label in at.records else at.best.label
+            gap = at.gap(label, other)
+            rows.append(Ranked(label, at.rounds, at.seeds, at.value(label), gap, self.left[label]))
+        unable = [label for label in self.left if label not in self.last]
+        return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
+
+    def verdict(self, final: Standing) -> Verdict:
+        """Whether it pays to federate: each method against training alone, in their last common stage."""
+        ranked = [row.label for row in self.ranking(final) if row.label in self.last]
+        alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")
+        methods = [label for label in ranked if self.algorithms[label] != LOCAL]
+        level = 1 - (1 - LEVEL) / max(1, len(methods))
+        compared = []
+        for label in methods:
+            common = [at for at in self.stages if {label, alone} <= at.records.keys()]
+            if common:
+                at, metric = common[-1], final.metric
+                curves = [run.curves[metric.name] for run in at.records[label]]
+                gap = at.gap(label, alone, level)
+                compared.append(Against(label, gap, at.rounds, at.seeds, rises(curves, metric)))
+        value, alone_rises = math.nan, 0.0
+        if alone:
+            at = self.last[alone]
+            value = at.value(alone)
+            alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
+        rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
+        gains = self._gains(compared[0].label) if compared else None
+        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, gains)
+
+    def _gains(self, label: str) -> Gains:
+        """What a candidate's models gain over constant answers, with the first seed."""
+        record = self.last[label].records[label][0]
+        values = np.array(record.clients[record.metric.name])
+        unknown = np.full(len(values), np.nan)
+        return Gains(unknown, unknown, values, record.metric, self.constant)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.log(text)

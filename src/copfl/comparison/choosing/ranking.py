@@ -1,0 +1,111 @@
+"""The ranking of a race: its rows, its table and its files."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from copfl import charts
+from copfl.comparison.choosing.verdict import Verdict
+from copfl.comparison.results.results import Record
+from copfl.core.metrics import MetricInfo
+from copfl.files import write_bytes
+from copfl.settings.schema import Run
+from copfl.settings.toml import written
+from copfl.stats import LAST, Difference
+from copfl.tables import Table, as_markdown, as_text, listed, plain
+
+LOCAL = "local"
+CHOSEN, ALIKE = "chosen", "not distinguishable"
+
+
+class Ranked(NamedTuple):
+    label: str
+    rounds: int  # that each of its runs was trained for
+    seeds: int  # its runs
+    value: float  # the primary metric on the validation samples: mean over clients and seeds
+    gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
+    status: str  # CHOSEN, ALIKE, "worse", why it cannot be compared, or when and why it was dropped
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The result of a race; `print` shows the ranking."""
+
+    title: str
+    chosen: str
+    ranking: list[Ranked]
+    verdict: Verdict  # whether it pays to federate
+    metric: MetricInfo
+    spent: float  # rounds of training, of all runs of the race
+    notes: list[str]
+    folder: Path
+    tested: str = ""  # the choice, trained on all training samples, on the test samples
+
+    def __str__(self) -> str:
+        return as_text(table_of(self), 110)
+
+
+def table_of(choice: Choice) -> Table:
+    metric, rows = choice.metric, []
+    for row in choice.ranking:
+        if not row.rounds:
+            continue  # a note has their number
+        gap = ["", ""]
+        if row.gap is not None:
+            gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
+        rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
+    head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
+    alike = [row.label for row in choice.ranking if row.status == ALIKE]
+    equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
+    notes = [f"{choice.chosen} is chosen.{equal}", choice.verdict.text]
+    untrained = [row for row in choice.ranking if not row.rounds]
+    for status in dict.fromkeys(row.status for row in untrained):
+        labels = [row.label for row in untrained if row.status == status]
+        notes.append(f"{len(labels)} of {len(choice.ranking)} candidates: {status} ({listed(labels, 5)}).")
+    notes.append(
+        f"On validation samples of each client, no test sample; {choice.spent:,.0f} rounds in all. A value is "
+        f"the mean of the last third of the evaluations, at most {LAST}. to the "
+        "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
+        "worse if its interval excludes 0 when corrected for the number of candidates."
+    )
+    return Table(f"Which method for {choice.title}?", head, rows, [*notes, *choice.notes])
+
+
+def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
+    """Writes the ranking, the curves and run.toml into the folder."""
+    table, out = table_of(choice), choice.folder
+    content = {
+        "chosen": choice.chosen,
+        "metric": choice.metric.as_json(),
+        "verdict": choice.verdict._asdict(),
+        "spent": choice.spent,
+        "ranking": [row._asdict() for row in choice.ranking],
+        "curves": {
+            label: [
+                {"rounds": run.rounds, choice.metric.name: run.curves[choice.metric.name]} for run in runs
+            ]
+            for label, runs in curves.items()
+        },
+        "notes": choice.notes,
+    }
+    texts = {
+        "ranking.txt": as_text(table, 110),
+        "ranking.md": as_markdown(table),
+        "ranking.json": json.dumps(plain(content), indent=1),
+        "run.toml": written(run.tables()),
+    }
+    for name, text in texts.items():
+        write_bytes(out / name, f"{text}\n".encode())
+    if charts.available():
+        for kind, picture in charts.pictures([[_curves(choice, curves)]], choice.title).items():
+            write_bytes(out / f"curves.{kind}", picture)
+
+
+def _curves(choice: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
+    from copfl.comparison.results.plots import axis, curve  # only pictures need it
+
+    shown = [row for row in choice.ranking if row.rounds]
+    lines = [curve(row.label, curves[row.label], choice.metric, number) for number, row in enumerate(shown)]
+    return charts.Lines("curves", choice.title, "", [], f"validation: {axis(choice.metric)}", lines)

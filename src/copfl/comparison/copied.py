@@ -1,6 +1,0 @@
-"""All that the process imports of which others are copies; its import has effects, so nothing else imports it."""
-
-from copfl.experiment.process import importing
-
-with importing():
-    import copfl.comparison.runner  # noqa: F401

@@ -1,0 +1,1 @@
+"""How runs are run: one job, its process, its place in a queue or a cluster."""

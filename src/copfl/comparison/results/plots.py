@@ -1,0 +1,99 @@
+"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots]."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl import charts
+from copfl.charts import Chart, Heat, Line, Lines, Swarm
+from copfl.comparison.results.results import Record
+from copfl.comparison.results.tables import Comparison
+from copfl.comparison.rows.spaces import Grid
+from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.files import write_bytes
+
+
+def axis(metric: MetricInfo) -> str:
+    """The title of an axis, such as "accuracy after local training, %"."""
+    return f"{metric.title} after local training{', %' if metric.fraction else ''}"
+
+
+def write(comparison: Comparison, out: Path) -> list[Path]:
+    """The paths of the pictures, PNG and SVG, once they are written; none where matplotlib is missing."""
+    if not charts.available():
+        return []
+    panels: dict[str, list[Chart | Swarm]] = {
+        "curves": [curves(comparison)],
+        "clients": [*clients(comparison)],
+    }
+    if len(comparison.over) == 2:
+        panels["map"] = [heat_map(comparison)]
+    paths = []
+    for name, row in panels.items():
+        for kind, content in charts.pictures([row], comparison.title).items():
+            paths.append(out / f"{name}.{kind}")
+            write_bytes(paths[-1], content)
+    return paths
+
+
+def curves(comparison: Comparison) -> Lines:
+    """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
+    metric = comparison.metric
+    lines = [curve(row.title, row.outcomes, metric, place) for place, row in enumerate(comparison.rows)]
+    return Lines("curves", comparison.title, "", [], axis(metric), lines)
+
+
+def curve(label: str, runs: Sequence[Record], metric: MetricInfo, place: int) -> Line:
+    values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
+    return charts.mean_curve(label, values, place, metric.factor)
+
+
+def clients(comparison: Comparison) -> list[Swarm]:
+    """A dot per client and seed: its accuracy, and its gain over the reference if there is one."""
+    labels, titles = [row.label for row in comparison.rows], [row.title for row in comparison.rows]
+    metric = comparison.metric
+    accuracy = [
+        [metric.factor * np.array(run.clients[metric.name]) for run in row.outcomes]
+        for row in comparison.rows
+    ]
+    panels = [Swarm(titles, axis(metric), _by_seed(comparison, accuracy), title="A dot per client and seed")]
+    if comparison.reference is not None:
+        base = accuracy[labels.index(comparison.reference)]
+        gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
+        x_title = f"difference to {comparison.reference}{', points' if metric.fraction else ''}"
+        by_seed = _by_seed(comparison, gains)
+        panels.append(Swarm(titles, x_title, by_seed, zero=True, title="The same, paired"))
+    return panels
+
+
+def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[Any]]:
+    seeds = enumerate(comparison.seeds)
+    return {f"seed {seed}": [row[place] for row in values] for place, seed in seeds}
+
+
+def heat_map(comparison: Comparison) -> Heat:
+    """The mean accuracy of each cell of a sweep over two keys."""
+    metric = comparison.metric
+    means = [row.metrics()[metric.name].mean for row in comparison.rows]
+    texts, shown = [metric.text(mean) for mean in means], [metric.factor * mean for mean in means]
+    return heat("map", comparison.title, comparison.over, shown, texts)._replace(what=axis(metric))
+
+
+def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
+    """The accuracies of all cells of a grid of two keys, the second of which varies fastest."""
+    (down, rows), (across, columns) = grid.items()
+    starts = range(0, len(values), len(columns))
+    return Heat(
+        name=name,
+        title=title,
+        about="",
+        rows=list(map(str, rows)),
+        columns=list(map(str, columns)),
+        values=[values[start : start + len(columns)] for start in starts],
+        what=axis(ACCURACY),
+        x_title=".".join(across),
+        row_title=".".join(down),
+        texts=[texts[start : start + len(columns)] for start in starts],
+    )

@@ -1,0 +1,100 @@
+"""What the reader of a comparison must know: its title, and notes on seeds, values and tuning."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from copfl.comparison.jobs.job import Job
+from copfl.comparison.results.tables import Row
+from copfl.comparison.rows.spaces import Grid, Range, Space
+from copfl.errors import UsageError
+from copfl.settings.toml import Tables
+
+ENOUGH_SEEDS = 3  # fewer give a warning
+
+
+def unequal(rows: Sequence[Row]) -> list[str]:
+    """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
+    kinds = {
+        repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
+    }
+    tried = [
+        {row.tuned.space}
+        if row.tuned.space
+        else {t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None}
+        for row in rows
+    ]
+    rates = {frozenset(of_row or {row.optimizer.get("lr")}) for of_row, row in zip(tried, rows, strict=True)}
+    if len(kinds) > 1:
+        return ["unequal optimizers"]
+    return ["unequal learning rates"] if len(rates) > 1 else []
+
+
+def title_of(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
+    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
+    settings = job.run.run
+    counts = [
+        f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
+    ]
+    if settings.new_clients:
+        counts[0] += f" ({settings.new_clients:.0%} of them new)"
+    word = "seeds" if len(seeds) > 1 else "seed"
+    return ", ".join([Path(job.run.data.title).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+
+
+def few_seeds(seeds: Sequence[int]) -> list[str]:
+    """A warning where the interval over seeds cannot tell much."""
+    if len(seeds) >= ENOUGH_SEEDS:
+        return []
+    little = "One seed says nothing about the next: no difference is distinguishable"
+    if len(seeds) > 1:
+        little = "Two seeds give intervals so wide that only large differences are distinguishable"
+    return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
+
+
+def undefined_values(rows: Sequence[Row]) -> list[str]:
+    """Which rows have values that are not defined or not finite; UsageError if their metrics differ."""
+    metric = rows[0].metric
+    if any(row.metric != metric for row in rows):
+        named = ", ".join(f"{row.label} {row.metric.name}" for row in rows)
+        raise UsageError(f"the rows have different primary metrics ({named}); name one for all of them")
+    undefined = {row.label: sum(int(run.cost.get("undefined", 0)) for run in row.outcomes) for row in rows}
+    broken = {row.label: sum(int(run.cost["broken"]) for run in row.outcomes) for row in rows}
+    return [
+        f"{label}: {count} evaluations of a model without a finite output count as {metric.title} "
+        f"{metric.worst_value:g}."
+        for label, count in broken.items()
+        if count
+    ] + [
+        f"{label}: the {metric.title} of {count} evaluations is not defined by the client's test samples, "
+        "such as those of one class; they are left out of the means."
+        for label, count in undefined.items()
+        if count
+    ]
+
+
+def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
+    """Warnings where a wider grid may do better, or where the rows did not try equally many settings."""
+    ends = {row.label: at_an_end(row.tuned.chosen, space) for row, space in zip(rows, spaces, strict=True)}
+    at_ends = ", ".join(f"{label} {' '.join(values)}" for label, values in ends.items() if values)
+    notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
+    budgets = {row.label: len(row.tuned.trials) for row in rows}
+    if len(set(budgets.values())) > 1:
+        counts = ", ".join(f"{label} {count}" for label, count in budgets.items())
+        advantage = "those with more had an advantage"
+        notes.append(f"The rows did not try equally many settings ({counts}): {advantage}.")
+    return notes
+
+
+def at_an_end(chosen: Tables, space: Space) -> list[str]:
+    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
+    result = []
+    for (table, key), values in space.items():
+        value = chosen.get(table, {}).get(key)
+        if isinstance(values, Range):
+            at_end = value is not None and values.at_an_end(value)
+        else:
+            numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+            at_end = len(numbers) > 1 and value in (min(numbers), max(numbers))
+        if at_end:
+            result.append(f"{key}={value:g}")
+    return result

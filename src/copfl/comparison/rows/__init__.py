@@ -1,0 +1,1 @@
+"""What is compared: entries, their settings and spaces of values."""

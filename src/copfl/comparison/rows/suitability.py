@@ -1,0 +1,50 @@
+"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from copfl.comparison.rows.entries import Entry
+from copfl.core import tree
+from copfl.core.algorithm import example_output, traits
+from copfl.errors import UsageError
+from copfl.experiment.preparation import algorithm, prepare
+from copfl.experiment.result import Experiment
+from copfl.settings.complete import complete
+from copfl.settings.components import build
+from copfl.settings.toml import Tables
+
+SHARED = ("model", "adapter", "task")  # rows that have these in common have the same task
+CHECK: Tables = {"run": {"device": "cpu", "engine": "sequential", "precision": "auto"}}  # needs no GPU
+
+
+def refusals(
+    rows: Sequence[Entry], layers_of: Callable[[Entry], list[Tables]], experiment: Experiment
+) -> dict[str, str]:
+    """By label, why a row cannot train: one local update on two samples of the prepared experiment."""
+    found = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
+    return {label: reason for label, reason in found.items() if reason is not None}
+
+
+def reasons(refused: Mapping[str, str]) -> str:
+    """The labels with their reasons, each reason once: "fedpac, ktpfl (needs classes)"."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in refused.items():
+        labels.setdefault(reason.removeprefix(f"{label.partition(' ')[0]} "), []).append(label)
+    return "; ".join(f"{', '.join(alike)} ({reason})" for reason, alike in labels.items())
+
+
+def _refusal(layers: list[Tables], e: Experiment) -> str | None:
+    try:
+        run = complete(*layers)
+        made, task = build("algorithm", run.algorithm, optimizer=run.optimizer), e.task
+        if any(getattr(run, kind) != getattr(e.run, kind) for kind in SHARED):
+            e = prepare(complete(*layers, CHECK))
+            task, made = e.task, e.algorithm
+        else:
+            if public := traits(made).public:
+                task = dataclasses.replace(task, public=e.federation.unassigned(public))
+            made = algorithm(run, made, task, e.federation)
+        example_output(made, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
+    except UsageError as error:
+        return str(error)
+    return None

@@ -1,0 +1,62 @@
+"""How the tables of all sites become the same numbers: agreed once, in the data contract of a federation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from copfl.data.samples import Dataset
+from copfl.data.tables.columns import Table
+from copfl.data.tables.encoders import TableInfo
+from copfl.data.tables.files import read_table
+from copfl.data.tables.tables import from_tables
+from copfl.errors import DataError
+
+MISSING = ("refuse", "fill", "drop")
+
+
+@dataclass(frozen=True)
+class Encoders(TableInfo):
+    """The columns that a federation reads from a table, and how each becomes numbers."""
+
+    @classmethod
+    def of(cls, table: TableInfo) -> Self:
+        """Those of a data set that was read from a table."""
+        return cls(table.targets, table.columns, table.missing, table.text)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns of a table that a federation reads."""
+        return (*self.targets, *([self.text] if self.text else []), *(e.name for e in self.columns))
+
+    def dataset(self, path: Path, *, test: Path | None = None, kind: str | None = None) -> Dataset:
+        """The rows of a table as samples. Columns that the federation does not use are not read.
+
+        Args:
+            path: The file; without `test` some of its rows are the test samples.
+            test: A file of test rows.
+            kind: Of the targets.
+        """
+        tables = [read_table(file) for file in (path, test) if file is not None]
+        return self.dataset_of(tables, path.stem, kind)
+
+    def dataset_of(self, tables: Sequence[Table], name: str, kind: str | None = None) -> Dataset:
+        """The rows of a table, or of train and test rows, as samples."""
+        require_columns(tables, self.used)
+        return from_tables(
+            [Table({name: table.columns[name] for name in self.used}, table.notes) for table in tables],
+            name,
+            target=",".join(self.targets),
+            text=self.text or "",
+            missing=self.missing,
+            kind=kind,
+            encoders=self.columns,
+        )
+
+
+def require_columns(tables: Sequence[Table], names: Sequence[str]) -> None:
+    """DataError if a table lacks one of these columns."""
+    for table in tables:
+        if absent := [name for name in names if name not in table.columns]:
+            has = ", ".join(table.columns)
+            raise DataError(f'the table lacks the column "{absent[0]}" of the federation; it has {has}')

@@ -1,0 +1,169 @@
+"""A first data contract from one site's table, with nothing in it that should not leave the site.
+
+It has no value of a row: categories are those of at least so many rows, ranges are rounded outward to a power
+of ten, and means and deviations are written only if the owner asks for them.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from copfl.data.contract.contract import (
+    BOOLEAN,
+    CATEGORY,
+    DATE,
+    FREE_TEXT,
+    NUMBER,
+    TABLE,
+    TEXT,
+    Column,
+    Contract,
+)
+from copfl.data.contract.statistics import SMALLEST_COUNT, SMALLEST_DEVIATION, counts_of, may_leave
+from copfl.data.samples import CLASSIFICATION, MULTILABEL
+from copfl.data.tables.columns import DATES, Table, column_of, floats, is_number, words
+from copfl.data.tables.columns import Column as Cells
+from copfl.data.tables.encoders import MOST_CATEGORIES
+from copfl.data.tables.files import read_table
+from copfl.data.tables.tables import FEWEST_ROWS, MOST_REPEATED, from_tables, names_of, numbers_of
+from copfl.errors import DataError, unknown
+
+LONG_TEXT = 60  # characters: longer on average, a column is no category
+
+
+def draft(
+    path: Path,
+    *,
+    target: str,
+    text: str = "",
+    drop: str = "",
+    categories: str = "",
+    missing: str = "",
+    task: str | None = None,
+    smallest: int = SMALLEST_COUNT,
+    statistics: bool = False,
+    leave_open: bool = False,
+) -> Contract:
+    """The contract that a table of one site suggests.
+
+    Args:
+        path: The table.
+        target: The column to predict, or several separated by commas.
+        text: The column of the texts to learn from, if the model learns from texts.
+        drop: Columns that the federation does not use, separated by commas.
+        categories: Columns of numbers that are categories, separated by commas.
+        missing: What happens to missing values; empty: fill if the table has some, else refuse.
+        task: The kind of the targets; None: inferred.
+        smallest: Rows that a category must have to be named.
+        statistics: Whether means and deviations are written.
+        leave_open: Whether categories and classes are left to be agreed.
+    """
+    if path.is_dir() or path.suffix.lower() == ".npz":
+        raise DataError(
+            f"{path} is no table; images and arrays have the contract of `copfl federate init --dataset`"
+        )
+    table = read_table(path)
+    targets, dropped, named = (_known(given, table) for given in (target, drop, categories))
+    if not targets:
+        raise DataError(
+            f"name the column to predict with --target; the columns are {', '.join(table.columns)}"
+        )
+    task = task or _task(table, targets)
+    learned = [text] if text else [n for n in table.columns if n not in (*targets, *dropped)]
+    _known(text, table)
+
+    def column(name: str) -> Column:
+        is_target = name in targets
+        kind = _type(name, table.columns[name], name in named)
+        if is_target and task == CLASSIFICATION:
+            kind = CATEGORY
+        elif is_target:
+            kind = BOOLEAN if task == MULTILABEL else NUMBER
+        kind = FREE_TEXT if name == text else kind
+        return _described(name, table.columns[name], kind, smallest, statistics, leave_open, is_target)
+
+    columns = tuple(map(column, learned))
+    missing = missing or ("fill" if any(c.missing for c in columns) else "refuse")
+    return Contract(
+        data=TEXT if text else TABLE,
+        task=task,
+        missing=missing,
+        columns=columns,
+        targets=tuple(map(column, targets)),
+    )
+
+
+def _known(given: str, table: Table) -> list[str]:
+    names = names_of(given, table.columns)
+    for name in names:
+        if name not in table.columns:
+            raise DataError(str(unknown("column", name, table.columns)))
+    return names
+
+
+def _task(table: Table, targets: Collection[str]) -> str:
+    """The kind of the targets, as a run would infer it."""
+    rows = np.ones(len(table), bool)
+    for name in targets:
+        rows &= table.columns[name].is_valid().to_numpy()
+    part = Table({name: table.columns[name] for name in targets}).take(rows)
+    if not len(part):
+        raise DataError("every row lacks a target")
+    feature = f"not {next(iter(targets))}"  # from_tables needs one
+    with_rows = Table({feature: column_of(np.arange(len(part))), **part.columns})
+    return from_tables([with_rows], "", target=",".join(targets)).kind
+
+
+def _type(name: str, cells: Cells, as_category: bool) -> str:
+    """The type of a column, from its values."""
+    values = set(words(cells)) - {None}
+    if not values:
+        raise DataError(f'the column "{name}" has no values; leave it out with --drop {name}')
+    if values <= {"0", "1"} and len(values) == 2:
+        return BOOLEAN
+    if as_category:
+        return CATEGORY
+    if is_number(cells) or numbers_of(name, cells) is not None:
+        return NUMBER
+    if all(DATES.fullmatch(value) for value in values):
+        return DATE
+    rows = len(cells)
+    is_free = rows >= FEWEST_ROWS and rows < MOST_REPEATED * len(values)
+    is_long = sum(map(len, values)) > LONG_TEXT * len(values)
+    return FREE_TEXT if is_long or is_free or len(values) > MOST_CATEGORIES else CATEGORY
+
+
+def _described(
+    name: str, cells: Cells, kind: str, smallest: int, statistics: bool, leave_open: bool, is_target: bool
+) -> Column:
+    missing = bool(cells.null_count) and not is_target
+    if kind == BOOLEAN:
+        return Column(name=name, type=kind, missing=missing, categories=("0", "1"))
+    if kind == CATEGORY:
+        common = sorted(n for n, count in counts_of(cells, is_target).items() if count >= smallest)
+        return Column(name=name, type=kind, missing=missing, categories=() if leave_open else tuple(common))
+    if kind != NUMBER:
+        return Column(name=name, type=kind, missing=missing)
+    numbers = numbers_of(name, cells)
+    if numbers is None:
+        raise DataError(f'the target column "{name}" has texts; its task needs numbers')
+    values = floats(numbers)
+    values = values[~np.isnan(values)]
+    low, high = _outward(float(values.min())), _outward(float(values.max()))
+    low, high = min(low, 0.0), max(high, 0.0)
+    column = Column(name=name, type=kind, missing=missing)
+    column = column if low == high else replace(column, minimum=low, maximum=high)
+    if not statistics or not may_leave(values, smallest):
+        return column
+    deviation = float(values.std())
+    return replace(
+        column, mean=float(values.mean()), deviation=deviation if deviation > SMALLEST_DEVIATION else 1.0
+    )
+
+
+def _outward(value: float) -> float:
+    """The power of ten that is as large at least, with its sign; 0 of 0."""
+    return math.copysign(10.0 ** math.ceil(math.log10(abs(value))), value) if value else 0.0

@@ -1,0 +1,1 @@
+"""Data sets by name: embedded, published, of a folder, of a hub."""

@@ -1,0 +1,1 @@
+"""Tables: files, columns, encoders."""

@@ -1,0 +1,151 @@
+"""Encoders: how the columns of a table become numbers, learned from its train rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.tables.columns import Column, Table, coded, floats, is_number, text_of
+from copfl.errors import DataError, how_to_set
+
+Rows = slice | NDArray[np.int64]
+
+MOST_CATEGORIES = 1000
+MOST_SHOWN = 5  # values in a note
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How a column becomes numbers, learned from the train rows.
+
+    Plain values, so that it is written to and read from JSON field by field.
+    """
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] = ()  # none: the column has numbers
+
+    @property
+    def width(self) -> int:
+        """The number of features of the column."""
+        return len(self.categories) or 1
+
+    def write(self, column: Column, rows: Rows, features: NDArray[np.float32]) -> None:
+        """Writes the features of these rows to an array of zeros [n, width].
+
+        A missing value and a category that no train row has stay 0.
+        """
+        if self.categories:
+            values, codes = coded(column)
+            category = np.append(self.places(values), -1)[codes[rows]]
+            known = np.flatnonzero(category >= 0)
+            features[known, category[known]] = 1
+        else:
+            with np.errstate(over="ignore"):  # of a tiny deviation that others agreed on
+                features[:, 0] = np.nan_to_num((floats(column)[rows] - self.mean) / self.std, nan=0.0)
+
+    def places(self, values: Sequence[Any]) -> NDArray[np.int64]:
+        """The index of the category of each value, -1 for one that is none.
+
+        A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values,
+        and true for the text True.
+        """
+        index = {category: number for number, category in enumerate(self.categories)}
+
+        def of(value: Any) -> int:
+            is_whole = not isinstance(value, str) and float(value).is_integer()
+            spellings = (str(value), str(int(value)), str(float(value))) if is_whole else (str(value),)
+            return next((index[text] for text in spellings if text in index), -1)
+
+        return np.array([of(value) for value in values], np.int64)
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What a model needs to know about the table that it was trained on, to take further rows."""
+
+    targets: tuple[str, ...]  # columns to predict
+    columns: tuple[Encoder, ...] = ()  # features; none of a table of texts
+    missing: str = "refuse"
+    text: str | None = None  # the column of the texts
+
+
+def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:
+    """The features of a table.
+
+    Args:
+        encoders: One for each column that is used.
+        table: With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or
+            numbers.
+        rows: The rows to encode; by default all of them.
+
+    Returns:
+        An array [rows, features] in the order of the encoders.
+    """
+    count = len(np.arange(len(table))[rows])
+    features = np.zeros((count, sum(encoder.width for encoder in encoders)), np.float32)
+    first = 0
+    for encoder in encoders:
+        part = features[:, first : first + encoder.width]
+        encoder.write(table.columns[encoder.name], rows, part)
+        first += encoder.width
+    return features
+
+
+def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no train row has") -> list[str]:
+    """A note for each column with categories that the encoders do not have: how many cells, and which.
+
+    Args:
+        encoders: Those of the columns.
+        table: Its rows.
+        who: Lacks them, in the note.
+    """
+    notes = []
+    for encoder in encoders:
+        if not encoder.categories:
+            continue
+        values, codes = coded(table.columns[encoder.name])
+        cells = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
+        places = encoder.places(values)
+        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(places < 0).tolist()})
+        if new:
+            few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
+            more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""
+            notes.append(
+                f'column "{encoder.name}": {new.total():,} of {len(table):,} values are categories '
+                f"that {who}, and count as none: {few}{more}"
+            )
+    return notes
+
+
+def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
+    """The encoder of a column.
+
+    Args:
+        name: Of the column.
+        columns: The column in each table; numbers only if it is a column of numbers in all of them.
+        rows: The train rows of the first table.
+        is_category: Whether numbers are categories.
+    """
+    if not is_category and all(is_number(column) for column in columns):
+        numbers = floats(columns[0])[rows]
+        numbers = numbers[~np.isnan(numbers)]
+        std = float(numbers.std()) if len(numbers) else 0.0
+        return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
+    values, codes = coded(columns[0])
+    in_train = np.unique(codes[rows])
+    different = tuple(sorted(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))
+    if len(different) > MOST_CATEGORIES:
+        raise DataError(
+            f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
+            f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the "
+            f"text to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
+            f"{how_to_set('data.client', name, '--client')}"
+        )
+    return Encoder(name, categories=different or ("",))

@@ -1,0 +1,234 @@
+"""Readers of tables in files (.csv, .tsv, .jsonl, .parquet, .txt): they return a Table, or raise a DataError.
+
+Cells of a .csv or .tsv file are texts without the spaces around them; which columns are numbers is decided by
+who uses them, so "007" can still be a client. Cells of the other files have their own types.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from copfl.data import reading
+from copfl.data.tables.columns import Column, Table, column_of, joined
+from copfl.errors import DataError, raised_as
+from copfl.tables import listed
+
+LARGEST_FILE = 4096 * reading.MIB  # a table takes up to three times as much memory
+LINES = "text"  # the only column of a .txt file
+SEPARATORS = ",;\t|"
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in small or capital letters
+READ_AS_MISSING = "words that are read as missing values"
+MOST_SHOWN = 5  # columns in a note
+COMMA_NUMBER, POINT_NUMBER = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$"
+BLOCK = 16 * reading.MIB  # of a file that is parsed at once; the largest row must fit
+ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a table in a file.
+
+    Args:
+        path: A file of a kind in `READERS`, in UTF-8, of at most `LARGEST_FILE` bytes. The first line of a
+            .csv or .tsv file names the columns; its separator is the most frequent of comma, semicolon, tab
+            and bar there. A line of a .jsonl file is an object, a line of a .txt file a text.
+
+    Returns:
+        A table with at least one row. `DataError` names the line of a damaged file.
+    """
+    if path.suffix.lower() not in READERS:
+        raise DataError(f"{path} is no table; expected {', '.join(READERS)}")
+    with reading.data_errors(str(path), f"{path.suffix} file"):
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise DataError(
+                f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read into memory. Take a part of "
+                "its rows or columns, or pass arrays from Python: copfl.run(dataset=(x, y))"
+            )
+        table = READERS[path.suffix.lower()](path)
+        if not len(table):
+            raise DataError(f"{path} has no rows")
+        return table
+
+
+# Separated values
+
+
+def _separated(path: Path) -> Table:
+    """A .csv or .tsv file."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+        first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
+        separator = max(SEPARATORS, key=first_line.count)
+        file.seek(0)
+        written_names = next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+    names = [name.strip() for name in written_names]
+    _check_names(path, names)
+    if not names:
+        raise DataError(f"{path} has no rows")
+    if has_quotes := _has_quotes(path):
+        _check_rows(path, separator, len(names))  # Arrow accepts a quote that is never closed
+    try:
+        content = arrow_csv.read_csv(
+            path,
+            arrow_csv.ReadOptions(block_size=BLOCK),
+            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=has_quotes),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(written_names, pa.string())),
+        )
+    except pa.ArrowInvalid:
+        _check_rows(path, separator, len(names))  # says which line is wrong
+        raise
+    columns, with_commas, with_words = {}, [], []
+    for name, written_name in zip(names, written_names, strict=True):
+        columns[name], has_commas, words = _cells(content[written_name], separator)
+        with_commas += [name] if has_commas else []
+        with_words += [f"{name} ({', '.join(words)})"] if words else []
+    notes = [f"decimal commas are read as points: {', '.join(with_commas)}"] if with_commas else []
+    notes += [f"{READ_AS_MISSING}: {listed(with_words, MOST_SHOWN)}"] if with_words else []
+    return Table(columns, tuple(notes))
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if "" in names:
+        index = "; pandas writes its index so, unless index=False" if names[0] == "" else ""
+        raise DataError(f"{path} has no name for column {names.index('') + 1} in its first line{index}")
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path} has the column {doubled[0]!r} twice; rename or remove one")
+
+
+def _cells(column: Column, separator: str) -> tuple[Column, bool, list[str]]:
+    """The texts without spaces around them, null where one is missing; whether decimal commas became points;
+    and the words that are read as missing, such as NA.
+
+    A comma is decimal where it does not separate cells and no number of the column has a point: in 1.500 and
+    0,5 the point may separate thousands.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.utf8_trim_whitespace(column)
+    is_missing = pc.is_in(pc.utf8_lower(column), pa.array(MISSING))
+    words = sorted(filter(None, column.filter(is_missing).unique().to_pylist()))
+    column = pc.if_else(is_missing, None, column)
+    if separator == "," or not pc.any(pc.match_substring(column, ",")).as_py():
+        return column, False, words
+    has_comma = pc.match_substring_regex(column, COMMA_NUMBER)
+    if not pc.any(has_comma).as_py() or pc.any(pc.match_substring_regex(column, POINT_NUMBER)).as_py():
+        return column, False, words
+    return pc.if_else(has_comma, pc.replace_substring(column, ",", "."), column), True, words
+
+
+def _has_quotes(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(b'"' in block for block in iter(lambda: file.read(BLOCK), b""))
+
+
+def _check_rows(path: Path, separator: str, count: int) -> None:
+    """A DataError that names the first line with another number of values or with a wrong quote."""
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=separator, strict=True)
+        with raised_as(DataError, f"{path} is not a readable {path.suffix} file: {{}}", csv.Error):
+            for row in rows:
+                if row and len(row) != count:
+                    raise DataError(
+                        f"{path}, line {rows.line_num}, has {len(row)} values; the first line names {count} "
+                        "columns"
+                    )
+
+
+@contextmanager
+def _utf8(path: Path) -> Iterator[None]:
+    """Inside, text that is not UTF-8 is a DataError that names its line."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        with path.open("rb") as file:
+            number = 1 + next(n for n, line in enumerate(file) if not _is_utf8(line))
+        raise DataError(
+            f"{path}, line {number}, is not UTF-8. Save it as UTF-8 (in Excel: CSV UTF-8)"
+        ) from error
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Other files
+
+
+def _json_lines(path: Path) -> Table:
+    """A .jsonl file: an object per line; a key that a line lacks is missing."""
+    parts: list[dict[str, Column]] = []
+    sizes: list[int] = []
+    with _utf8(path), path.open(encoding="utf-8-sig") as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for batch in iter(lambda: list(itertools.islice(lines, ROWS_AT_ONCE)), []):
+            rows = [_json_object(path, number, line) for number, line in batch]
+            names = dict.fromkeys(name for row in rows for name in row)
+            parts.append({name: column_of([row.get(name) for row in rows]) for name in names})
+            sizes.append(len(rows))
+    names = dict.fromkeys(name for part in parts for name in part)
+    columns = {
+        name: joined(
+            [
+                part[name] if name in part else column_of([None] * n)
+                for part, n in zip(parts, sizes, strict=True)
+            ]
+        )
+        for name in names
+    }
+    return Table(columns)
+
+
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    with raised_as(DataError, f"{path}, line {number}, is not valid JSON: {{}}", ValueError):
+        row = json.loads(line)
+    if not isinstance(row, dict):
+        raise DataError(f'{path}, line {number}, is no object such as {{"text": ..., "label": ...}}')
+    return row
+
+
+def _parquet(path: Path) -> Table:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        groups = range(file.metadata.num_row_groups)
+        if (size := sum(file.metadata.row_group(n).total_byte_size for n in groups)) > LARGEST_FILE:
+            raise DataError(f"{path} would unpack to {size:,} bytes; at most {LARGEST_FILE:,} are accepted")
+        _check_names(path, file.schema_arrow.names)
+        content = file.read()
+    return Table.of({name: content[name] for name in content.column_names})
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8; empty ones too, so that a line keeps its number.
+
+    Args:
+        path: A file of at most `LARGEST_FILE` bytes.
+    """
+    with _utf8(path):
+        return reading.read_bytes(path, LARGEST_FILE).decode("utf-8-sig").splitlines()
+
+
+def _text_table(path: Path) -> Table:
+    return Table.of({LINES: [line for line in text_lines(path) if line.strip()]})
+
+
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+    ".txt": _text_table,
+}

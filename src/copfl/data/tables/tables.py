@@ -1,0 +1,476 @@
+"""Tables of a user (.csv, .tsv, .jsonl, .parquet, .txt) as a data set: one row, or line of text, per sample.
+
+The targets, the clients and a text are columns by name. All other columns are features: numbers are
+standardised with the mean and deviation of the train rows, texts are categories, one number each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.arrays import from_splits
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, Dataset
+from copfl.data.tables.columns import (
+    DATES,
+    NUMBER,
+    Column,
+    Table,
+    as_numbers,
+    check_plain,
+    coded,
+    column_of,
+    floats,
+    not_numbers,
+    present,
+    text_of,
+    words,
+)
+from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
+from copfl.data.tables.files import LINES, READ_AS_MISSING, read_table
+from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
+from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
+from copfl.tables import listed
+
+FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
+MOST_REPEATED = 4  # rows of one text, on average, in such a column
+LEAST_REPEATED = 5  # rows of one whole number, on average, in a target that may be classes
+MOST_WORDS = 3  # on average, in a category; more are a sentence
+SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
+LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
+
+
+def table_file(
+    path: Path,
+    *,
+    target: str = "",
+    client: str = "",
+    text: str = "",
+    test: str = "",
+    drop: str = "",
+    categories: str = "",
+    missing: str = "refuse",
+    kind: str | None = None,
+) -> Dataset:
+    """A table in a file as a data set.
+
+    Args:
+        path: The file of the train rows, or of all rows; a fifth of them is test then.
+        target: The column to predict, or several separated by commas.
+        client: The column that says whose row it is.
+        text: The column of the texts to learn from; all other columns are left out.
+        test: The file of the test rows.
+        drop: Columns to leave out, separated by commas.
+        categories: Columns of numbers that are categories, separated by commas.
+        missing: What happens to missing values: "refuse"; "fill" (the column's mean, or no category); "drop"
+            (their rows).
+        kind: The kind of the targets, of `copfl.data.samples.KINDS`; None: inferred. With "next_token" the
+            text is its own target; a .txt file has nothing else, a text per line.
+    """
+    if path.suffix.lower() == ".txt":
+        text, kind = text or LINES, kind or NEXT_TOKEN
+    files = [Path(file) for file in (path, test) if file]
+    return from_tables(
+        map(read_table, files),
+        path.stem,
+        target=target,
+        client=client,
+        text=text,
+        drop=drop,
+        categories=categories,
+        missing=missing,
+        kind=kind,
+    )
+
+
+def from_tables(
+    tables: Iterable[Table],
+    name: str,
+    *,
+    target: str,
+    client: str = "",
+    text: str = "",
+    drop: str = "",
+    categories: str = "",
+    missing: str = "refuse",
+    kind: str | None = None,
+    classes: Sequence[str] | None = None,
+    encoders: Sequence[Encoder] = (),
+) -> Dataset:
+    """A table of train rows, or of train and test rows, as a data set.
+
+    Args:
+        tables: One or two.
+        name: Of the data set.
+        classes: The names of the classes, where the table does not have all of them.
+        encoders: Those that are agreed with others; else they are learned from the train rows.
+        target, client, text, drop, categories, missing, kind: As of `table_file`.
+    """
+    one_of(("refuse", "fill", "drop"), missing=missing)
+    if kind is not None:
+        one_of(KINDS, kind=kind)
+    tables = list(tables)
+    known = list(tables[0].columns)
+    roles, as_categories = _roles(known, target, client, text, drop, kind), _columns(categories, known)
+    for table in tables[1:]:
+        if absent := [column for column in known if column not in table.columns]:
+            raise DataError(f'the test table lacks the column "{absent[0]}"')
+    if not roles.features and not roles.texts:
+        raise DataError("there is no column left to predict from; besides the target at least one is needed")
+    notes = [note for table in tables for note in table.notes]
+    labelling = [*roles.targets, *roles.clients, *roles.texts]
+    tables = [
+        Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
+    ]
+    words = [note for note in notes if note.startswith(READ_AS_MISSING)]
+    with raised_as(DataError, "; ".join(("{}", *words)), DataError):
+        tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    for table in tables:
+        for column, cells in table.columns.items():
+            check_plain(column, cells)
+    data = _row_numbers(tables, roles.targets, roles.clients, kind, classes, name)
+    chosen = [part.x[:, 0] for part in (data.train, data.test)]
+    if roles.texts:
+        samples = _of_texts(tables, chosen, roles)
+    else:
+        samples = _of_columns(tables, chosen, roles, as_categories, encoders, missing)
+    train, test = (
+        replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
+    )
+    doubts = _doubtful_target(data, roles.targets) if kind is None else []
+    note = "; ".join(filter(None, (data.note, *notes, *missing_notes, *doubts, *samples.notes)))
+    return replace(data, train=train, test=test, table=samples.info, note=note)
+
+
+class _Roles(NamedTuple):
+    """What the columns of a table are for."""
+
+    targets: list[str]
+    clients: list[str]  # one or none
+    texts: list[str]  # one or none
+    features: list[str]  # none beside a text
+    unused: list[str]
+
+
+def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str, kind: str | None) -> _Roles:
+    """What each of these columns is for; the rest as of `table_file`."""
+    if kind == NEXT_TOKEN and (target or not text):
+        column = how_to_set("data.text", "COLUMN", "--text")
+        remedy = f"leave out the target {target}" if target else f"name the column of the texts with {column}"
+        raise DataError(f"next_token predicts each token of a text from those before it; {remedy}")
+    if not target and kind != NEXT_TOKEN:
+        column = how_to_set("data.target", "COLUMN", "--target")
+        raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
+    targets, left_out = _columns(target, known), _columns(drop, known)
+    clients, texts = _columns(client, known), _columns(text, known)
+    _check_uses({"target": targets, "client": clients, "text": texts, "drop": left_out})
+    special = {*targets, *clients, *texts, *left_out}
+    others = [column for column in known if column not in special]
+    return _Roles(targets, clients, texts, [] if texts else others, others if texts else [])
+
+
+class _Samples(NamedTuple):
+    """What a model learns from."""
+
+    x: list[NDArray[Any]]  # of the train and the test rows
+    info: TableInfo
+    notes: list[str]
+
+
+def _of_texts(tables: Sequence[Table], chosen: Sequence[NDArray[Any]], roles: _Roles) -> _Samples:
+    """The chosen train and test rows of a column of texts."""
+    notes: list[str] = []
+    sources = zip((tables[0], tables[-1]), chosen, strict=True)
+    x = [_texts(table.columns[roles.texts[0]], rows, notes) for table, rows in sources]
+    if roles.unused:
+        notes.append(f"columns not used beside the text: {', '.join(roles.unused)}")
+    return _Samples(x, TableInfo(tuple(roles.targets), text=roles.texts[0]), notes)
+
+
+def _of_columns(
+    tables: Sequence[Table],
+    chosen: Sequence[NDArray[Any]],
+    roles: _Roles,
+    as_categories: Sequence[str],
+    agreed: Sequence[Encoder],
+    missing: str,
+) -> _Samples:
+    """The chosen train and test rows of columns of numbers and categories, encoded.
+
+    Args:
+        tables: One or two. Their texts of numbers become numbers.
+        chosen: The train and the test rows.
+        roles: What the columns are for.
+        as_categories: Columns of numbers that are categories.
+        agreed: The encoders that are agreed with others; else they are learned from the train rows.
+        missing: As of `table_file`.
+    """
+    of_numbers = {e.name for e in agreed if not e.categories}
+    as_categories = [*as_categories, *(e.name for e in agreed if e.categories)]
+    for column in [column for column in roles.features if column not in as_categories]:
+        numbers = [numbers_of(column, table.columns[column]) for table in tables]
+        if all(cells is not None for cells in numbers):
+            for table, cells in zip(tables, numbers, strict=True):
+                table.columns[column] = cells  # in place of their texts, which take more memory
+        elif column in of_numbers:
+            raise DataError(f'the column "{column}" has texts, and numbers in the federation')
+    encoders = agreed or [
+        encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
+        for column in roles.features
+    ]
+    notes = [_summary(encoders), *_doubtful(encoders, tables[0])]
+    if agreed:
+        notes += unknown_categories(encoders, tables[0], "the federation does not have")
+    notes += [f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)]
+    sources = zip((tables[0], tables[-1]), chosen, strict=True)
+    x = [encoded(encoders, table, rows) for table, rows in sources]
+    return _Samples(x, TableInfo(tuple(roles.targets), tuple(encoders), missing), notes)
+
+
+def _row_numbers(
+    tables: Sequence[Table],
+    targets: Sequence[str],
+    clients: Sequence[str],
+    kind: str | None,
+    classes: Sequence[str] | None,
+    name: str,
+) -> Dataset:
+    """A data set whose samples are the numbers of rows [n, 1]: it says which rows are train and test."""
+    labels = [
+        _target([table.columns[column] for column in targets], targets, kind)
+        if targets
+        else np.zeros((len(table), 1), np.int64)  # the tokens follow from the model's tokenizer
+        for table in tables
+    ]
+    kinds = {array.dtype.kind for array in labels}
+    if len(kinds) > 1:  # numbers in one table, texts in the other
+        labels = [array.astype(np.str_) for array in labels]
+    rows = [np.arange(len(array))[:, None] for array in labels]
+    splits: list[Sequence[Any]] = [rows, labels]
+    if clients:
+        splits.append(_origins([table.columns[clients[0]] for table in tables]))
+    names = classes or (targets if labels[0].dtype.kind == "f" else None)
+    called = f'the target column "{",".join(targets)}"'
+    return from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
+
+
+def train_rows(
+    tables: Sequence[Table], targets: Sequence[str], features: Sequence[str], missing: str, kind: str
+) -> Table:
+    """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
+
+    Args:
+        tables: One, of which some rows are for testing, or train and test.
+        targets, features: The columns that a federation uses; the result has all columns of the first table.
+        missing, kind: As of `table_file`.
+    """
+    used = [*targets, *features]
+    numbered = [
+        Table({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
+        for table in tables
+    ]
+    complete, _ = _without_missing(numbered, targets, features, missing)
+    parts = [Table({name: table.columns[name] for name in used}) for table in complete]
+    chosen = _row_numbers(parts, targets, (), kind, None, "").train.x[:, 0]
+    rows = complete[0].columns[""].to_numpy()[chosen]
+    return Table({name: column.take(rows) for name, column in tables[0].columns.items()})
+
+
+# Features
+
+
+def numbers_of(name: str, column: Column) -> Column | None:
+    """The column as numbers, None if it has texts; a DataError if most are numbers and some not finite."""
+    numbers = as_numbers(column)
+    if numbers is None:
+        wrong = not_numbers(column)
+        few = coded(column.take(wrong)).values
+        has_commas = all(re.match(NUMBER, text.replace(",", ".", 1)) for text in few)
+        if 2 * len(wrong) >= len(column) - column.null_count and not has_commas:
+            return None
+        raise DataError(
+            f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}; correct it (1.5, '
+            f"not 1,5), or if its values are categories: {how_to_set('data.categories', name)}"
+        )
+    if len(wrong := np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)):
+        cell = str(column[int(wrong[0])])[:40]
+        raise DataError(
+            f'the column "{name}" has {cell} in row {wrong[0] + 1}; numbers must be finite, up to '
+            f"{LARGEST_NUMBER:g}"
+        )
+    return numbers
+
+
+def _origins(columns: Sequence[Column]) -> list[NDArray[Any]]:
+    """The client of each row of each table: whole numbers if all of them are, otherwise texts."""
+    parts = [coded(column) for column in columns]
+    names = [[text_of(value) for value in part.values] for part in parts]
+    are_numbers = all(name.isdecimal() and str(int(name)) == name for part in names for name in part)
+    dtype: Any = np.int64 if are_numbers else np.str_
+    return [np.array(texts, dtype)[part.codes] for texts, part in zip(names, parts, strict=True)]
+
+
+def _texts(column: Column, rows: NDArray[np.int64], notes: list[str]) -> NDArray[np.str_]:
+    """The texts of these rows, cut where they are too long."""
+    texts = [text_of(value) for value in column.take(rows).to_pylist()]
+    if long := sum(len(text) > LONGEST_TEXT for text in texts):
+        notes.append(f"{long:,} texts are cut to {LONGEST_TEXT:,} characters")
+    return np.array([text[:LONGEST_TEXT] for text in texts])
+
+
+def _summary(encoders: Sequence[Encoder]) -> str:
+    """Which columns are numbers and which categories, for readers."""
+    numbers = [e.name for e in encoders if not e.categories]
+    words = [f"{e.name} ({len(e.categories)})" for e in encoders if e.categories]
+    parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
+    parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
+    return ", ".join(parts)
+
+
+def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
+    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers."""
+    if len(table) < FEWEST_ROWS:
+        return []
+    dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
+    signs = [e.name for e in encoders if e.name not in dates and _are_signed(e.categories)]
+    rare = [e for e in encoders if e.name not in (*dates, *signs) and _is_rare(e, table)]
+    sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
+    identifiers = [e.name for e in rare if e.name not in sentences]
+    notes = []
+    if names := ",".join(identifiers):
+        leave_out = f"leave out identifiers with {how_to_set('data.drop', names)}"
+        notes.append(f"{names}: values that few rows share; {leave_out}")
+    if names := ",".join(dates):
+        leave_out = f"leave them out with {how_to_set('data.drop', names)}"
+        notes.append(
+            f"{names}: each date is a category, so use numbers, such as days between dates, or {leave_out}"
+        )
+    if names := ",".join(signs):
+        notes.append(
+            f"{names}: numbers with a sign or separator, each a category, so write plain numbers, such as 12.5"
+        )
+    for name in sentences:
+        notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
+    return notes
+
+
+def _are_signed(categories: Sequence[str]) -> bool:
+    """Whether all are numbers, and some have a sign or separator that plain numbers do not have."""
+    has_signs = any(set("%€$£,'") & set(text) for text in categories)
+    return has_signs and all(map(SIGNED_NUMBER.fullmatch, categories))
+
+
+def _is_rare(column: Encoder, table: Table) -> bool:
+    """Whether few rows share a text, or all have different whole numbers."""
+    if column.categories:
+        return len(table) < MOST_REPEATED * len(column.categories)
+    numbers = floats(table.columns[column.name])
+    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(table)
+
+
+def _words(texts: Sequence[str]) -> float:
+    """How many words a text has on average."""
+    return sum(len(text.split()) for text in texts) / len(texts)
+
+
+# Targets and missing values
+
+
+def _doubtful_target(data: Dataset, names: Sequence[str]) -> list[str]:
+    """What to do if whole numbers that repeat are no values."""
+    y = data.train.y
+    numbers = len(np.unique(y))
+    is_doubtful = data.kind == REGRESSION and len(names) == 1 and (y == np.round(y)).all()
+    if not is_doubtful or len(y) < LEAST_REPEATED * numbers:
+        return []
+    as_classes = how_to_set("data.kind", CLASSIFICATION, "--task")
+    taken = f"the {numbers} whole numbers of {names[0]} are values to predict"
+    return [f"{taken}; if they are classes: {as_classes}"]
+
+
+def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -> NDArray[Any]:
+    """One target column as texts, whole numbers or numbers; several as numbers [n, k]."""
+    if len(columns) > 1:
+        parts = []
+        for name, column in zip(names, columns, strict=True):
+            if (numbers := numbers_of(name, column)) is None:
+                raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
+            parts.append(floats(numbers))
+        return np.stack(parts, axis=1)
+    (column,), (name,) = columns, names
+    numbers = None if kind == CLASSIFICATION else numbers_of(name, column)
+    if numbers is None:
+        if kind not in (None, CLASSIFICATION):
+            shown = str(column[int(not_numbers(column)[0])])
+            raise DataError(f'the target column "{name}" has {shown[:40]!r}; {kind} needs numbers')
+        return words(column).astype(np.str_)
+    values = floats(numbers)
+    is_whole = (values == np.round(values)).all()
+    if kind is None and is_whole and len(np.unique(values)) <= MOST_AMBIGUOUS:
+        return values.astype(np.int64)
+    return values
+
+
+def _without_missing(
+    tables: list[Table], needed: Sequence[str], features: Sequence[str], how: str
+) -> tuple[list[Table], list[str]]:
+    """The tables without rows that lack a value, or unchanged; and notes."""
+    columns = [*needed, *features]
+    counts = {name: sum(table.columns[name].null_count for table in tables) for name in columns}
+    gaps = {name: count for name, count in counts.items() if count}
+    if not gaps:
+        return tables, []
+    shown = listed([f"{name} {count:,}" for name, count in gaps.items()], 8)
+    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
+    drop = f"{how_to_set('data.missing', 'drop')} (without those rows)"
+    if how == "fill" and not gaps.keys() & set(needed):
+        return tables, [f"missing values filled: {shown}"]
+    if how != "drop":
+        remedy = drop if gaps.keys() & set(needed) else f"{fill} or {drop}"
+        raise DataError(
+            f"values are missing, in {len(gaps)} columns: {shown}. Complete them, or use {remedy}"
+        )
+    complete = [np.all([present(table.columns[name]) for name in gaps], axis=0) for table in tables]
+    before, after = sum(map(len, tables)), int(sum(mask.sum() for mask in complete))
+    if not after:
+        raise DataError(
+            f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}"
+        )
+    kept = [table.take(mask) for table, mask in zip(tables, complete, strict=True)]
+    return kept, [f"{before - after:,} of {before:,} rows with missing values are left out: {shown}"]
+
+
+def _check_uses(columns: dict[str, list[str]]) -> None:
+    """A DataError for a column that has two uses.
+
+    Args:
+        columns: By their use.
+    """
+    uses: dict[str, str] = {}
+    for use, names in columns.items():
+        for name in names:
+            if uses.get(name, use) != use:
+                raise DataError(
+                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
+                )
+            uses[name] = use
+
+
+def names_of(written: str, known: Collection[str]) -> list[str]:
+    """The name of a known column, or several names separated by commas."""
+    return [written] if written in known else [part.strip() for part in written.split(",") if part.strip()]
+
+
+def _columns(written: str, known: Sequence[str]) -> list[str]:
+    """The columns of a name, or of several separated by commas."""
+    names = names_of(written, known)
+    for name in names:
+        if name not in known:
+            raise DataError(str(unknown("column", name, known)))
+    return names

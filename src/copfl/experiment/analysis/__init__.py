@@ -1,0 +1,1 @@
+"""What a run shows: gains, benefit, evidence, convergence, hints."""

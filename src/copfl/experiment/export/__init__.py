@@ -1,0 +1,1 @@
+"""A bundle in the formats of others: ONNX, torch, safetensors, PEFT, MLflow."""

@@ -1,0 +1,1 @@
+"""The models of a run: the network, each client's model, new clients."""

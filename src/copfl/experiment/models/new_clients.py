@@ -1,0 +1,203 @@
+"""Clients that never trained, fitted after the last round by the algorithm's own local update."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl import files
+from copfl.algorithms.local import Local
+from copfl.core import tree
+from copfl.core.algorithm import (
+    AnyAlgorithm,
+    ClientOutput,
+    Metrics,
+    message_to_new_client,
+    next_message,
+    traits,
+)
+from copfl.core.evaluation import VALIDATED
+from copfl.core.task import Data, Personal, Plan, Task
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import generator
+from copfl.engine import mapping
+from copfl.engine.rounds import Ids, Models, State
+from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.settings import schema
+from copfl.settings.components import build
+from copfl.stats import Numbers
+from copfl.tables import plain
+from copfl.wrappers.base import Wrapper
+
+NEW_CLIENTS = "new_clients.json"  # in the run folder: how clients that never trained fared
+
+SAMPLES = {"1": 1, "5": 5, "all": None}  # training samples of a new client, by the name of the column
+UPDATES = 20  # local updates of a new client
+
+
+class NewClients(NamedTuple):
+    """The primary metric of new clients by the number of their samples, and of training alone on the same."""
+
+    clients: list[int]
+    accuracy: dict[str, Numbers]  # by number of samples, [new clients]
+    alone: dict[str, Numbers]  # with the same optimizer, learning rate and number of local epochs
+    validation: Numbers  # of all samples, [new clients]; nan without validation samples
+
+
+class Nothing(NamedTuple):
+    """A record without content."""
+
+    zero: Tensor
+
+
+class NewClient(NamedTuple):
+    """A new client's record, and the message that it will use in its next local update."""
+
+    client: Any
+    down: Any
+
+
+@dataclass(frozen=True)
+class WithoutServer(Wrapper):
+    """The local updates of new clients, which have one message from the server and send nothing."""
+
+    message: Any = None
+
+    def server_init(self, task: Task, clients: int) -> Nothing:
+        return Nothing(task.initial.new_zeros(()))
+
+    def client_init(self, task: Task) -> NewClient:
+        return NewClient(self.algorithm.client_init(task), self.message)
+
+    def downlink(self, server: Nothing, ids: Tensor) -> Nothing:
+        return tree.repeat(server, len(ids))
+
+    def client_update(
+        self, task: Task, client: NewClient, down: Nothing, data: Data, plan: Plan
+    ) -> ClientOutput:
+        output = self.algorithm.client_update(task, client.client, client.down, data, plan)
+        after = NewClient(output.client, next_message(self.algorithm, task, client.down, output.upload))
+        metrics = {name: output.metrics[name] for name in ("loss", "weight")}
+        return ClientOutput(after, down, output.trained, metrics)
+
+    def personal_model(self, task: Task, client: NewClient, down: Nothing) -> Personal:
+        return self.algorithm.personal_model(task, client.client, client.down)
+
+    def summand(self, task: Task, server: Nothing, id: Tensor, upload: Nothing) -> Nothing:
+        return upload
+
+    def server_update(self, task: Task, server: Nothing, total: Nothing) -> tuple[Nothing, Metrics]:
+        return server, {}
+
+
+@dataclass(frozen=True)
+class Renumbered:
+    """The models of a federation of these clients alone, under their own numbers."""
+
+    models: Models
+    clients: Ids
+    round: int  # the last of the federation
+
+    def wanted(self, client: int) -> bool:
+        return self.models.wanted(int(self.clients[client]))
+
+    def put(self, client: int, model: Personal, round: int) -> None:
+        self.models.put(int(self.clients[client]), model, self.round)
+
+    def drop(self, client: int) -> None:
+        self.models.drop(int(self.clients[client]))
+
+
+def fitted(
+    simulation: Simulation, state: State, trained: Ids, new: Ids, models: Models | None = None
+) -> NewClients:
+    """The new clients after the last round. Their updates depend on the seed and the client alone.
+
+    `models` gets their models, fitted to all their samples.
+    """
+    algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
+    honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
+    message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
+    own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
+    found = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
+    for name, count in SAMPLES.items():
+        federation = _only(whole, new, count, simulation.seed, device)
+        kept = Renumbered(models, new, state.round) if models is not None and count is None else None
+        found.accuracy[name], found.validation[:] = _accuracies(simulation, own, federation, kept)
+        found.alone[name], _ = _accuracies(simulation, alone, federation)
+    return found
+
+
+def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
+    """Local training with the algorithm's optimizer and number of epochs; None if it has no optimizer."""
+    optimizer = traits(algorithm).optimizer
+    return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
+
+
+def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:
+    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer."""
+    local = local_baseline(algorithm)
+    return build("addons", addons, algorithm=local) if local is not None and addons else local
+
+
+def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: torch.device) -> Federation:
+    """A federation of these clients, each with at most `count` of its training samples: the first drawn."""
+    partition = whole.partition
+    drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
+    train, test = tuple(map(np.sort, drawn)), tuple(partition.test[n] for n in ids)
+    labels = None if partition.labels is None else partition.labels[ids]
+    validation = tuple(partition.validation[n] for n in ids) if partition.validation else ()
+    chosen = dataclasses.replace(partition, train=train, test=test, labels=labels, validation=validation)
+    return Federation(whole.dataset, chosen, device)
+
+
+def _accuracies(
+    simulation: Simulation,
+    algorithm: AnyAlgorithm | None,
+    federation: Federation,
+    models: Models | None = None,
+) -> tuple[Numbers, Numbers]:
+    """The primary metric of each client's model after all local updates, on test and validation samples.
+
+    nan without an algorithm, and without such samples.
+    """
+    task, unknown = simulation.task, np.full(federation.clients, np.nan)
+    if algorithm is None:
+        return unknown, unknown
+    *_, last = simulate(
+        simulation._replace(
+            algorithm=algorithm, federation=federation, mapping=mapping.renewed(simulation.mapping)
+        ),
+        begin(algorithm, task, federation.clients),
+        rounds=UPDATES,
+        eval_every=UPDATES,
+        eval_models="final",
+        models=models,
+    )
+    name = task.metrics[0].name
+    return last.clients[name], last.clients.get(f"{name}{VALIDATED}", unknown)
+
+
+def write(found: NewClients, folder: Path) -> None:
+    """Writes the file of a run folder."""
+    text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
+    files.write_bytes(folder / NEW_CLIENTS, text.encode())
+
+
+def read(folder: Path) -> NewClients | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / NEW_CLIENTS
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    accuracy, alone = (
+        {name: np.array(values, np.float64) for name, values in content[key].items()}
+        for key in ("accuracy", "alone")
+    )
+    validation = np.array(content["validation"], np.float64)
+    return NewClients(content["clients"], accuracy, alone, validation)

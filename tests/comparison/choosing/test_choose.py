@@ -1,0 +1,360 @@
+"""The race: its stages by hand, its dropping, its resuming, and that no test sample enters it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl import charts
+from copfl.algorithms import ALGORITHMS
+from copfl.comparison.choosing import choose as racing
+from copfl.comparison.choosing.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
+from copfl.comparison.choosing.race import Candidate, Race, Standing
+from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN
+from copfl.comparison.jobs.job import Job
+from copfl.comparison.jobs.processes import Pool
+from copfl.comparison.jobs.runner import all_done
+from copfl.comparison.jobs.submission import TimeIsUp
+from copfl.comparison.results.results import Record, record_of
+from copfl.comparison.rows.entries import Entry
+from copfl.comparison.rows.entry_settings import with_optimizer
+from copfl.errors import RunError, UsageError
+from copfl.experiment.folder import RunFolder
+from copfl.settings.complete import complete
+from tests.commands import called
+
+BASE: dict[str, Any] = {
+    "model": {"name": "mlp", "width": 4},
+    "optimizer": {"name": "adam", "lr": 0.01},
+    "run": {"rounds": 6, "clients": 4, "batch": 16, "engine": "sequential"},
+}
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_the_command` draws one."""
+    monkeypatch.setattr(charts, "pictures", lambda *_: {})
+
+
+def test_the_stages_by_hand() -> None:
+    assert plan(16, 1, 12, 64) == [Rung(2, 1, 12), Rung(6, 1, 4), Rung(16, 1, 2)]
+    assert cost(plan(16, 1, 12, 64)) == 12 * 2 + 4 * 4 + 2 * 10
+    assert plan(40, 3, 2, 1000) == [Rung(40, 3, 2)]  # two candidates: nothing is dropped
+    assert plan(10, 1, 9, 10**6)[0] == Rung(10, 1, 9)  # enough for the full comparison
+    assert plan(10, 1, 9, 1)[0] == Rung(1, 1, 9)  # the shortest race
+
+
+def test_the_stages_with_several_seeds_by_hand() -> None:
+    """Rounds first, then seeds: 10 candidates, 12 rounds and 3 seeds at a third of 10 * 12 * 3."""
+    stages = plan(12, 3, 10, 120)
+    assert stages == [Rung(8, 1, 10), Rung(12, 1, 4), Rung(12, 2, 2)]
+    assert cost(stages) == 10 * 8 + 4 * (12 - 8) + 2 * 12 == 120
+    assert plan(12, 3, 10, 200)[-1] == Rung(
+        12, 3, 2
+    )  # the first stage has half of the rounds or more: more seeds
+    assert plan(40, 3, 53, 53 * 40) == [
+        Rung(24, 1, 53),
+        Rung(40, 1, 18),
+        Rung(40, 3, 7),
+    ]  # an eighth: finalists
+    longer = plan(40, 3, 20, 800)
+    assert all(rung.seeds == 1 or rung.rounds == 40 for rung in longer)  # whole runs of more seeds
+
+
+def standing(rounds: int, **values: list[list[float]]) -> Standing:
+    """After a stage: the clients' accuracies of each candidate, a list per seed."""
+    run = record_like()
+    records = {
+        label: [run._replace(clients={"accuracy": own}) for own in seeds] for label, seeds in values.items()
+    }
+    return Standing([Candidate(Entry(label, label, {}), [], []) for label in values], records, rounds)
+
+
+def record_like() -> Record:
+    return Record({}, 0.2, 1, [1], {"accuracy": [0.9] * 9}, {}, {})
+
+
+def test_who_goes_on_by_hand() -> None:
+    best, close, far = [[0.9, 0.8, 0.9], [0.8] * 3], [[0.8, 0.9, 0.8], [0.8] * 3], [[0.2] * 3, [0.1] * 3]
+    race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print)
+    race.rounds = 12
+    early, late = (standing(rounds, fedper=best, fedavg=close, local=far) for rounds in (5, 6))
+    assert early.value("fedper") == pytest.approx((2.6 / 3 + 0.8) / 2)
+    assert early.seeds == 2
+    assert not late.worse("fedavg")  # +0.1, -0.1 and +0.1 with one seed, equal with the other
+    assert late.worse("local")
+    assert [one.label for one in race.kept(early, 3)] == ["fedper", "fedavg", "local"]  # too early to tell
+    assert [one.label for one in race.kept(early, 1)] == ["fedper"]
+    assert race.left == {
+        "fedavg": "dropped for the budget, at round 5",
+        "local": "dropped for the budget, at round 5",
+    }
+    assert [one.label for one in race.kept(late, 3)] == ["fedper", "fedavg"]
+    assert race.left["local"] == "worse, at round 6"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("", None), ("300", Limit(300)), (300, Limit(300)), ("10m", Limit(600, True))],
+)
+def test_budgets(text: str | int, limit: Limit | None) -> None:
+    assert limit_of(text) == limit
+
+
+@pytest.mark.parametrize("text", ["ten", "0", "-3", "5d", "m"])
+def test_budgets_that_are_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is prepared."""
+    monkeypatch.setattr(racing, "prepare", None)
+    with pytest.raises(UsageError, match="neither a number of rounds"):
+        copfl.choose(budget=text)
+
+
+def test_a_budget_of_rounds_is_a_limit_by_hand() -> None:
+    """Two seeds of 40 rounds are too many for 100 rounds, and all rounds for 30."""
+    assert affordable(40, 2, 2, 160) == [Rung(40, 2, 2)]
+    assert affordable(40, 2, 2, 100) == [Rung(40, 1, 2)]
+    assert affordable(40, 2, 2, 30) == [Rung(15, 1, 2)]  # 40 * 0.9^9 = 15.5, 40 * 0.9^10 = 13.9
+    assert affordable(40, 2, 9, 8) == []
+
+
+def test_what_a_stage_takes_by_hand() -> None:
+    """Two processes, two seconds a round, five of a stage's own."""
+    speed = Speed(2.0, 5.0, 2)
+    assert speed.seconds([Rung(8, 1, 4)]) == 5 + 4 * 8 * 2 / 2
+    assert speed.seconds([Rung(8, 1, 4), Rung(12, 1, 2)], done=8) == 5 + 2 * 4 * 2 / 2
+    assert Speed(2.0, 5.0, 16).seconds([Rung(12, 2, 2)], done=12) == 5 + 12 * 2  # rounds are in a row
+
+
+def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    append = RunFolder.append
+
+    def waited(folder: RunFolder, record: dict[str, Any], taken: float) -> None:
+        time.sleep(seconds)
+        append(folder, record, seconds)
+
+    monkeypatch.setattr(RunFolder, "append", waited)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race of all rounds would take two minutes; what is left out is said before it begins."""
+    slow_rounds(monkeypatch, 0.4)
+    said, begin = list[str](), time.monotonic()
+    base = {**BASE, "run": {**BASE["run"], "rounds": 60}}
+    found = copfl.choose(
+        ["fedavg", "fedper"], budget="8s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
+    )
+    assert time.monotonic() - begin < 30  # imports and pictures included, on a busy machine
+    assert found.ranking[0].rounds < 60
+    assert {row.label for row in found.ranking} == {"local", "fedavg", "fedper"}
+    assert any(note.startswith("The choice is not trained on all training samples") for note in found.notes)
+    (shorter,) = (note for note in found.notes if "a race of all rounds takes about" in note)
+    later = [line for line in said if " candidates to round " in line][1:]
+    assert all(said.index(shorter) < said.index(line) for line in later)
+    assert not (tmp_path / "chosen").exists()
+    assert found.verdict.kind == "not enough evidence"
+    assert "of 60 rounds" in found.verdict.text
+
+
+def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
+    """Two points above training alone with every client, and no better than the class that 94 % have."""
+    own, alone = [[0.94, 0.95, 0.93]] * 2, [[0.92, 0.93, 0.91]] * 2
+    for constant, kind in (([0.94, 0.95, 0.93], NO_GAIN), ([0.5, 0.5, 0.5], FEDERATE)):
+        race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print, constant=np.array(constant))
+        race.rounds, final = 12, standing(12, fedper=own, local=alone)
+        race.stages = [final]
+        race.last = dict.fromkeys(("fedper", "local"), final)
+        race.algorithms = {"fedper": "fedper", "local": "local"}
+        race.rates = {"fedper": [0.01, 0.1]}
+        found = race.verdict(final)
+        assert found.kind == kind
+        assert found.text.startswith("No useful gain") == (kind == NO_GAIN)
+
+
+def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
+    race.rounds = 6
+    candidates = race.candidates(racing._entries(["fedavg"]), {})
+    first = race.stage(candidates, 1)
+    race.end = time.monotonic()
+    with pytest.raises(TimeIsUp):
+        race.stage(candidates, 4)
+    assert race.stages == [first]
+    assert race.last["local"].rounds == 1
+
+
+def test_a_time_that_ends_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the time was up before any candidate"):
+        copfl.choose(["fedavg"], budget="0.001s", seeds=(0,), base_tables=BASE, out=tmp_path)
+
+
+def test_a_budget_of_too_few_rounds(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too small for 3 candidates; the shortest race has 3"):
+        copfl.choose(["fedavg", "fedper"], budget=2, seeds=(0,), base_tables=BASE, out=tmp_path)
+
+
+def uninterrupted(job: Job, tmp_path: Path) -> bytes:
+    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], Pool(1), lambda line: None)
+    return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer stages continue the runs of shorter ones, and the same command repeats nothing."""
+    jobs, trained = list[Job](), list[str]()
+    append = RunFolder.append
+
+    def counted(folder: RunFolder, record: dict[str, Any], seconds: float) -> None:
+        trained.append(folder.path.parent.name)
+        append(folder, record, seconds)
+
+    def seen(some: list[Job], *options: Any, **more: Any) -> None:
+        jobs.extend(some)
+        all_done(some, *options, **more)
+
+    monkeypatch.setattr(RunFolder, "append", counted)
+    monkeypatch.setattr("copfl.comparison.choosing.race.all_done", seen)
+    how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
+    found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
+    assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
+    assert found.ranking[0].status == "chosen"
+    assert found.ranking[0][1:3] == (6, 2)
+    assert {row[1:3] for row in found.ranking} == {(6, 2), (5, 1)}
+    assert found.spent == sum(row.rounds * row.seeds for row in found.ranking) <= 40
+    assert trained.count("race") == found.spent  # no round is trained twice
+    assert all(job.validation == 0.2 for job in jobs)
+    best = next(job for job in jobs if job.label == found.chosen and job.rounds == 6)
+    assert (best.path / "rounds.jsonl").read_bytes() == uninterrupted(best, tmp_path)
+    chosen = copfl.run(found.chosen, **_flat(), local_baseline=False)
+    path = tmp_path / "out" / "chosen" / "rounds.jsonl"
+    assert [json.loads(line) for line in path.read_text().splitlines()] == chosen.records
+    assert found.tested is not None
+    count = len(trained)
+    again = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
+    assert len(trained) == count
+    assert again.ranking[1:] == found.ranking[1:]
+    content = json.loads((tmp_path / "out" / "ranking.json").read_text())
+    assert content["chosen"] == found.chosen
+    assert set(content["curves"]) == {row.label for row in found.ranking}
+    assert "no test sample" in (tmp_path / "out" / "ranking.txt").read_text().replace("\n", " ")
+
+
+def _flat() -> dict[str, Any]:
+    run = {key: value for key, value in BASE["run"].items() if key != "clients"}
+    return {
+        "model": "mlp",
+        "model_options": {"width": 4},
+        "optimizer": BASE["optimizer"],
+        "clients": 4,
+        **run,
+    }
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
+    base = {**BASE, "run": {**BASE["run"], "rounds": 1}}
+    copfl.choose(["fedavg"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
+    data = copfl.run("local", **{**_flat(), "rounds": 1}).experiment.federation.partition
+    for folder in (tmp_path / "race").iterdir():
+        partition = RunFolder(folder).partition()
+        assert partition.test_from == "train"
+        for own, whole in zip(partition.test, data.train, strict=True):
+            assert set(own.tolist()) <= set(whole.tolist())
+
+
+def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
+    (one,) = race.candidates(racing._entries(["local"]), {})
+    race.rounds = 6
+    race.stage([one], 2)
+    assert (one.jobs[0].path / "checkpoint").is_dir()
+    early = record_of(one.jobs[0]._replace(until=2))
+    race.stage([one], 6)
+    assert not (one.jobs[0].path / "checkpoint").exists()
+    assert record_of(one.jobs[0]._replace(until=2)) == early
+    assert len(record_of(one.jobs[0]).rounds) == 6
+
+
+def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
+    base = {**BASE, "data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 3, "engine": "sequential"}}
+    found = copfl.choose(["fedavg", "fedpac"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
+    row = next(row for row in found.ranking if row.label == "fedpac")
+    assert row.status == "could not run"
+    assert np.isnan(row.value)
+    assert found.notes[1].startswith("These cannot train on the task: fedpac (aligns")
+    assert not re.search(r"^fedpac ", str(found), re.MULTILINE)  # of those without a round there is one line
+    assert "1 of 3 candidates: could not run (fedpac)." in str(found)
+    with pytest.raises(RunError, match="no candidate could run"):
+        Race(tmp_path, base, [0], 0.2, Pool(1), print).run(
+            Race(tmp_path, base, [0], 0.2, Pool(1), print).candidates(racing._entries(["fedpac"])[:1], {}),
+            1,
+            Limit(9),
+            False,
+        )
+
+
+def test_hints_about_the_data_are_notes_of_the_choice(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "rare.npz", x=x, y=np.arange(60) % 12 == 0, group=np.arange(60) % 2)
+    base = {**BASE, "data": {"name": str(tmp_path / "rare.npz")}, "partition": {"name": "by_group"}}
+    base |= {"run": {"rounds": 1, "engine": "sequential"}}
+    found = copfl.choose(["fedavg"], seeds=(0,), base_tables=base, out=tmp_path / "out", retrain=False)
+    assert any(
+        "of the samples are" in note and "judge by the balanced accuracy" in note for note in found.notes
+    )
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line: list[Any] = [
+        "-a",
+        "fedavg",
+        "--model",
+        "mlp",
+        "--set",
+        "model.width=4",
+        "--clients",
+        3,
+        "--rounds",
+        2,
+    ]
+    line += ["--tune", "lr=0.01,0.001", "--no-retrain", "--seeds", "0,1", "--jobs", 1, "--out", tmp_path]
+    answer = called(capsys, "choose", *line)
+    assert answer.code == 0
+    assert "Which method for digits, 3 clients?" in answer.out
+    assert "Clients: 3 clients, partition classes (per_client=3, train_per_class=5" in answer.out
+    assert "fedavg lr=0.01" in answer.out
+    assert "is chosen" in answer.out
+    assert (tmp_path / "run.toml").exists()
+    drawn = [path.name for path in sorted(tmp_path.glob("curves.*")) if path.stat().st_size]
+    assert drawn == ["curves.png", "curves.svg"] * charts.available()
+    wrong = called(capsys, "choose", "--budget", "soon")
+    assert (wrong.code, "neither a number of rounds" in wrong.err) == (2, True)
+
+
+def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
+    labels = [row.label for row in racing._entries(["all"])]
+    assert "fedpac server.name=fedexp head_speed=3.0" in labels
+    assert len(labels) == len({*labels}) == len(ALGORITHMS) + len(racing.SERVER_STEPS)
+    assert [row.label for row in racing._entries(["fedavg"])] == ["fedavg", "local"]
+    more = [row.label for row in racing._entries(["all"], [0.01])]
+    assert {"fedpac server.name=momentum lr=0.01", "local lr=0.01"} <= {*more}
+    assert len(more) == len({*more}) == len(labels) + len(racing.SERVER_STEPS) + 1
+
+
+def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set() -> None:
+    few: dict[str, Any] = {"data": {"name": "digits"}, "run": {"clients": 20}}
+    base = racing._as_a_first_run(with_optimizer(few))
+    usual = complete(few)
+    assert (base["run"]["batch"], base["optimizer"]["lr"]) == (usual.run.batch, usual.optimizer.lr)
+    named: dict[str, Any] = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
+    base = racing._as_a_first_run(with_optimizer(named))
+    assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
+    words = {**few, "model": {"name": "embedding"}}
+    assert racing._as_a_first_run(with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}

@@ -7,7 +7,8 @@ all clients weigh the same. A mask that grew is not sent: a personal entry is se
 
 Protected are all the data of one client, against replacing them by any other (so the sensitivity is 2 clip;
 the number of clients is public). `epsilon` holds against everybody who sees the global models of all rounds,
-such as other clients and users of the shared model. It requires that the server sees only sums or is trusted,
+such as users of the shared model and other clients. A client knows its own noise, so only the noise of the
+others counts: (n - 1) / n of its variance. It requires that the server sees only sums or is trusted,
 that every chosen client answers and adds its noise, and, with partial participation, that the choice is
 secret. `epsilon_server` holds against a server that sees each upload: there only the client's own noise
 counts, and a client is assumed to be in every round. Both cover the messages of this run: not the metrics
@@ -102,7 +103,8 @@ class Private(RoundWrapper):
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         after, metrics = super().server_update(task, server, total)
         rounds = int(after.round)
-        outside = epsilon(self.noise, rounds, self.delta, self.clients, self.taking_part)
+        unknown = noise_of_others(self.noise, self.taking_part)
+        outside = epsilon(unknown, rounds, self.delta, self.clients, self.taking_part)
         server_alone = epsilon(self.noise / self.taking_part**0.5, rounds, self.delta)
         spent = torch.tensor([outside, server_alone], dtype=torch.float64)
         return after, {**metrics, "epsilon": spent[0], "epsilon_server": spent[1]}
@@ -141,6 +143,16 @@ def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
             "function of each upload (such as a product of two of its parts), about which no epsilon can be "
             "given; choose another algorithm, or leave privacy out"
         )
+
+
+def noise_of_others(noise: float, answers: int) -> float:
+    """The noise of a sum that a client in it does not know: it can subtract its own part.
+
+    Args:
+        noise: The deviation of the sum's noise over `clip`, of which each upload has an equal part.
+        answers: The uploads in the sum. The sum of a single one has nobody else in it.
+    """
+    return noise * ((answers - 1) / answers) ** 0.5 if answers > 1 else noise
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+import httpx
+
 from copfl.errors import RunError, UsageError
 from copfl.federation import init
 from copfl.federation.machines import deployed
@@ -98,6 +100,9 @@ class Control:
         return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=self.known, node_id=7)])
 
     def UnregisterNode(self, request: Any) -> None:
+        if request.node_id in self.unregistered:  # Flower lists a node for a while after it is unregistered
+            response = httpx.Response(404, request=httpx.Request("POST", "http://superlink"))
+            raise httpx.HTTPStatusError("not found", request=response.request, response=response)
         self.unregistered.append(request.node_id)
 
     def RegisterNode(self, request: Any) -> None:
@@ -143,8 +148,40 @@ def test_a_revoked_key_is_unregistered_and_the_coordinators_is_no_nodes(
     assert (len(control.registered), control.unregistered) == (2, [])
     revoke(app, "node-0")
     deployed._register_keys(app, 1)
+    make_key(app / "keys" / "node-9")
+    before = len(control.registered)
+    deployed._register_keys(app, 1)  # the node is still listed, and a key has arrived
     assert control.unregistered == [7]
+    assert (
+        len(control.registered) == before + 3
+    )  # two keys again, which `Control` does not list, and the new one
     assert public_key_to_bytes(public) not in control.registered
+
+
+def test_the_loop_that_registers_keys_survives_what_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an outsider holds all connections, no file can be opened."""
+    (tmp_path / "keys").mkdir()
+    calls: list[int] = []
+
+    def glob(self: Path, pattern: str) -> Any:
+        if len(calls) < 3:
+            raise OSError(24, "Too many open files")
+        return iter(())
+
+    def sleep(seconds: float) -> None:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    registered: list[Path] = []
+    monkeypatch.setattr(Path, "glob", glob)
+    monkeypatch.setattr(deployed.time, "sleep", sleep)
+    monkeypatch.setattr(deployed, "_register_keys", lambda folder, port: registered.append(folder))
+    with pytest.raises(KeyboardInterrupt):
+        deployed._keep_registered(tmp_path, 1)
+    assert registered == [tmp_path]
 
 
 def test_only_the_owner_can_read_what_a_superlink_writes(

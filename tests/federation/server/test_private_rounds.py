@@ -64,7 +64,8 @@ def test_the_epsilons_are_those_of_the_simulation(secure: bool, tmp_path: Path) 
     ).records
     for rounds, record in enumerate(records, 1):
         found = record["federation"]
-        assert found["epsilon"] == epsilon(4.0, rounds, 1e-5, 3, 3)
+        # A client knows its own third of the noise.
+        assert found["epsilon"] == epsilon(4.0 * (2 / 3) ** 0.5, rounds, 1e-5, 3, 3)
         alone = 4.0 if secure else 4.0 / 3**0.5  # the server of a secure sum sees the noise of all
         assert found["epsilon_server"] == epsilon(alone, rounds, 1e-5)
         assert "accuracy" not in record["mean"]  # metrics have no noise
@@ -76,8 +77,8 @@ def test_a_client_that_does_not_answer_adds_no_noise(tmp_path: Path) -> None:
 
     config = NOISED | {"network.min_replies": 2}
     first, second = play(config, write_nodes(digits(), tmp_path / "n"), tmp_path / "runs", fault).records
-    assert first["federation"]["epsilon"] == epsilon(4.0, 1, 1e-5)
-    assert second["federation"]["epsilon"] > epsilon(4.0, 2, 1e-5)
+    assert first["federation"]["epsilon"] == epsilon(4.0 * (2 / 3) ** 0.5, 1, 1e-5)
+    assert second["federation"]["epsilon"] > epsilon(4.0 * (2 / 3) ** 0.5, 2, 1e-5)
     algorithm = settings_of(config).algorithm
     assert isinstance(algorithm, Private)
     assert second["federation"]["epsilon"] == epsilons(algorithm, [3, 2], secure=False)["epsilon"]

@@ -126,14 +126,15 @@ def _keep_registered(folder: Path, port: int) -> NoReturn:
 
     before = None
     while True:
-        paths = [folder / MEMBERS, folder / "keys", *(folder / "keys").glob("*.pub")]
-        state = [(path, path.stat().st_mtime_ns) for path in paths if path.exists()]
-        if state != before:
-            try:
+        # Whatever fails now, such as to open a file while an attacker holds all connections, may not fail later.
+        try:
+            paths = [folder / MEMBERS, folder / "keys", *(folder / "keys").glob("*.pub")]
+            state = [(path, path.stat().st_mtime_ns) for path in paths if path.exists()]
+            if state != before:
                 _register_keys(folder, port)
                 before = state
-            except (CopflError, OSError, httpx.HTTPError) as error:
-                logger.error("copfl: keys were not registered: %s", printable(error))
+        except (CopflError, OSError, httpx.HTTPError) as error:
+            logger.error("copfl: keys were not registered: %s", printable(error))
         time.sleep(KEYS_INTERVAL)
 
 
@@ -157,9 +158,15 @@ def _register_keys(folder: Path, port: int) -> None:
     with contextlib.closing(init_http_client_from_connection(read_superlink_connection("copfl"))) as client:
         nodes = client.ListNodes(request=ListNodesRequest()).nodes_info
         for node in nodes:
-            if revoked and public_text(load_pem_public_key(node.public_key)) in revoked:
+            if not revoked or public_text(load_pem_public_key(node.public_key)) not in revoked:
+                continue
+            try:
                 client.UnregisterNode(request=UnregisterNodeRequest(node_id=node.node_id))
                 logger.info("copfl: node %d is unregistered, its key is revoked", node.node_id)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.NOT_FOUND:  # it is unregistered already
+                    text = printable(error.response.text)
+                    logger.error("copfl: node %d was not unregistered: %s", node.node_id, text)
         # Flower's server prints an error for each key that it is asked to register again.
         known = {node.public_key for node in nodes}
         for path in sorted((folder / "keys").glob("*.pub")):

@@ -27,7 +27,7 @@ from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import write_json
 from copfl.files import write_bytes
-from copfl.wrappers.privacy import Down, Private, epsilon_of
+from copfl.wrappers.privacy import Down, Private, epsilon_of, noise_of_others
 
 SECRET, ANSWERED = "noise.key", "noised.json"  # in the state-dir; in its folder of the run
 ROUNDING = 1e-9  # of a noise that is computed
@@ -153,13 +153,15 @@ def require_noise(policy: Policy, algorithm: Any, answers: int) -> None:
 def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dict[str, float]:
     """The epsilons after rounds with so many answers each.
 
-    A client that does not answer adds no noise. With secure aggregation the server sees the sum alone, but it
-    knows who took part.
+    A client that does not answer adds no noise, and one that does knows its own part. With secure aggregation
+    the server sees the sum alone, but it knows who took part.
     """
     n = algorithm.taking_part
-    sums = Counter(sum_noise(algorithm, count) for count in answers if count)
+    rounds = Counter(count for count in answers if count)
+    sums = {sum_noise(algorithm, count): often for count, often in rounds.items()}
+    unknown = {noise_of_others(sum_noise(algorithm, count), count): often for count, often in rounds.items()}
     single = {upload_noise(algorithm): sum(sums.values())}
     return {
-        "epsilon": epsilon_of(sums, algorithm.delta, algorithm.clients, n),
+        "epsilon": epsilon_of(unknown, algorithm.delta, algorithm.clients, n),
         "epsilon_server": epsilon_of(sums if secure else single, algorithm.delta),
     }

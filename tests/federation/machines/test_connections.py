@@ -1,0 +1,91 @@
+"""Outsiders who open connections and say nothing shut nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+import uvicorn
+
+from copfl.federation.machines import connections
+
+
+@contextlib.contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3, most: int = 3) -> Iterator[int]:
+    """The port of a server whose limits count for this machine, too."""
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", seconds)
+    monkeypatch.setattr(connections, "MOST_OF_AN_ADDRESS", most)
+    monkeypatch.setattr(connections, "is_this_machine", lambda address: False)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    config = uvicorn.Config(app, "127.0.0.1", 0, http=connections.LimitedProtocol, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+def answer(connection: socket.socket) -> bytes:
+    connection.settimeout(5)
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    received = b""
+    while not received.endswith(b"ok"):
+        more = connection.recv(1000)
+        assert more, "the connection was closed"
+        received += more
+    return received
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(5)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_silent_connection_is_closed_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch) as port:
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            assert is_closed(silent)
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost")  # never the end of the headers
+            assert is_closed(slow)
+        with socket.create_connection(("127.0.0.1", port)) as member:
+            assert answer(member).endswith(b"ok")
+            time.sleep(0.5)  # longer than the headers may take: it has sent a request
+            assert answer(member).endswith(b"ok")
+
+
+def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, seconds=30) as port:
+        opened = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        assert answer(opened[0]).endswith(b"ok")
+        with socket.create_connection(("127.0.0.1", port)) as one_more:
+            assert is_closed(one_more)
+        for connection in opened:
+            connection.close()
+        time.sleep(0.2)
+        with socket.create_connection(("127.0.0.1", port)) as member:
+            assert answer(member).endswith(b"ok")
+
+
+def test_this_machine_has_no_limit() -> None:
+    assert connections.is_this_machine("127.0.0.1")
+    assert not connections.is_this_machine("192.0.2.1")

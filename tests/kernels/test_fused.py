@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.kernels import fused as room
+from copfl.kernels import private_torch
 from copfl.kernels.fused import either, elementwise, mostly
+from copfl.kernels.private_torch import gradient
 
 
 def line(x: Tensor, slope: Tensor, other: Tensor | None, shift: float) -> tuple[Tensor, Tensor]:
@@ -30,7 +32,7 @@ def test_the_gradient_is_that_of_torch_func() -> None:
         return scale * (x * x).sum(), 2 * x
 
     def own(scale: Tensor, x: Tensor, y: Tensor) -> Any:
-        return room.gradient(lambda x, y: loss(scale, x, y), x, y)
+        return gradient(lambda x, y: loss(scale, x, y), x, y)
 
     def torchs(scale: Tensor, x: Tensor, y: Tensor) -> Any:
         return torch.func.grad_and_value(loss, argnums=(1, 2), has_aux=True)(scale, x, y)
@@ -57,7 +59,7 @@ def test_under_vmap_a_scalar_per_client_meets_its_own_row() -> None:
 def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Of rows."""
     assert x.shape == y.shape
-    assert not room.mapped()
+    assert not private_torch.mapped()
     return 2 * x + y, x * y
 
 
@@ -74,7 +76,7 @@ def test_a_function_of_rows_is_called_once_for_all_in_any_axis() -> None:
     assert calls == [(4, 3)]
     with pytest.raises(RuntimeError, match="must match the size"):
         torch.func.vmap(product)(x, torch.randn(4, 2))
-    assert not room.mapped()  # also after an error inside
+    assert not private_torch.mapped()  # also after an error inside
 
 
 def test_a_function_of_rows_where_only_the_outer_of_two_maps_has_an_axis() -> None:

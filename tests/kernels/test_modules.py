@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from copfl import models
 from copfl.core.task import task_of
 from copfl.kernels import modules
-from copfl.kernels.fused import mapped
 from copfl.kernels.modules import FEW, LARGE, Convolution, MaxPool, positions_of
+from copfl.kernels.private_torch import mapped
 from copfl.models.networks import FrozenBatchNorm
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from copfl.errors import UsageError, above, at_least, below_one
-from copfl.kernels.fused import LONG, compiles, elementwise, mapped
+from copfl.kernels.fused import LONG, compiles, elementwise
+from copfl.kernels.private_torch import fused_adam, mapped
 
 State = Any  # a tree of tensors, defined by the optimizer
 
@@ -173,12 +174,9 @@ class Adam:
         if active is None and parameters.device.type == "cpu" and len(parameters) > LONG and not mapped():
             vectors = parameters, state.u, state.v
             w, u, v = vectors if in_place else map(torch.clone, vectors)
-            how: Any = {"beta1": self.beta1, "beta2": self.beta2, "weight_decay": 0.0, "eps": self.eps}
-            # torch's own kernel takes a quarter of the time, and rounds differently.
-            torch._fused_adam_(
-                [w], [grad], [u], [v], [], [t], lr=self.lr, **how, amsgrad=False, maximize=False
-            )
-            return w, Moments(u, v, t)
+            how = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+            if fused_adam((w, u, v), grad, t, **how):  # it rounds differently
+                return w, Moments(u, v, t)
         if last:
             return elementwise(_adam_weights, parameters, grad, state.u, state.v, active, *numbers)[0], state
         w, u, v = elementwise(_adam, parameters, grad, state.u, state.v, active, *numbers)

@@ -24,7 +24,7 @@ from copfl.core.layout import Layout, layout_of
 from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
-from copfl.kernels.fused import gradient, mapped, without_kernels
+from copfl.kernels.fused import without_kernels
 from copfl.kernels.modules import (
     BatchNorm,
     Inputs,
@@ -35,6 +35,7 @@ from copfl.kernels.modules import (
     mappable_attention,
     structure_of,
 )
+from copfl.kernels.private_torch import gradient, mapped
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a model that does not fit

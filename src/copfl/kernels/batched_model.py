@@ -19,12 +19,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny, BatchedBatchNorm
 from copfl.kernels.draws import Draws, Keyed
-from copfl.kernels.fused import aligned, gradient, over_rows
+from copfl.kernels.fused import aligned, over_rows
 from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_grouped, is_plain, logits_of
+from copfl.kernels.private_torch import backward, gradient
 
 # Where short products are faster. There, a model of which a part is frozen computes with short activations,
 # too: its frozen weights are short, and the trained ones are rounded in every pass.
@@ -298,11 +298,8 @@ def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
     # The features of a model that is all head are the samples: they need no gradient.
     pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
     with torch.enable_grad():
-        # torch.autograd.grad, which would first import sympy to compare shapes: a second.
         ends, towards = zip(*pairs, strict=True)
-        gradients = _engine_run_backward(
-            ends, towards, False, False, tuple(tape.parameters), True, accumulate_grad=False
-        )
+        gradients = backward(ends, towards, tuple(tape.parameters))
     for part, found in zip(tape.parts, gradients, strict=True):
         if found is None:
             part.zero_()

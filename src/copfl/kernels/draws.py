@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from copfl.errors import UsageError
-from copfl.kernels.fused import as_rows, compiles, mapped, over_rows
+from copfl.kernels.fused import as_rows, compiles, over_rows
+from copfl.kernels.private_torch import mapped
 
 CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 

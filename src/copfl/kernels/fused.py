@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch._functorch import eager_transforms as transforms
+
+from copfl.kernels.private_torch import in_vmap, mapped
 
 COMPILE = True  # False: no kernels of our own, to measure their gain
 LONG = 2**16  # entries from which a vector is worth a kernel of its own
@@ -54,24 +54,6 @@ def can_compile() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
 
 
-def mapped() -> bool:
-    """Whether the caller runs inside vmap or another of torch.func's transforms."""
-    return functorch.peek_interpreter_stack() is not None
-
-
-def gradient(function: Callable[..., tuple[Tensor, Any]], *at: Tensor) -> Any:
-    """torch.func.grad_and_value with has_aux, which would first import torch's compiler: six seconds."""
-    with transforms.grad_increment_nesting() as level, torch.enable_grad():
-        given = transforms._wrap_all_tensors(at, level)
-        transforms._create_differentiable(given, level)
-        value, other = function(*given)
-        how: Any = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
-        zeros = map(torch.zeros_like, given)
-        grads = torch.autograd.grad(value, given, **how) if value.requires_grad else zeros
-        results: Any = (tuple(grads), (value, other))
-        return transforms._undo_create_differentiable(results, level)
-
-
 def as_rows(clients: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
     """The arguments of a vmap rule, with the clients in the first axis of every tensor."""
 
@@ -105,25 +87,13 @@ def over_rows(function: F) -> F:
 
     @wraps(function)
     def apply(*arguments: Any) -> Any:
-        interpreter = functorch.peek_interpreter_stack()
-        is_vmap = interpreter is not None and interpreter.key() == functorch.TransformType.Vmap
-        if not is_vmap or any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
+        if any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
             return by_torch(*arguments)  # on a GPU it is recorded once, so its time does not matter
-        # As torch calls `Rows.vmap`, in an eighth of the time: its way there takes longer than a small step.
-        level, clients = interpreter.level(), functorch.CVmapInterpreterPtr(interpreter).batchSize()
-        given = [functorch.unwrap_if_dead(a) if isinstance(a, Tensor) else a for a in arguments]
-        parts = [functorch._unwrap_batched(a, level) if isinstance(a, Tensor) else (a, None) for a in given]
-        in_dims = [dim for _, dim in parts]
-        layer = functorch.pop_dynamic_layer_stack()
-        try:
-            if all(dim is None for dim in in_dims):
-                return apply(*given)
-            rows = function(*as_rows(clients, in_dims, [a for a, _ in parts]))
-        finally:
-            functorch.push_dynamic_layer_stack(layer)
-        if isinstance(rows, tuple):
-            return tuple(functorch._add_batch_dim(row, 0, level) for row in rows)
-        return functorch._add_batch_dim(rows, 0, level)
+        rows = in_vmap(arguments, rows_of)
+        return by_torch(*arguments) if rows is NotImplemented else rows
+
+    def rows_of(clients: int, in_dims: list[int | None], arguments: list[Any]) -> Any:
+        return function(*as_rows(clients, in_dims, arguments)) if clients else apply(*arguments)
 
     return apply  # type: ignore[return-value]
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from copfl.errors import UsageError
-from copfl.kernels.fused import mapped
+from copfl.kernels.private_torch import mapped
 
 FEW = 4  # outputs of a map up to which, on a CPU, one matrix product is faster than a convolution
 MANY = 16  # samples from which this also holds for kernels of one pixel

@@ -17,7 +17,8 @@ from copfl.core.optim import Optimizer, State, begin, kept, plain_sgd
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.core.train import Trained, fresh, train
 from copfl.errors import at_least, one_of
-from copfl.kernels.fused import elementwise, mapped
+from copfl.kernels.fused import elementwise
+from copfl.kernels.private_torch import mapped
 
 WEIGHTS = ("samples", "equal")
 

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import EVAL_BATCH, Batch, Data, Experts, Personal, Task
 from copfl.errors import UsageError
-from copfl.kernels.fused import gradient
+from copfl.kernels.private_torch import gradient
 
 
 class Predictions:

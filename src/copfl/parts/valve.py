@@ -11,7 +11,7 @@ from copfl.core.criteria import mean_of_valid
 from copfl.core.random_starts import normals
 from copfl.core.task import Batch, Data, KeyedInputs, Task, opened
 from copfl.errors import UsageError
-from copfl.kernels.fused import gradient
+from copfl.kernels.private_torch import gradient
 
 
 class Layer(NamedTuple):

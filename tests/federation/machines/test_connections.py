@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 import uvicorn
 
-from copfl.federation.machines import connections
+from copfl.federation.machines import connections, planes
 
 
 @contextlib.contextmanager
@@ -87,5 +87,5 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_this_machine_has_no_limit() -> None:
-    assert connections.is_this_machine("127.0.0.1")
-    assert not connections.is_this_machine("192.0.2.1")
+    assert planes.is_this_machine("127.0.0.1")
+    assert not planes.is_this_machine("192.0.2.1")

@@ -177,7 +177,7 @@ def test_the_loop_that_registers_keys_survives_what_fails(
 
     registered: list[Path] = []
     monkeypatch.setattr(Path, "glob", glob)
-    monkeypatch.setattr(deployed.time, "sleep", sleep)
+    monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr(deployed, "_register_keys", lambda folder, port: registered.append(folder))
     with pytest.raises(KeyboardInterrupt):
         deployed._keep_registered(tmp_path, 1)

@@ -19,7 +19,7 @@ MOST_OF_AN_ADDRESS = 64  # connections at a time; a node has two or three, and a
 connected: Counter[str] = Counter()  # by address
 
 
-class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc]
     """uvicorn's protocol of a connection, with both limits."""
 
     def connection_made(self, transport: Any) -> None:

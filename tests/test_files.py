@@ -165,3 +165,22 @@ def test_who_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
     with files.locked(lock, wait=10):
         pass
     holder.join()
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    for name in (f".report.html.{os.getpid()}.part", "report.html"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    for private in (False, True):
+        files.write_bytes(tmp_path / "report.html", b"new", private=private)
+        assert (tmp_path / "victim").read_text() == "precious"
+        assert (tmp_path / "report.html").read_bytes() == b"new"
+
+
+def test_a_lock_that_is_a_link_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    os.utime(tmp_path / "victim", (0, 0))
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"), files.locked(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -15,7 +15,7 @@ SOURCE = Path(copfl.__file__).parent
 
 LEVELS: list[set[str]] = [
     {"errors"},
-    {"files", "stats", "tables", "charts", "kernels"},
+    {"files", "foreign", "stats", "tables", "charts", "kernels"},
     {"core"},
     {"models", "data", "parts", "wire"},
     {"algorithms", "wrappers", "engine"},

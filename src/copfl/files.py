@@ -36,8 +36,8 @@ def write_with(
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
-        if private:
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        part.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody put there
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
         write(part)
         if durable:
             _sync(part)
@@ -64,7 +64,7 @@ def _sync(path: Path) -> None:
 
 def remove_parts(folder: Path) -> None:
     """Removes the temporary files of a process that was killed while it wrote."""
-    for pattern in (".*.part", ".*.tmp"):
+    for pattern in (".*.part", ".*.tmp") if not folder.is_symlink() else ():
         for part in folder.glob(pattern):
             part.unlink(missing_ok=True)
 
@@ -105,7 +105,9 @@ def _taken(path: Path) -> int | None:
     except FileExistsError:
         pass
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(
+            path, os.O_RDWR | os.O_NOFOLLOW
+        )  # the file of another owner, and no link to elsewhere
     except FileNotFoundError:  # its owner has just removed it
         return _taken(path)
     ours = False
@@ -142,7 +144,7 @@ def _created(path: Path) -> int:
 
 
 def _owned(path: Path, flags: int = 0) -> int:
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | flags, 0o600)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
     os.pwrite(handle, _machine(), 0)
     return handle
@@ -151,7 +153,8 @@ def _owned(path: Path, flags: int = 0) -> int:
 def _abandoned(handle: int, path: Path) -> bool:
     """Whether the owner of an existing lock file, whose `flock` is ours, has ended; we are its owner then."""
     probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    probe.touch()  # the clock of the file system, not of this machine
+    probe.unlink(missing_ok=True)
+    probe.touch(exist_ok=False)  # the clock of the file system, not of this machine
     age = probe.stat().st_mtime - os.fstat(handle).st_mtime
     probe.unlink()
     silent = age > SILENCE

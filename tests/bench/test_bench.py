@@ -15,7 +15,8 @@ from copfl.bench import rows as records
 from copfl.bench.protocol import Job, Machine, Measured, Suite
 from copfl.bench.rows import Row, row_hash
 from copfl.bench.settings import QUICK
-from copfl.errors import RunError
+from copfl.errors import RunError, UsageError
+from copfl.settings import named_code
 from tests.bench.conftest import MINE
 from tests.commands import called
 from tests.slow import slow
@@ -46,7 +47,11 @@ def same_as_stored(alias: list[Measured], again: list[Measured]) -> None:
 
 def test_fedavg_under_another_name_has_runs_of_the_stored_row() -> None:
     job = Job("fedavg", "tumours", "fedexp", 1e-2, protocol.TUNING_SEED, True)
-    alias, again = (protocol.measured(job._replace(algorithm=name), Machine()) for name in (ALIAS, "fedavg"))
+    with named_code.scope():
+        named_code.name("copfl.algorithms.fedavg")
+        alias, again = (
+            protocol.measured(job._replace(algorithm=name), Machine()) for name in (ALIAS, "fedavg")
+        )
     same_as_stored([alias], [again])
 
 
@@ -97,7 +102,7 @@ def test_an_error_in_a_process_can_be_read_in_this_one(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(protocol, "measured", exiting)
     with pytest.raises(RuntimeError, match="SystemExit: bye"):
-        running._measured_in_worker(Job("fedavg", "iid", "none", 0.1, 0, tuning=False), Machine())
+        running._measured_in_worker(Job("fedavg", "iid", "none", 0.1, 0, tuning=False), Machine(), ())
 
 
 def test_runs_of_other_code_do_not_count(
@@ -113,7 +118,9 @@ def test_runs_of_other_code_do_not_count(
 
 
 def test_a_record_that_is_run_again_is_equal_to_the_bit(suite: Suite, rows: dict[str, Row]) -> None:
-    checked = running.check(rows[MINE], Machine(), runs=2, log=lambda line: None)
+    with pytest.raises(UsageError, match=r"is tests\.bench\.mine:FedMine, .* add --code tests\.bench\.mine "):
+        running.check(rows[MINE], Machine(), runs=2, log=lambda line: None)
+    checked = running.check(rows[MINE], Machine(), runs=2, code="tests.bench.mine", log=lambda line: None)
     assert checked.text == "2 of 2 runs are equal to the bit"
 
 
@@ -152,7 +159,8 @@ def test_the_command_shows_the_row_and_checks_its_record(
     assert json.loads(called(capsys, "bench", MINE, "-o", folder, "-j", 1, "--json").out) == json.loads(
         record.read_text()
     )
-    checked = called(capsys, "bench", "--check", record, "--runs", 1, "-j", 1)
+    assert "--code tests.bench.mine" in called(capsys, "bench", "--check", record, "-j", 1).err
+    checked = called(capsys, "bench", "--check", record, "--runs", 1, "-j", 1, "--code", "tests.bench.mine")
     assert checked.out == f"{record}: 1 of 1 runs are equal to the bit\n"
     for words in ((), (MINE, "--check", record), (MINE, "--runs", 1)):
         assert called(capsys, "bench", *words).code == 2

@@ -290,13 +290,17 @@ def test_a_model_and_data_of_one_s_own(
     assert called(capsys, "run", *words, "-s", "model.width=6", "-s", "data.count=90", "-o", "a").code == 0
     text = (mypackage / "a" / "run.toml").read_text()
     assert 'name = "mypackage.things:Net"\nwidth = 6\n' in text
-    (mypackage / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")  # the run file knows where the code was
     forgotten(monkeypatch)
-    again = called(capsys, "run", "-c", "../a/run.toml", "-o", "b")
+    refused = called(capsys, "run", "-c", "a/run.toml", "-o", "b")  # a file names no code
+    assert refused.code == 2
+    assert "add --code mypackage.things (in Python" in refused.err
+    assert "(the same)" in refused.err
+    assert "mypackage.things" not in sys.modules
+    again = called(capsys, "run", "-c", "a/run.toml", "-o", "b", "--code", "mypackage.things")
     assert again.code == 0, again.err
-    assert found(mypackage / "elsewhere" / "b") == found(mypackage / "a")
-    assert called(capsys, "resume", "../a", "-r", 3).code == 0
+    assert found(mypackage / "b") == found(mypackage / "a")
+    assert called(capsys, "resume", "a", "-r", 3).code == 2
+    assert called(capsys, "resume", "a", "-r", 3, "--code", "mypackage.things").code == 0
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

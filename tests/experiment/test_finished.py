@@ -137,7 +137,7 @@ class Net(nn.Sequential):
 """
 
 
-def test_a_bundle_with_code_of_ones_own_says_what_must_be_importable(
+def test_a_bundle_with_code_of_ones_own_says_what_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -151,16 +151,21 @@ def test_a_bundle_with_code_of_ones_own_says_what_must_be_importable(
     copfl.run("fedavg", clients=2, rounds=1, model=name, engine="sequential", out=tmp_path / "run")
     x = np.zeros((2, 1, 8, 8), np.uint8)
     monkeypatch.chdir(tmp_path)
-    expected = copfl.load(tmp_path / "run", 0).predict_proba(x)  # the run knows the folder
-    copfl.load(tmp_path / "run", 0).save(tmp_path / "sent")
+    trained = copfl.load(tmp_path / "run", 0, code="ownnet_of_a_bundle")  # imported already
+    expected = trained.predict_proba(x)
+    trained.save(tmp_path / "sent")
     assert str(tmp_path) not in (tmp_path / "sent" / "bundle.json").read_text("utf-8")
     assert f"**Needs:** {name}" in (tmp_path / "sent" / "README.md").read_text("utf-8")
     del sys.modules["ownnet_of_a_bundle"]
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(code)])
-    with pytest.raises(
-        RunError, match="a bundle has no code: the module ownnet_of_a_bundle must be importable"
-    ):
+    with pytest.raises(UsageError, match=r"add --code ownnet_of_a_bundle .* here there is no file of it"):
         copfl.load(tmp_path / "sent")
+    with pytest.raises(UsageError, match="there is no module ownnet_of_a_bundle"):
+        copfl.load(tmp_path / "sent", code="ownnet_of_a_bundle")
     monkeypatch.syspath_prepend(code)
-    assert copfl.load(tmp_path / "sent").predict_proba(x).tolist() == expected.tolist()
+    with pytest.raises(UsageError, match=r"here: .*ownnet_of_a_bundle\.py, sha256 \w{64} \(the same\)"):
+        copfl.load(tmp_path / "sent")
+    assert "ownnet_of_a_bundle" not in sys.modules
+    found = copfl.load(tmp_path / "sent", code="ownnet_of_a_bundle")
+    assert found.predict_proba(x).tolist() == expected.tolist()
     del sys.modules["ownnet_of_a_bundle"]

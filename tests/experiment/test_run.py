@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -231,12 +232,21 @@ def test_names_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert result.experiment.task.d == 5 * 6 + 6 + 6 * 2 + 2
         assert result.experiment.title == "fedavg on load"
         tables = result.experiment.run.tables()
-        assert tables["model"] == {"name": "my_things:Net", "width": 6, "code": str(tmp_path)}
-        assert tables["data"] == {"name": "my_things:load", "count": 60, "code": str(tmp_path)}
-        monkeypatch.chdir("/")
-        monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+        code = f"my_things={hashlib.sha256((tmp_path / 'my_things.py').read_bytes()).hexdigest()}"
+        assert tables["model"] == {"name": "my_things:Net", "width": 6, "code": code}
+        assert tables["data"] == {"name": "my_things:load", "count": 60, "code": code}
+        assert str(tmp_path) not in (tmp_path / "run" / "run.toml").read_text()
         del sys.modules["my_things"]
-        assert copfl.resume(tmp_path / "run", rounds=3).records[:2] == result.records
+        with pytest.raises(UsageError, match=r"add --code my_things .*\(the same\)$"):
+            copfl.resume(tmp_path / "run", rounds=3)
+        assert "my_things" not in sys.modules
+        assert copfl.resume(tmp_path / "run", rounds=3, code="my_things").records[:2] == result.records
+        with (tmp_path / "my_things.py").open("a") as file:
+            file.write("# changed\n")
+        with pytest.raises(UsageError, match=r"\(another one\)$"):
+            copfl.resume(tmp_path / "run", rounds=4)
+        with pytest.warns(RuntimeWarning, match="my_things is not as it was in training"):
+            copfl.resume(tmp_path / "run", rounds=4, code="my_things")
         with pytest.raises(
             UsageError, match=r'model.wide=3 is no setting; allowed are width; did you mean "width"'
         ):

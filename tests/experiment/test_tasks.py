@@ -142,7 +142,7 @@ def test_own_objective_and_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     usual = copfl.run("fedavg", "diabetes", **QUICK)
     first = [run.metric("loss")[0] for run in (result, usual)]
     assert (first[0] > 1.5 * first[1]).all()
-    copfl.resume(tmp_path / "run", rounds=3)
+    copfl.resume(tmp_path / "run", rounds=3, code="own_task")
     for wrong, message in (
         ({"loss": "own_task:one_number"}, r"returned \[\] for 2 samples"),
         ({"metrics": ["own_task:text"]}, "must return a number"),

@@ -19,7 +19,7 @@ from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.parts import Pwpm
 from copfl.parts.mamo import Mamo
-from copfl.settings import toml
+from copfl.settings import named_code, toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
@@ -156,7 +156,9 @@ def test_an_algorithm_that_is_a_value_is_written_as_its_name_and_options() -> No
     made = resolved(algorithm=Mine(strength=0.7))
     assert made["algorithm"]["name"] == f"{__name__}:Mine"
     assert made["algorithm"]["strength"] == 0.7
-    assert algorithm_of(complete(made)) == Mine(Adam(lr=3e-3), strength=0.7)
+    with named_code.scope():
+        named_code.name(__name__)
+        assert algorithm_of(complete(made)) == Mine(Adam(lr=3e-3), strength=0.7)
     assert complete(values={"optimizer": Sgd(lr=0.7)}).optimizer.lr == 0.7
 
 
@@ -393,7 +395,9 @@ def test_natural_clients_are_the_default_wherever_the_data_has_them(
     names: list[Tables] = [
         {"data": {"name": name}} for name in ("groups.npz", "leaf.json", "data_with_groups:data")
     ]
-    for run in [complete(values={"data": value}) for value in values] + [complete(table) for table in names]:
+    for run in [complete(values={"data": value}) for value in values] + [
+        complete(table, code="data_with_groups") for table in names
+    ]:
         assert (run.partition.name, run.run.clients) == ("by_group", 3)
         assert run.partition_text == "3 clients, partition by_group (natural clients)"
     for name, scheme in (("plain.npz", "classes"), ("values.npz", "iid")):
@@ -454,7 +458,7 @@ def test_numbers_that_an_author_chose_stay() -> None:
     assert on_digits(FedAvg(Sgd(lr=0.01))) == Sgd(lr=0.01)  # the default of Sgd, but chosen
     assert on_digits(FedAvg(Sgd(momentum=0.9))) == Sgd(lr=0.1, momentum=0.9)  # the rate is not
     assert on_digits(Other()) == Adam(lr=3e-3)
-    named = complete({"algorithm": {"name": f"{__name__}:ByAuthor"}})
+    named = complete({"algorithm": {"name": f"{__name__}:ByAuthor"}}, code=__name__)
     assert named.optimizer.lr == 0.03
     assert on_digits(Clipped(FedAvg())) == Adam(lr=3e-3)
     assert on_digits(FedAvg(Sgd())) == on_digits(Clipped(FedAvg(Sgd()))) == Sgd(lr=0.1)  # SGD is chosen

@@ -21,7 +21,7 @@ from copfl.algorithms import FedAvg
 from copfl.comparison.rows.entries import entries_of
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
-from copfl.settings import components, user_code
+from copfl.settings import components, named_code, user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
@@ -117,7 +117,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A current folder whose modules can be imported, and are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
+    with named_code.scope():
+        yield tmp_path
     for name in [name for name in sys.modules if name.startswith(("mine", "mypackage"))]:
         del sys.modules[name]
 
@@ -151,17 +152,65 @@ def test_modules_of_the_current_folder_are_found(here: Path) -> None:
     (here / "mine_single.py").write_text("class Net:\n    small = 3\n")
     (here / "mine_package").mkdir()
     (here / "mine_package" / "nets.py").write_text("answer = 42\n")
+    named_code.name("mine_single", "mine_package.nets")
     assert user_code.attribute("model", "mine_single:Net.small") == 3
     assert user_code.attribute("model", "mine_package.nets:answer") == 42
-    assert user_code.folder_of("mine_single:Net.small") == str(here)
-    assert user_code.folder_of("mine_package.nets:answer") == str(here)
-    assert user_code.folder_of("pytest:fixture") is None
 
 
-def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:
-    (here / "code").mkdir()
-    (here / "code" / "mine_there.py").write_text("answer = 7\n")
-    assert user_code.attribute("model", "mine_there:answer", str(here / "code")) == 7
+TRICKS = """
+import os
+import subprocess
+from functools import partial
+from os import system
+from subprocess import run as started
+
+from torch import nn
+
+class Net(nn.Linear):
+    class Small(nn.Linear):
+        pass
+
+call = subprocess.run
+later = partial(os.system, "true")
+own = partial(Net, 2, 3)
+net = nn.Linear(2, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os",
+        "os.system",
+        "subprocess.run",
+        "system",
+        "started",
+        "call",
+        "later",
+        "nn",
+        "nn.Linear",
+        "Net.forward.__globals__",
+        "Net.__init__",
+        "Net.__class__",
+        "__loader__.load_module",
+        "__builtins__",
+        "Net.load_state_dict",
+        "Net.__subclasses__",
+        "net.register_forward_hook",
+    ],
+)
+def test_a_module_lends_only_what_it_defines_itself(here: Path, name: str) -> None:
+    (here / "mine_tricks.py").write_text(TRICKS)
+    named_code.name("mine_tricks")
+    with pytest.raises(UsageError, match="mine_tricks does not define"):
+        user_code.attribute("model", f"mine_tricks:{name}")
+
+
+@pytest.mark.parametrize("name", ["Net", "Net.Small", "own", "net"])
+def test_what_a_module_defines_is_found(here: Path, name: str) -> None:
+    (here / "mine_tricks.py").write_text(TRICKS)
+    named_code.name("mine_tricks")
+    assert user_code.attribute("model", f"mine_tricks:{name}") is not None
 
 
 @pytest.mark.parametrize(
@@ -193,6 +242,7 @@ def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:
 )
 def test_what_cannot_be_imported_says_why(here: Path, text: str, reference: str, message: str) -> None:
     (here / "mine.py").write_text(text + "\n")
+    named_code.name(reference.partition(":")[0])
     with pytest.raises(UsageError, match=message):
         user_code.attribute("model", reference)
 
@@ -236,9 +286,11 @@ class FedPlain(FedAvg):
 def test_only_what_can_be_an_algorithm_is_listed(here: Path) -> None:
     (here / "mine_algos.py").write_text(ALGORITHMS_OF_A_USER)
     with pytest.raises(UsageError, match=r'did you mean "FedShrink"\? Known: FedPlain, FedShrink$'):
-        complete({"algorithm": {"name": "mine_algos:FedShrnk"}})
+        complete({"algorithm": {"name": "mine_algos:FedShrnk"}}, code="mine_algos")
     for name in ("mine_algos", "mine_algos.py", "./mine_algos.py"):
-        advice = "is a module of this folder; write mine_algos:FedShrink, mine_algos:FedPlain$"
+        advice = (
+            "is a module of this folder; write mine_algos:Part, mine_algos:FedShrink, mine_algos:FedPlain$"
+        )
         with pytest.raises(UsageError, match=advice):
             complete({"algorithm": {"name": name}})
         with pytest.raises(UsageError, match=advice):
@@ -247,6 +299,7 @@ def test_only_what_can_be_an_algorithm_is_listed(here: Path) -> None:
 
 def test_an_option_of_a_class_that_is_no_dataclass_is_told_the_decorator(here: Path) -> None:
     (here / "mine_plain.py").write_text(ALGORITHMS_OF_A_USER)
+    named_code.name("mine_plain")
     assert (
         complete({"algorithm": {"name": "mine_plain:FedShrink", "keep": 0.1}}).algorithm.options["keep"]
         == 0.1
@@ -399,8 +452,8 @@ def test_a_list_is_one_data_set_per_client() -> None:
 
 
 def test_every_kind_may_be_ones_own(package: Path) -> None:
-    run = complete(EVERYTHING)
-    result = copfl.run(run, out=package / "run")
+    run = complete(EVERYTHING, code="mypackage.algos")
+    result = copfl.run(run, out=package / "run", code="mypackage.algos")
     algorithm = result.experiment.algorithm
     assert type(algorithm).__name__ == "Tight"
     assert algorithm.grip == 3.0  # type: ignore[attr-defined]
@@ -410,7 +463,9 @@ def test_every_kind_may_be_ones_own(package: Path) -> None:
     assert result.experiment.federation.partition.scheme == "every_other"
     assert result.primary.name == "hits"
     assert result.experiment.task.module.body[1].out_features == 5  # type: ignore[index, union-attr]
-    again = copfl.resume(package / "run", rounds=2)  # from run.toml alone
+    with pytest.raises(UsageError, match=r"add --code mypackage.algos .*sha256 \w{64}.*\(the same\)"):
+        copfl.resume(package / "run", rounds=2)
+    again = copfl.resume(package / "run", rounds=2, code="mypackage.algos")  # from run.toml alone
     assert again.records[:1] == result.records
 
 
@@ -420,10 +475,10 @@ def test_a_typo_in_its_name_or_options_is_a_setting_error(kind: str) -> None:
     table = EVERYTHING[kind]
     module, _, name = table["name"].partition(":")
     with pytest.raises(UsageError, match=rf'in {module} "{name}x"; did you mean "{name}"'):
-        complete({**EVERYTHING, kind: {**table, "name": f"{table['name']}x"}})
+        complete({**EVERYTHING, kind: {**table, "name": f"{table['name']}x"}}, code=module)
     if kind != "data":  # a function that loads data is called with its options
         with pytest.raises(SettingError, match=rf"{kind}\.wrong=1 is no setting; allowed are"):
-            complete({**EVERYTHING, kind: {**table, "wrong": 1}})
+            complete({**EVERYTHING, kind: {**table, "wrong": 1}}, code=module)
 
 
 @pytest.mark.parametrize(
@@ -475,28 +530,24 @@ def test_values_are_rows_of_a_comparison(package: Path) -> None:
 @pytest.mark.usefixtures("package")
 def test_an_entry_point_adds_a_name(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     entry = metadata.EntryPoint("fedmine", "mypackage.algos:FedMine", "copfl.algorithms")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
-    components.algorithms.cache_clear()
+    other = metadata.EntryPoint("gone", "nowhere.algos:Gone", "copfl.algorithms")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry, other])
+    named_code.plugins.cache_clear()
     try:
-        assert (
-            complete({"algorithm": {"name": "fedmine", "strength": 0.2}}).algorithm.options["strength"] == 0.2
-        )
-        assert "fedmine" in called(capsys, "list", "algorithms").out
+        table = {"algorithm": {"name": "fedmine", "strength": 0.2}}
+        with pytest.raises(UsageError, match=r"is mypackage.algos:FedMine, .* add --code mypackage.algos"):
+            complete(table)  # of a file, which names no code
+        assert complete(table, code="mypackage.algos").algorithm.options["strength"] == 0.2
+        listed = called(capsys, "list", "algorithms").out
+        assert "fedmine" in listed
+        assert "gone" in listed
+        small = ("-a", "fedmine", *TINY, "-r", "1", "--out", "of-entry-point")
+        assert called(capsys, "run", *small).code == 0  # the line names it
+        assert "nowhere" not in sys.modules
+        with pytest.raises(UsageError, match="there is no module nowhere"):
+            copfl.run("gone", rounds=1)
     finally:
-        components.algorithms.cache_clear()
-
-
-def test_a_package_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = metadata.EntryPoint("gone", "nowhere.algos:Gone", "copfl.algorithms")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
-    components.algorithms.cache_clear()
-    try:
-        with pytest.raises(
-            UsageError, match=r'the algorithm "gone" of nowhere.algos:Gone cannot be imported'
-        ):
-            complete()
-    finally:
-        components.algorithms.cache_clear()
+        named_code.plugins.cache_clear()
 
 
 def test_a_value_that_has_no_name_is_no_row() -> None:
@@ -509,6 +560,7 @@ def test_a_value_that_has_no_name_is_no_row() -> None:
 
 @pytest.mark.usefixtures("package")
 def test_a_partition_gets_only_what_it_takes() -> None:
+    named_code.name("mypackage.algos")
     dataset = user_code.as_dataset((np.zeros((20, 6), np.float32), np.arange(20) % 2))
     made = components.build("partition", complete(EVERYTHING).partition, dataset=dataset, clients=2, seed=0)
     assert made.clients == 2

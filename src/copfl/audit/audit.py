@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl import __version__, stats
+from copfl import __version__, foreign, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.core.metrics import ACCURACY, MetricInfo
@@ -26,8 +26,10 @@ from copfl.report import contributions
 from copfl.report.contributions import Contributions, relative_weights
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
+from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest
+from copfl.settings.values import modules_of_values
 from copfl.stats import Numbers, averaged, mean_of_known
 from copfl.tables import plain
 
@@ -49,7 +51,7 @@ class Cache:
         if self.folder is None:
             return None
         try:
-            return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+            return foreign.read_json(self.folder / f"{name}.json")
         except (OSError, ValueError):  # missing or damaged: it is computed again
             return None
 
@@ -135,6 +137,7 @@ class Audit(NamedTuple):
         return stats.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
 
 
+@named_code.scope()
 def run_audit(
     path: Path,
     *,
@@ -142,14 +145,16 @@ def run_audit(
     baselines: Sequence[str] | None = None,
     cache: Path | None = None,
     values: Mapping[str, Any] | None = None,
+    code: named_code.Modules = (),
     **how: Any,
 ) -> Audit:
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
     `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for
-    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `how`: see
-    `audit`.
+    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `code`: modules of
+    yours that the folder may name; `how`: see `audit`.
     """
+    named_code.name(code, named_code.modules_in(list(baselines or [])), modules_of_values(values or {}))
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
     lines, rounds = records.read(path / "rounds.jsonl"), int(tables["run"]["rounds"])

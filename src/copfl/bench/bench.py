@@ -16,14 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from copfl import foreign
 from copfl.bench import protocol, rows
 from copfl.bench.protocol import Job, Machine, Measured, Suite
 from copfl.bench.rows import Row
 from copfl.comparison.jobs.processes import executor_of, sendable
-from copfl.errors import RunError, at_least
+from copfl.comparison.rows.entries import modules_of
+from copfl.errors import RunError, at_least, raised_as
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span
 from copfl.files import locked, write_bytes
+from copfl.settings import named_code
 
 Log = Callable[[str], None]
 RUNS = "runs.jsonl"
@@ -47,6 +50,7 @@ def bench(
     machine: Machine = Machine(),  # noqa: B008
     *,
     jobs: int = 1,
+    code: named_code.Modules = (),
     log: Log = print,
 ) -> list[Row]:
     """A row for each algorithm, written to `out`; runs that are there are used again.
@@ -57,8 +61,10 @@ def bench(
         out: A folder.
         machine: The device and the data.
         jobs: Runs at the same time, in processes of their own.
+        code: Modules of yours, beside those that `algorithms` names.
         log: Gets lines of progress.
     """
+    named_code.name(code, modules_of(algorithms))
     at_least(1, jobs=jobs)
     out.mkdir(parents=True, exist_ok=True)
     now = rows.environment(machine)
@@ -118,7 +124,7 @@ class Kept:
             write_bytes(path, whole)
         for line in whole.splitlines():
             try:
-                content = json.loads(line)
+                content = foreign.json_of(line)
                 run = protocol.from_json(content)
             except rows.DAMAGED as error:
                 raise RunError(
@@ -170,7 +176,8 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
     pool = executor_of(min(processes, len(jobs)), machine.device)
     complete = False
     try:
-        waiting = [pool.submit(_measured_in_worker, job, machine) for job in jobs]
+        named = named_code.named()
+        waiting = [pool.submit(_measured_in_worker, job, machine, named) for job in jobs]
         for future in futures.as_completed(waiting):
             yield future.result()
         complete = True
@@ -185,8 +192,9 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-def _measured_in_worker(job: Job, machine: Machine) -> Measured:
+def _measured_in_worker(job: Job, machine: Machine, code: Sequence[str]) -> Measured:
     try:
+        named_code.name(code)
         return protocol.measured(job, machine)
     except (Exception, SystemExit) as error:
         raise sendable(error) from None
@@ -216,7 +224,9 @@ class Checked(NamedTuple):
 
 
 @left_as_found()
-def check(row: Row, machine: Machine, *, runs: int, jobs: int = 1, log: Log = print) -> Checked:
+def check(
+    row: Row, machine: Machine, *, runs: int, jobs: int = 1, code: named_code.Modules = (), log: Log = print
+) -> Checked:
     """Runs a record again, or a random sample of its runs, and compares every number of every round.
 
     Args:
@@ -224,10 +234,14 @@ def check(row: Row, machine: Machine, *, runs: int, jobs: int = 1, log: Log = pr
         machine: The device and the data.
         runs: How many; 0: all.
         jobs: Runs at the same time.
+        code: The modules of the record's algorithm, where it is not one of copfl's.
         log: Gets lines of progress.
     """
+    named_code.name(code)
     at_least(0, runs=runs)
-    if problem := rows.fault(row):
+    with raised_as(RunError, "this is no record of `copfl bench` ({})", *rows.DAMAGED):
+        problem = rows.fault(row)
+    if problem:
         raise RunError(f"the record of {row.algorithm} cannot be checked: {problem}")
     if (code := rows.code_hash(row.algorithm)) != row.code:
         raise RunError(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from copfl import __version__
+from copfl import __version__, foreign
 from copfl.bench import protocol
 from copfl.bench.protocol import SUITES, Job, Machine, Measured, Suite
 from copfl.errors import RunError, raised_as, unknown
@@ -28,7 +28,7 @@ from copfl.settings.components import factory_of
 from copfl.settings.identity import digest
 
 Environment = dict[str, str]
-DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OSError, EOFError)
+DAMAGED = (*foreign.DAMAGE, OSError, EOFError)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def row_of(content: Any, where: object) -> Row:
 def read(path: Path) -> Row:
     """The row in a file that `copfl bench` wrote."""
     with raised_as(RunError, f"{path} is no record of `copfl bench` ({{}})", *DAMAGED):
-        content = json.loads(path.read_text("utf-8"))
+        content = foreign.read_json(path)
     return row_of(content, path)
 
 

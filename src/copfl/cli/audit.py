@@ -48,6 +48,7 @@ def audit(
     from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.rows.entries import seeds_of
     from copfl.experiment.progress import counted
+    from copfl.settings import named_code
     from copfl.tables import as_text
 
     if (run is None) != synthetic:
@@ -59,6 +60,7 @@ def audit(
         how["seeds"] = seeds_of(seeds)
     if baselines is not None:
         how["baselines"] = [] if baselines == "none" else baselines.split(",")
+        named_code.name(named_code.modules_in(baselines))
     audited = synthetic_audit if run is None else partial(auditing.run_audit, run)
     hidden = quiet or as_json
     with (

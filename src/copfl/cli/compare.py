@@ -14,7 +14,7 @@ from copfl.comparison.jobs import copies
 from copfl.engine import machine as this_machine
 from copfl.errors import AGAIN, UsageError, stoppable
 from copfl.experiment import process
-from copfl.settings import toml
+from copfl.settings import named_code, toml
 
 
 class Machine(NamedTuple):
@@ -87,6 +87,7 @@ def compare(
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
     file = entry_file.File([], {}, {}) if config is None else entry_file.read_file(config)
+    named_code.name(entries.modules_of(algorithms or []))
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
@@ -96,6 +97,7 @@ def compare(
     how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
         how["tune"] = spaces.values_of(tune or [], "--tune")
+        named_code.name(named_code.modules_in(how["tune"]))
     run = partial(comparing.compare, rows, **how)
     machine = Machine(out, jobs, on, plots, quiet, as_json)
     _carry_out("compare", run, _merged(file.base, line), machine)
@@ -135,7 +137,9 @@ def sweep(
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     how: dict[str, Any] = {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if last is None else {"last": last}
-    run = partial(comparing.sweep, spaces.values_of(over, "--over"), **how)
+    grid = spaces.values_of(over, "--over")
+    named_code.name(named_code.modules_in(grid))
+    run = partial(comparing.sweep, grid, **how)
     _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
 
 
@@ -194,6 +198,8 @@ def choose(
         from copfl.comparison.choosing import choose as racing
         from copfl.comparison.rows import entries, spaces
 
+    values = spaces.values_of(tune or [], "--tune")
+    named_code.name(named_code.modules_in(values))
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         found = racing.choose(
             algorithms or ["all"],
@@ -201,7 +207,7 @@ def choose(
             seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
             base_tables=line,
             out=out or Path("runs") / f"choose-{options.data_name(line)}",
-            tune=spaces.values_of(tune or [], "--tune"),
+            tune=values,
             addons=addons,
             validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,

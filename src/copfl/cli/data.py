@@ -49,6 +49,7 @@ def describe(
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
     from copfl.data.sets.overview import overview
     from copfl.data.tables.files import READERS
+    from copfl.settings import named_code
     from copfl.settings.data import data_of, data_record
 
     line = {"name": name, "target": target, "client": client, "text": text}
@@ -57,6 +58,7 @@ def describe(
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
     refusal = ""
     try:
+        named_code.name(named_code.modules_in(table))
         dataset = data_of(data_record(table))
     except DataError as error:
         if Path(name).suffix not in READERS or "missing" in table:

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import click
@@ -25,6 +26,8 @@ from copfl.cli import (
 from copfl.cli.federate import commands as federate
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process
+from copfl.foreign import printable
+from copfl.settings import named_code
 from copfl.settings.checking import unknown_key
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
@@ -37,7 +40,7 @@ class Commands(typer.core.TyperGroup):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
-        with stoppable():
+        with stoppable(), named_code.scope():
             return super().invoke(ctx)
 
 
@@ -52,7 +55,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
 add = app.command(cls=options.Command)
 add(run.run)
-add(run.resume)
+add(options.reading(run.resume))
 
 
 def main() -> NoReturn:
@@ -123,7 +126,7 @@ def _print_error(message: str) -> None:
     common = ranks is None or not ranks.joined() or message.startswith("stopped")
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0" and common:
         return
-    print("copfl: " + " ".join(message.split()), file=sys.stderr)
+    print(printable("copfl: " + " ".join(message.split())), file=sys.stderr)
 
 
 def _discard_output() -> None:
@@ -136,17 +139,19 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
+    from copfl.algorithms import ALGORITHMS
     from copfl.data.clients.schemes import SCHEMES
     from copfl.data.sets import datasets
     from copfl.models import MODELS, SOURCES
-    from copfl.settings.components import OPTIMIZERS, algorithms
+    from copfl.settings.components import OPTIMIZERS
 
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
 
-    modules = {name: sys.modules[algorithm.__module__] for name, algorithm in algorithms().items()}
+    modules = {name: sys.modules[algorithm.__module__] for name, algorithm in ALGORITHMS.items()}
+    installed = {name: f"{value} of an installed package" for name, value in named_code.plugins().items()}
     lists = {
-        "algorithms": first_lines(modules),
+        "algorithms": installed | first_lines(modules),
         "datasets": first_lines(datasets.DATASETS),
         "models": first_lines(MODELS) | SOURCES,
         "partitions": first_lines(SCHEMES),
@@ -159,9 +164,12 @@ def list_(
 
 
 # After the commands that every user needs.
-RUNNING = (compare.compare, compare.sweep, compare.choose, bench.bench)
-READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
-for command in (*RUNNING, *READING, audit.audit, doctor.doctor, run.schema):
+Command = Callable[..., None]
+RUNNING: list[Command] = [compare.compare, compare.sweep, compare.choose]
+READING: list[Command] = [bench.bench, report.report, models.predict, models.evaluate, models.export]
+READING += [models.personalize, audit.audit]
+OTHERS: list[Command] = [report.watch, doctor.doctor, run.schema]
+for command in [*RUNNING, *map(options.reading, READING), *OTHERS]:
     add(command)
 app.command(cls=options.Command, context_settings=reproduce.PASSED_ON)(reproduce.reproduce)
 

@@ -9,7 +9,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -140,6 +140,43 @@ MORE = Annotated[
 ]
 
 
+CODE = Annotated[
+    list[str] | None,
+    option(
+        "Model",
+        "A module of code that a file or folder here may name, such as mypackage.nets; repeatable; default: none, as "
+        "that runs it.",
+        "--code",
+    ),
+]
+_CODE = inspect.Parameter("code", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=CODE)
+
+
+def _replaced(function: F, without: str, more: Iterable[inspect.Parameter], call: Callable[..., None]) -> F:
+    """The command `call`, with the parameters of `function` but for one, and more."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != without]
+    hints = typing.get_type_hints(function, include_extras=True)
+    every = [
+        p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY) for p in (*own, *more)
+    ]
+    called = functools.wraps(function)(call)
+    called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in every}
+    return called  # type: ignore[return-value]
+
+
+def reading(function: F) -> F:
+    """Adds --code to a command that reads folders or files: the only way in which they get to run code."""
+
+    def called(code: list[str] | None, **values: Any) -> None:
+        from copfl.settings import named_code
+
+        named_code.name(code or [])
+        function(**values)
+
+    return _replaced(function, "", [_CODE], called)
+
+
 def training(
     *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
@@ -148,24 +185,20 @@ def training(
     def with_options(function: F) -> F:
         derived = list(settings(*without, kinds=kinds, helps=helps))
         more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
-        own = [p for p in inspect.signature(function).parameters.values() if p.name != "line"]
-        every = [*own, *(one.parameter for one in derived), more]
 
-        @functools.wraps(function)
         def called(**values: Any) -> None:
+            from copfl.settings import named_code
+
             line: Tables = {}
             for one in derived:
                 if (value := values.pop(one.parameter.name)) is not None:
                     line.setdefault(one.kind, {})[one.key] = value
             for kind, key, value in map(assignment, values.pop("more") or []):
                 line.setdefault(kind, {})[key] = value
+            named_code.name(values.pop("code") or [], named_code.modules_in(line))
             function(line=line, **values)
 
-        hints = typing.get_type_hints(function, include_extras=True)
-        every = [p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY) for p in every]
-        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in every}
-        return called  # type: ignore[return-value]
+        return _replaced(function, "line", [*(one.parameter for one in derived), more, _CODE], called)
 
     return with_options
 

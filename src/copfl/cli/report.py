@@ -80,11 +80,13 @@ def _report_of_node(state: Path, out: Path | None, data: str | None, baseline: b
     from copfl.federation.node import site_page
     from copfl.federation.node.report import site_of
     from copfl.report import document
+    from copfl.settings import named_code
 
     def tell(round: int) -> None:
         if not quiet:
             print(f"copfl: training alone, round {round}", file=sys.stderr)
 
+    named_code.name(named_code.modules_in(data))
     site = site_of(state, data, baseline=baseline, tell=tell)
     target = out or state / "report.html"
     content = document.render(site_page.document_of(site)).encode()

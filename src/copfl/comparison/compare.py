@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from copfl.algorithms import ALGORITHMS
 from copfl.comparison import tuning
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.job import Job, accuracies
@@ -34,6 +35,7 @@ from copfl.comparison.rows.entries import (
     checked,
     described,
     entries_of,
+    modules_of,
 )
 from copfl.comparison.rows.entry_settings import (
     applies,
@@ -52,9 +54,10 @@ from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
+from copfl.settings import named_code
 from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete
-from copfl.settings.components import OPTIMIZERS, algorithms
+from copfl.settings.components import OPTIMIZERS
 from copfl.settings.schema import KINDS
 from copfl.stats import Difference
 
@@ -76,6 +79,7 @@ def compare(
     last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
+    code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
 ) -> Comparison:
@@ -104,9 +108,12 @@ def compare(
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
             They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
+        code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
+            `dataset` name needs no mention.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
+    named_code.name(code, modules_of(entries), named_code.modules_in(dataset))
     rows = entries_of(entries)
     base = with_optimizer(common_of(base_tables, dataset, rounds))
     log = log or (lambda line: None)
@@ -164,6 +171,7 @@ def sweep(
     last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
+    code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
 ) -> Comparison:
@@ -182,9 +190,12 @@ def sweep(
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
             They have processes of their own, so a script needs `if __name__ == "__main__":`.
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
+        code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
+            `dataset` name needs no mention.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
+    named_code.name(code, named_code.modules_in([algorithm, dataset]))
     seeds, grid = check_seeds(seeds), grid_of(over, "over")
     base = common_of(base_tables, dataset, rounds)
     options = base.pop("algorithm", {})
@@ -236,7 +247,7 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
     for title in [*base, *(table for table, _ in space)]:
         if not any(concerns(entry, base, title) for entry in rows):
             used = {name for entry in rows for name in applies(entry, base)}
-            if title not in (*algorithms(), *OPTIMIZERS):
+            if title not in (*ALGORITHMS, *OPTIMIZERS):
                 raise unknown_key(title, None, [*KINDS, *used])
             names = ", ".join(sorted(used))
             raise UsageError(f'settings of "{title}" are for no entry; those use {names}')

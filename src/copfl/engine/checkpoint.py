@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from copfl import wire
+from copfl import foreign, wire
 from copfl.core import tree
 from copfl.errors import RunError, WireError
 from copfl.files import write_with
@@ -81,14 +81,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         if checksum != _checksum(tensors, text):
             raise ValueError("its checksum differs")
-        return tensors, json.loads(text)
+        return tensors, foreign.json_of(text)
 
 
 def peek(path: Path, name: re.Pattern[str] | None = None) -> tuple[Tensor | None, dict[str, Any]]:
     """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared."""
     with _opened(path) as (file, text, _):
         names = [key for key in file.keys() if name is not None and name.fullmatch(key)]  # noqa: SIM118
-        return file.get_tensor(names[0]) if names else None, json.loads(text)
+        return file.get_tensor(names[0]) if names else None, foreign.json_of(text)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, str, str]]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            text, checksum = json.loads((file.metadata() or {})["copfl"])
+            text, checksum = foreign.json_of((file.metadata() or {})["copfl"])
             yield file, text, checksum
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunError(

@@ -5,6 +5,7 @@ three. Each simulation has its own round loop in its own thread. Its executor is
 clients and waits for the result of the common batch.
 """
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,7 +155,7 @@ def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Exe
                 batch.changed.notify_all()
 
     with ThreadPoolExecutor(len(loops)) as pool:
-        futures = [pool.submit(run, n) for n in range(len(loops))]
+        futures = [pool.submit(contextvars.copy_context().run, run, n) for n in range(len(loops))]
         try:
             batch.train()
         finally:

@@ -22,6 +22,7 @@ from copfl.experiment.bundle.writing import OF_SERVER
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.client_models import RECEIVED, received_model
 from copfl.experiment.run import reopen
+from copfl.settings import named_code
 from copfl.stats import Numbers
 
 
@@ -81,15 +82,20 @@ class CrossSite(NamedTuple):
         return np.where(known.any(1), np.nansum(others, 1) / np.maximum(known.sum(1), 1), np.nan)
 
 
-def cross_site(path: str | Path, samples: int = gains.SAMPLES, **values: Any) -> CrossSite:
+@named_code.scope()
+def cross_site(
+    path: str | Path, samples: int = gains.SAMPLES, code: named_code.Modules = (), **values: Any
+) -> CrossSite:
     """Every bundle of a run on every client's test samples; the matrix is added to the folder, for reports.
 
     Args:
         path: The run folder.
         samples: Test samples of each client at most, evenly chosen.
+        code: Modules of yours that the folder may name.
         values: What a Python program passed to the run: `algorithm`, `model`, `data`.
     """
     at_least(1, samples=samples)
+    named_code.name(code)
     path = Path(path)
     located(path, OF_SERVER)  # it says so, if there are no bundles
     e = reopen(RunFolder(path), **values)

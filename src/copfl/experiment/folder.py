@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from copfl import __version__, files
+from copfl import __version__, files, foreign
 from copfl.core.task import Task
 from copfl.data.clients.partition import Partition
 from copfl.data.sets.stored import read_stored
@@ -104,6 +104,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no run.toml. Start a run again that was stopped "
                 f"before its first round. Known runs: {_known(self.path.parent)}"
             )
+        foreign.inside(self.path, self.path)
         tables = toml.read_file(path)
         first, *rest = path.read_text("utf-8").split("\n")
         problem = "is cut short" if first.startswith(HEAD) and END not in rest else ""

@@ -28,6 +28,7 @@ from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.writing import OF_SERVER
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models.client_models import TRAINED, vector_of
+from copfl.settings import named_code
 from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
 
@@ -58,10 +59,26 @@ class Personalisation:
     settings: RunSettings
     optimizer: Optimizer
     model: Any = None  # where the run's was a value of a Python program
+    code: named_code.Modules = ()  # modules that the folder may name
 
     @classmethod
-    def of(cls, path: Path, algorithm: AnyAlgorithm | None = None, model: Any = None) -> "Personalisation":
-        """That of the run in this folder; values are passed again, as to `run`."""
+    @named_code.scope()
+    def of(
+        cls,
+        path: Path,
+        algorithm: AnyAlgorithm | None = None,
+        model: Any = None,
+        code: named_code.Modules = (),
+    ) -> "Personalisation":
+        """That of the run in this folder; values are passed again, as to `run`.
+
+        Args:
+            path: The run folder.
+            algorithm: Where it was a value.
+            model: Where it was a value.
+            code: Modules of yours that the folder may name.
+        """
+        named_code.name(code)
         run = Run.of(RunFolder(path).tables())
         if algorithm is None:
             if run.algorithm.description:
@@ -70,7 +87,7 @@ class Personalisation:
         optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
         if optimizer is None or not hasattr(optimizer, "lr"):
             raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
-        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, model)
+        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, model, code)
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
@@ -142,7 +159,9 @@ class Personalisation:
         starts = {"the global model": vector_of(self.shared.model)}
         if len(own) > 1:
             trained = self.settings.split_clients[0].tolist()
-            models = {n: vector_of(load(self.path, n, model=self.model).model) for n in trained}
+            models = {
+                n: vector_of(load(self.path, n, model=self.model, code=self.code).model) for n in trained
+            }
             closest = nearest(self.shared.task, models, own)
             starts["the mean of the personal models"] = torch.stack(list(models.values())).mean(0)
             starts[f"the model of client {closest}, the nearest"] = models[closest]

@@ -50,13 +50,18 @@ def importing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """What a run sets in the process is as before when it ends: torch's settings, sys.path, environment."""
+    """What a run sets in the process is as before when it ends.
+
+    These are torch's settings, sys.path, the environment, and the modules of code that may be imported.
+    """
     import torch
+
+    from copfl.settings import named_code
 
     path, threads = list(sys.path), torch.get_num_threads()
     precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
-        with environment():
+        with environment(), named_code.scope():
             yield
     finally:
         sys.path[:] = path

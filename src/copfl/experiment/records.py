@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from copfl import foreign
 from copfl.core.metrics import MetricInfo
 from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Ids, Round, Values
@@ -16,7 +17,7 @@ from copfl.errors import RunError, raised_as
 from copfl.wire import plain
 
 Record = dict[str, Any]
-ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of damaged lines
+ERRORS = foreign.DAMAGE  # of damaged lines
 
 
 def as_record(round: Round) -> Record:
@@ -58,7 +59,7 @@ def read(path: Path) -> list[Record]:
     result, remedy = [], "restore the file, or start the run again"
     for number, line in enumerate(lines, 1):
         with raised_as(RunError, f"line {number} of {path} is damaged ({{}}); {remedy}", *ERRORS):
-            record = json.loads(line)
+            record = foreign.json_of(line)
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}")
             _check(record)

@@ -23,9 +23,10 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.training import OnRound, _baseline, simulation_of, train
-from copfl.settings import user_code
+from copfl.settings import named_code, user_code
 from copfl.settings.complete import complete
 from copfl.settings.schema import KINDS, Run
+from copfl.settings.values import modules_of_values
 
 
 @left_as_found()
@@ -48,6 +49,7 @@ def run(
     adapter: str | Mapping[str, Any] | None = None,
     preset: str | None = None,
     out: str | Path | None = None,
+    code: named_code.Modules = (),
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
@@ -61,7 +63,7 @@ def run(
     Args:
         algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value
             or its class, with the learning rate of the data set where it chooses none. Or a complete
-            `copfl.Run`, which then has all settings but `out` and `on_round`. By default what suits the data,
+            `copfl.Run`, which then has all settings but `out`, `code` and `on_round`. By default what suits the data,
             see docs/results.md.
         dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch
             Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per
@@ -82,6 +84,7 @@ def run(
         adapter: Such as "lora:r=8".
         preset: Settings below all others, such as "demo".
         out: A new run folder to write.
+        code: Modules of yours that a `copfl.Run` may name. What the other arguments name needs no mention.
         on_round: Called with each round as it ends, and its seconds.
         settings: Other settings of [run], such as `eval_every=5`; options of a choice, as
             `algorithm_options={"rate": 0.1}`, `partition_options={"per_client": 3}`,
@@ -89,6 +92,7 @@ def run(
             `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of
             them.
     """
+    named_code.name(code)
     if isinstance(algorithm, Run):
         description = algorithm
     else:
@@ -119,6 +123,7 @@ def run(
                 layer.setdefault(kind, {}).update(value)
             else:
                 layer["run"][name] = value
+        named_code.name(named_code.modules_in(layer), modules_of_values(values))
         if "data" in values:
             values["data"] = user_code.as_dataset(values["data"])
         description = complete(layer, preset=preset or "", values=values)
@@ -130,17 +135,24 @@ def run(
 
 @left_as_found()
 def resume(
-    path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any
+    path: str | Path,
+    *,
+    rounds: int | None = None,
+    code: named_code.Modules = (),
+    on_round: OnRound | None = None,
+    **values: Any,
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
 
     Args:
         path: The run folder.
         rounds: Continue to this many rounds in all; by default to those of the run.
+        code: Modules of yours that the folder may name, such as "mypackage.nets"; it executes no other code.
         on_round: Called with each round as it ends, and its seconds.
         values: What was passed to `run` as a value: `algorithm` and `model` must be passed again. The folder
             has the data, unless they are larger than half a gigabyte.
     """
+    named_code.name(code)
     with run_folder.claimed(Path(path), new=False) as folder:
         return _warned(train(reopen(folder, rounds, **values), folder, on_round))
 
@@ -155,6 +167,7 @@ def reopen(
     folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
 ) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
+    named_code.name(modules_of_values(values))
     now = ({} if rounds is None else {"rounds": rounds}) | ({"workers": 1} if ranks.joined() else {})
     written = folder.tables()  # first: it says so, if this is no run folder
     own = {"partition": folder.partition(), **folder.values(), **values}

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.files import write_bytes
@@ -63,7 +64,7 @@ def tracking(
 def _ids(folder: Path) -> dict[str, str]:
     """The trackers that have logged rounds of this run, and the id that each has for it."""
     try:
-        return {str(k): str(v) for k, v in json.loads((folder / MEMORY).read_text("utf-8")).items()}
+        return {str(k): str(v) for k, v in foreign.read_json(folder / MEMORY).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:

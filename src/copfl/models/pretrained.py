@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import json
 import os
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from copfl import foreign
 from copfl.errors import UsageError, library, one_of, raised_as
 from copfl.kernels.draws import seeded
 from copfl.kernels.modules import logits_of
@@ -203,6 +204,10 @@ def base_of(name: str, weights: str = "default") -> Base:
             raise UsageError(f"{folder} has no config.json; hf:FOLDER is a folder that transformers saved")
         found = () if weights == "none" else (file,) if file is not None else _weight_files(folder)
         return Base(source, str(folder), folder / "config.json", tuple(found))
+    if not re.fullmatch(r"[\w.]+", rest):  # timm would fetch "hf-hub:NAME", and read "local-dir:PATH"
+        raise UsageError(
+            f"{source}:{rest} is no model of {source}; its names have letters, digits, _ and . alone"
+        )
     if weights == "default":
         file = _published(source, rest)
     return Base(source, rest, None, () if file is None else (file,))
@@ -312,7 +317,7 @@ def read_json(path: Path | None) -> dict[str, Any]:
     with raised_as(
         UsageError, f"{path} is damaged: it is no valid JSON ({{}}); take another copy", ValueError
     ):
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        content: dict[str, Any] = foreign.read_json(path)
     return content
 
 

@@ -42,7 +42,9 @@ class Tokenizer:
             quiet(),
             usage_errors(f"the tokenizer in {folder}", "a folder with tokenizer.json, or name another one"),
         ):
-            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         config = read_json((model or folder) / "config.json")

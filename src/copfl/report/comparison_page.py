@@ -1,12 +1,12 @@
 """The report of a comparison or a sweep, from the table.json in its folder."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from copfl import foreign
 from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
@@ -27,8 +27,8 @@ def is_comparison(folder: Path) -> bool:
 def document_of(folder: Path) -> Document:
     path = folder / FILE
     damaged = f"cannot read {path} ({{}}); `copfl compare` or `copfl sweep` writes it again"
-    with raised_as(RunError, damaged, OSError, IndexError, *records.ERRORS):
-        content = json.loads(path.read_text("utf-8"))
+    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+        content = foreign.read_json(foreign.inside(folder, path))
         metric = MetricInfo(**content["metrics"][0]) if "metrics" in content else ACCURACY
         return _document(content, metric)
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from copfl import foreign
 from copfl.charts import Chart
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.errors import RunError, raised_as
 from copfl.experiment.analysis.convergence import still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
@@ -31,7 +33,14 @@ TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "att
 
 
 def document_of(runs: Runs) -> Document:
-    """The report of one or several runs."""
+    """The report of one or several runs; RunError if one of their files has other content than a run writes."""
+    folders = ", ".join(str(run.path) for run in runs)
+    damaged = f"a file of {folders} is damaged ({{}}); restore it from a copy, or start the run again"
+    with raised_as(RunError, damaged, *foreign.DAMAGE):
+        return _document_of(runs)
+
+
+def _document_of(runs: Runs) -> Document:
     several, pairs = len(runs) > 1, paired(runs)
     notes = [f"{run.label}: {note}." if several else f"{note}." for run in runs for note in _notes(run)]
     if several and not pairs:
@@ -46,7 +55,7 @@ def document_of(runs: Runs) -> Document:
         facts=_facts(runs),
         sections=sections(runs),
         sources=[
-            Source(run.label, str(run.path), _command(run.environment.get("command", "")), run.toml)
+            Source(run.label, str(run.path), _command(str(run.environment.get("command") or "")), run.toml)
             for run in runs
         ],
         ended=all(run.ended for run in runs),

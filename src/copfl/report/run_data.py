@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl import foreign
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.core.selection import BestRounds
 from copfl.data.clients.groups import client_titles
@@ -245,7 +245,7 @@ def read(path: Path, label: str) -> RunData:
         path=path,
         label=label,
         tables=tables,
-        toml=(path / "run.toml").read_text(encoding="utf-8"),
+        toml=foreign.printable_lines((path / "run.toml").read_text(encoding="utf-8")),
         environment=environment,
         records=lines,
         seconds=seconds[: len(lines)],
@@ -267,7 +267,7 @@ def _readable(path: Path, advice: str) -> AbstractContextManager[None]:
 def _environment(path: Path) -> dict[str, Any]:
     """The content of the file, with the label counts as an array, None where it has none."""
     with _readable(path, RESTORE):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = foreign.read_json(path)
         layers = found.get("layers", {})
         if not all(type(size) is int and 0 < size < 2**63 for size in layers.values()):
             raise ValueError("the sizes of its layers are not positive numbers")
@@ -292,7 +292,7 @@ def _audit(path: Path, clients: int) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     with _readable(path, f"`copfl audit {path.parent}` makes it again"):
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(foreign.read_json(path))
         return found if found["format"] == AUDIT_FORMAT and len(found["clients"]) == clients else None
 
 

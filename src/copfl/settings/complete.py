@@ -13,7 +13,7 @@ from copfl.data.clients.groups import number_of_groups
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.errors import UsageError
-from copfl.settings import schema
+from copfl.settings import named_code, schema
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build, component, name_of
 from copfl.settings.data import data_record
@@ -25,11 +25,16 @@ from copfl.settings.schema import Run, record_of
 from copfl.settings.task import task_record
 from copfl.settings.toml import Tables
 from copfl.settings.usual import usual_model, usual_of_table, usual_partition
-from copfl.settings.values import layer_of, record_of_value
+from copfl.settings.values import layer_of, modules_of_values, record_of_value
 
 
+@named_code.scope()
 def complete(
-    *layers: Layer, preset: str = "", values: Mapping[str, Any] | None = None, sums_only: bool = False
+    *layers: Layer,
+    preset: str = "",
+    values: Mapping[str, Any] | None = None,
+    sums_only: bool = False,
+    code: named_code.Modules = (),
 ) -> Run:
     """The record of a run with every name checked and every default filled in.
 
@@ -40,7 +45,9 @@ def complete(
         preset: The name of a preset, which is below the layers.
         values: By kind, an algorithm, a data set, a model, a partition or an optimizer that a program has.
         sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
+        code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
+    named_code.name(code, modules_of_values(values or {}))
     passed = {kind: value for kind, value in (values or {}).items() if value is not None}
     named: Tables = {}  # settings of values that have a name
     for kind in ("algorithm", "optimizer"):

@@ -6,20 +6,18 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
-from copfl.algorithms import ALGORITHMS as OURS
+from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd, plain_sgd
 from copfl.data.clients.schemes import SCHEMES
-from copfl.errors import UsageError, raised_as
+from copfl.errors import UsageError
 from copfl.models import MODELS, SOURCES
 from copfl.models.adapters import ADAPTERS
 from copfl.parts.mamo import Mamo
 from copfl.parts.server_steps import SERVER_STEPS
-from copfl.settings import schema, user_code
+from copfl.settings import named_code, schema, user_code
 from copfl.settings.checking import (
     SettingError,
     converted,
@@ -54,21 +52,8 @@ PLAIN = (bool, int, float, str)  # what a file of settings has
 WRAPPERS = ("server", "addons", "robust", "privacy", "attack")  # around the algorithm, from the inside out
 
 
-@lru_cache(maxsize=1)
-def algorithms() -> Mapping[str, Callable[..., AnyAlgorithm]]:
-    """The algorithms by name: copfl's, and those of installed packages' entry points `copfl.algorithms`."""
-    found: dict[str, Callable[..., AnyAlgorithm]] = {}
-    for entry in metadata.entry_points(group="copfl.algorithms"):
-        unusable = (
-            f'the algorithm "{entry.name}" of {entry.value} cannot be imported: {{}}; uninstall that package'
-        )
-        with raised_as(UsageError, unusable, ImportError, AttributeError):
-            found[entry.name] = entry.load()
-    return {**found, **OURS}
-
-
 FACTORIES: dict[str, Callable[[], Mapping[str, Callable[..., Any]]]] = {
-    "algorithm": algorithms,
+    "algorithm": lambda: ALGORITHMS,
     "optimizer": lambda: OPTIMIZERS,
     "partition": lambda: SCHEMES,
     "model": lambda: MODELS,
@@ -81,19 +66,25 @@ FACTORIES: dict[str, Callable[[], Mapping[str, Callable[..., Any]]]] = {
 }
 
 
+def reference_of(title: str, name: str) -> str:
+    """The name as "module:attribute", where it is one or the entry point of an installed package; or else empty."""
+    name = named_code.plugins().get(name, name) if title == "algorithm" and name not in ALGORITHMS else name
+    return name if user_code.is_reference(name) else ""
+
+
 def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., Any]:
     """The class or function with this name, also "module:attribute"; SettingError if there is none.
 
     Args:
         title: The kind, such as "algorithm".
         name: Its name.
-        code: The folder of the module.
+        code: The module's hash of when it was trained, see `named_code.digests`.
     """
     known = FACTORIES[title]()
     if name in known:
         return known[name]
-    if user_code.is_reference(name):
-        found = user_code.attribute(title, name, code)
+    if reference := reference_of(title, name):
+        found = user_code.attribute(title, reference, code)
         if not callable(found) and title != "model":
             raise SettingError(
                 f"{title}.name", name, f"is {type(found).__name__}; it must be a class or function"
@@ -105,6 +96,7 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
     more = [*SOURCES, "mymodule:MyNet"] if title == "model" else ["mymodule:MyName"]
     if not name:
         raise SettingError(f"{title}.name", name, f"is missing; allowed are {', '.join([*known, *more])}")
+    more = [*named_code.plugins(), *more] if title == "algorithm" else more
     raise unknown_name(f"{title}.name", name, [*known, *more])
 
 
@@ -129,8 +121,8 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
     fields = {k: converted(f"{kind}.{k}", v, *declared[k]) for k, v in table.items() if k in declared}
     name = fields.get("name", "")
     factory = factory_of(kind, name, fields.get("code"))
-    if user_code.is_reference(name):
-        fields["code"] = user_code.folder_of(name)
+    if reference := reference_of(kind, name):
+        fields["code"] = named_code.digests(reference)
     parameters = parameters_of(factory, context_of(kind, factory))
     options = {}
     for key, value in table.items():
@@ -184,7 +176,7 @@ def build(title: str, record: Component, optimizer: schema.Optimizer | None = No
     arguments = record.arguments
     of_parts = {option for part in parts.values() for option in options_of(part)}
     others = {name: value for name, value in arguments.items() if name not in of_parts}
-    own_code = user_code.is_reference(record.name)
+    own_code = reference_of(title, record.name)
     try:
         with user_code.calling(title, record.name, "making it") if own_code else nullcontext():
             made = {name: with_options(part, arguments) for name, part in parts.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from copfl.data.samples import Dataset
 from copfl.data.sets import datasets
 from copfl.data.sets.hub import PREFIX
-from copfl.settings import schema, user_code
+from copfl.settings import named_code, schema, user_code
 from copfl.settings.checking import checked, unknown_name
 from copfl.settings.schema import record_of, table_of
 
@@ -29,7 +29,7 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     user_code.check_no_file("data", name)
     if user_code.is_reference(name):
         user_code.attribute("data", name, record.code)
-        return dataclasses.replace(record, code=user_code.folder_of(name))
+        return dataclasses.replace(record, code=named_code.digests(name))
     is_written_as_path = len(Path(name).parts) > 1 or name.endswith("/")
     is_path = (is_written_as_path or os.path.exists(name)) and not name.startswith(PREFIX)
     if not (is_path or name in datasets.DATASETS or name.startswith(PREFIX) or Path(name).suffix):

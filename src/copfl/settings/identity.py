@@ -11,12 +11,8 @@ from copfl.settings.toml import Tables
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 COMPUTING = "device engine chunk threads workers store cache_features"
 KEEPING = "checkpoint_every save_models eval_models local_baseline benefit"
-NEUTRAL = {
-    "data": {"dir", "code"},
-    "model": {"code"},
-    "task": {"code"},
-    "run": {*COMPUTING.split(), *KEEPING.split()},
-}
+NEUTRAL = {"data": {"dir"}, "run": {*COMPUTING.split(), *KEEPING.split()}}
+CODE = "code"  # of any table: the hash of the user's module, which is compared where it is imported
 # Settings that records lack which were made before there were such settings, with what they had.
 ADDED = {"new_clients": 0.0, "validation": 0.0, "select": "last", "patience": 0}
 PLAIN_MEAN = {"name": "mean", "lr": 1.0}
@@ -26,7 +22,7 @@ USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device ha
 def essential(run: Run) -> Tables:
     """The settings of a run without the neutral ones, as a JSON file would give them back."""
     result = {
-        title: {key: value for key, value in table.items() if key not in NEUTRAL.get(title, ())}
+        title: {key: value for key, value in table.items() if key not in (CODE, *NEUTRAL.get(title, ()))}
         for title, table in run.tables().items()
     }
     if run.run.precision in USUAL_PRECISIONS:

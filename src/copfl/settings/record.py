@@ -41,7 +41,9 @@ class Component:
 
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    code: str | None = setting(None, "Folder of the module of a name such as mymodule:MyNet.", ours=True)
+    code: str | None = setting(
+        None, "SHA-256 of the module of a name such as mymodule:MyNet, when it was trained.", ours=True
+    )
     value: Any = field(default=None, compare=False, repr=False)
     description: str = ""  # of the value
 

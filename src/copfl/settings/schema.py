@@ -130,7 +130,7 @@ class Task:
     delta: float | None = setting(None, "Where the Huber loss becomes linear.")
     class_weights: tuple[float, ...] = setting((), "The weight of each class, or of each label.")
     label_smoothing: float | None = setting(None, "The probability that is given to all classes alike.")
-    code: str | None = setting(None, "Folder of the module of a function of yours.")
+    code: str | None = setting(None, "SHA-256 of the modules of functions of yours, when they were trained.")
 
     def __bool__(self) -> bool:
         return self != Task()
@@ -452,7 +452,7 @@ def table_of(record: Any) -> dict[str, Any]:
     known = {f.name: getattr(record, f.name) for f in declared(type(record))}
     table = {k: v for k, v in known.items() if v is not None and v not in ("", ())} if record else {}
     if isinstance(record, Component):
-        code = {"code": table.pop("code")} if "code" in table else {}  # last: a path is of little interest
+        code = {"code": table.pop("code")} if "code" in table else {}  # last: a hash is of little interest
         table |= {k: v for k, v in record.options.items() if v is not None} | code
         table |= {"value": record.description} if record.description else {}
     return table if not isinstance(record, RunSettings) else known

@@ -8,7 +8,7 @@ from typing import Any
 
 from copfl.core.criteria import LOSSES
 from copfl.core.metrics import METRICS
-from copfl.settings import schema, user_code
+from copfl.settings import named_code, schema, user_code
 from copfl.settings.checking import unknown_name
 from copfl.settings.schema import record_of
 
@@ -18,13 +18,13 @@ def task_record(table: Mapping[str, Any]) -> schema.Task:
     record: schema.Task = record_of("task", table)
     metrics = tuple(name.strip() for text in record.metrics for name in text.split(",") if name.strip())
     losses = [] if record.loss is None else [record.loss]
-    code = record.code
+    references: list[str] = []
     known = {loss for names in LOSSES.values() for loss in names}
     for path, names, defined in (("task.metrics", metrics, METRICS), ("task.loss", losses, known)):
         for name in names:
             if user_code.is_reference(name):
                 user_code.attribute("task", name, record.code)
-                code = user_code.folder_of(name)
+                references.append(name)
             elif name not in defined:
                 raise unknown_name(path, name, [*defined, "mymodule:myfunction"])
-    return dataclasses.replace(record, metrics=metrics, code=code)
+    return dataclasses.replace(record, metrics=metrics, code=named_code.digests(*references))

@@ -1,30 +1,17 @@
 """Settings as text: run.toml, and TABLE.KEY=VALUE on the command line."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from copfl import foreign
 from copfl.errors import UsageError, raised_as
 from copfl.settings.checking import SettingError
 from copfl.settings.schema import paths
 
 Tables = dict[str, dict[str, Any]]  # one layer of settings, before it is checked: by title and key
-
-
-def parsed(text: str) -> dict[str, Any]:
-    """The content of TOML text; ValueError for other text, and for numbers that Python refuses to print."""
-    content = tomllib.loads(text)
-    waiting: list[Any] = [content]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int) and value.bit_length() > 1024:
-            raise ValueError("a whole number has more than 1024 bits")
-    return content
 
 
 def read(content: bytes, source: str) -> Tables:
@@ -36,7 +23,7 @@ def read(content: bytes, source: str) -> Tables:
     """
     damaged = f"{source} is damaged or no run file: it is not valid TOML: {{}}"
     with raised_as(UsageError, damaged, ValueError, RecursionError):
-        tables = parsed(content.decode())
+        tables = foreign.toml_of(content)
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UsageError(f'{source}: "{name}" is outside any table; a run file has tables such as [run]')
@@ -46,7 +33,7 @@ def read(content: bytes, source: str) -> Tables:
 def read_file(path: Path) -> Tables:
     """The tables of a run file."""
     with raised_as(UsageError, f"cannot read {path}: {{}}; give the run.toml of a run", OSError):
-        content = path.read_bytes()
+        content = foreign.read_bytes(path)
     return read(content, str(path))
 
 
@@ -58,7 +45,7 @@ def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def value_of(text: str) -> Any:
     """The value of a text on the command line: read as TOML, or else a plain word."""
     try:
-        return parsed(f"v = {text.strip()}")["v"]
+        return foreign.toml_of(f"v = {text.strip()}")["v"]
     except (ValueError, RecursionError):
         return text.strip()
 

@@ -1,13 +1,17 @@
 """The user's models and data: named as "module:attribute", or passed as values."""
 
+import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,21 +19,15 @@ from torch import Tensor, nn
 
 from copfl.data import arrays
 from copfl.data.samples import Dataset
-from copfl.errors import CopflError, UsageError, unknown
+from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown
 from copfl.kernels.draws import seeded
-from copfl.models.pretrained import SOURCES
+from copfl.settings import named_code
+from copfl.settings.named_code import is_reference as is_reference
 
 DATA = (
     "a copfl Dataset, a torch Dataset, a pair (train, test) of torch Datasets, arrays (x, y) or "
     "(x, y, x_test, y_test), a dict of such arrays, or a list of such data, one per client"
 )
-
-
-def is_reference(name: str) -> bool:
-    """Whether the name is of the form "module:attribute", and not a pretrained model such as "timm:NAME"."""
-    module, colon, attribute = name.partition(":")
-    names = (*module.split("."), *attribute.split("."))
-    return bool(colon) and module not in SOURCES and all(map(str.isidentifier, names))
 
 
 def check_no_file(kind: str, name: str) -> None:
@@ -45,13 +43,17 @@ def check_no_file(kind: str, name: str) -> None:
 
 
 def in_current_folder(kind: str, name: str) -> str:
-    """What to write for a name without colon that is a module of the current folder; empty if it is none."""
+    """What to write for a name without colon that is a module of the current folder; empty if it is none.
+
+    The file is parsed and not imported: the name may be a file's.
+    """
     module = str(Path(name)).removesuffix(".py")
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
         return ""
-    with calling(kind, name, "importing it"):
-        names = candidates(kind, module, _imported(module, os.getcwd()))
-    listed = ", ".join(f"{module}:{one}" for one in names)
+    with calling(kind, name, "reading it"):
+        statements = ast.parse(Path(f"{module}.py").read_bytes()).body
+    defined = [s.name for s in statements if isinstance(s, ast.ClassDef | ast.FunctionDef)]
+    listed = ", ".join(f"{module}:{one}" for one in defined if not one.startswith("_"))
     return f"is a module of this folder; write {listed or f'{module}:NAME, but it has no {kind}'}"
 
 
@@ -68,20 +70,27 @@ def candidates(kind: str, module: str, holder: Any) -> list[str]:
     return [name for name, value in vars(holder).items() if not name.startswith("_") and fits(value)]
 
 
-def _imported(module: str, folder: str) -> Any:
+def attribute(kind: str, reference: str, recorded: str | None = None) -> Any:
+    """The value of "module:attribute": the one door through which code that is not copfl's comes in.
+
+    The module is one that this command names, of an installed package, of PYTHONPATH or of the current folder.
+    The attribute is what the module defines itself, not what it imports: a file that names `mymodule:os.system`
+    gets nothing.
+
+    Args:
+        kind: Of the component, such as "model".
+        reference: Such as "mymodule:MyNet".
+        recorded: The module's hash of when it was trained, see `named_code.digests`.
+    """
+    check_no_file(kind, reference)
+    named_code.check(kind, reference, recorded)
+    module, _, path = reference.partition(":")
+    folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
-    return importlib.import_module(module)
-
-
-def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
-    """The value of "module:attribute", from an installed package, `folder`, or else the current folder."""
-    check_no_file(kind, reference)
-    module, _, path = reference.partition(":")
-    folder = folder or os.getcwd()
     try:
         with calling(kind, reference, "importing it", ModuleNotFoundError):
-            value = _imported(module, folder)
+            value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
         remedy = f"pip install {missing.partition('.')[0]}"
@@ -93,15 +102,31 @@ def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
         if not hasattr(value, name):
             raise unknown(f"{kind} in {module}", name, candidates(kind, module, value))
         value = getattr(value, name)
+        if name.startswith("__") or not _defines(module, value):
+            defined_in = getattr(value, "__module__", None) or type(value).__module__
+            raise UsageError(
+                f'{kind} "{reference}": {module} does not define {name}, it is of {defined_in}; name the module that '
+                "defines it, or define it there"
+            )
+    if warning := named_code.changed(reference, recorded):
+        _warn(f"{kind} {reference}: {warning}")
     return value
 
 
-def folder_of(reference: str) -> str | None:
-    """The folder of an imported "module:attribute" for run.toml; None for an installed package."""
-    top = sys.modules[reference.partition(":")[0].partition(".")[0]]
-    path = next(iter(top.__path__), None) if hasattr(top, "__path__") else getattr(top, "__file__", None)
-    installed = path is None or "site-packages" in Path(path).parts
-    return None if installed else str(Path(str(path)).resolve().parent)
+def _defines(module: str, value: Any) -> bool:
+    """Whether a value is the module's own, or of a module inside it: no module, class or function of others."""
+    if isinstance(value, functools.partial):
+        return _defines(module, value.func)
+    if isinstance(value, nn.Module) or not (callable(value) or isinstance(value, ModuleType)):
+        return True
+    return f"{getattr(value, '__module__', None)}.".startswith(f"{module}.")
+
+
+def _warn(text: str) -> None:
+    if COMMAND_LINE in os.environ:
+        print(f"copfl: warning: {text}", file=sys.stderr, flush=True)
+    else:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

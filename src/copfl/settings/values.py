@@ -15,6 +15,18 @@ from copfl.settings.schema import record_of
 from copfl.settings.toml import Tables
 
 
+def modules_of_values(values: Mapping[str, Any]) -> list[str]:
+    """The modules of algorithms and optimizers that a program passed: their settings name the classes.
+
+    Args:
+        values: By kind, as of `complete`.
+    """
+    chosen = [values.get("algorithm"), values.get("optimizer")]
+    chosen += [getattr(value, "optimizer", None) for value in chosen]
+    classes = [value if isinstance(value, type) else type(value) for value in chosen if value is not None]
+    return [one.__module__ for one in classes]
+
+
 def layer_of(kind: str, value: Any) -> Tables:
     """The settings of an algorithm or optimizer of copfl or an importable module; none if it has no name.
 

@@ -49,7 +49,7 @@ def test_what_is_left_out_of_all_is_one_line_and_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: ALGORITHMS[name] for name in ("fedavg", "fedpac", "ffa_lora")}
-    monkeypatch.setattr("copfl.comparison.rows.entries.algorithms", lambda: few)
+    monkeypatch.setattr("copfl.comparison.rows.entries.ALGORITHMS", few)
     said = list[str]()
     found = compare(["all"], seeds=[0], base_tables=DIABETES, out=tmp_path / "a", tune={}, log=said.append)
     assert [row.label for row in found.rows] == ["fedavg"]

@@ -770,7 +770,7 @@ def test_what_init_names_is_allowed_on_the_server_of_the_app(
     np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.float32))
     config = {"samples.public": "public.npz", "task.metrics": ["auc"]}
     config |= {"algorithm.name": "ktpfl", "model.name": "elsewhere_net:net"}
-    app = init(tmp_path / "app", nested(config))
+    app = init(tmp_path / "app", nested(config), code="elsewhere_net")
     allowed, run_config = read_policy(app / FILE), read_app(app)["config"]
     assert refusals(allowed, run_config) == ()
     assert refusals(Policy(), run_config)

@@ -31,6 +31,7 @@ from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
 from copfl.federation.server.rounds import Server
 from copfl.parts.server_steps import SERVER_STEPS
+from copfl.settings import named_code
 from copfl.wire import Packet
 from tests.federation.network import (
     CONFIG,
@@ -90,12 +91,14 @@ def for_algorithm(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@named_code.scope()
 def test_every_algorithm_ends_where_the_simulation_does(
     name: str, federation: Federation, tmp_path: Path
 ) -> None:
     config = for_algorithm(name)
     if getattr(ALGORITHMS[name], "needs", ()):
         config["model.name"] = "tests.toys:adapted_mlp"
+        named_code.name("tests.toys")
     nodes = write_nodes(federation, tmp_path / "nodes")
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])
@@ -625,7 +628,9 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
 
 def test_data_of_a_custom_function(federation: Federation) -> None:
     settings = settings_of(CONFIG)
-    data = node_data(settings, {"data": "tests.federation.server.test_rounds:custom_data"})
+    with named_code.scope():
+        named_code.name("tests.federation.server.test_rounds")
+        data = node_data(settings, {"data": "tests.federation.server.test_rounds:custom_data"})
     assert data.train.y.shape[0] > 1000
 
 
@@ -642,8 +647,10 @@ def custom_data(node_config: dict[str, Any]) -> Any:
     ],
 )
 def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], expected: str) -> None:
-    with pytest.raises((UsageError, DataError), match=expected):
-        node_data(settings_of(CONFIG), config)
+    with named_code.scope():
+        named_code.name("nowhere", "tests.federation.server.test_rounds")
+        with pytest.raises((UsageError, DataError), match=expected):
+            node_data(settings_of(CONFIG), config)
 
 
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:

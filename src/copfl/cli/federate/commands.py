@@ -1,5 +1,6 @@
 """`copfl federate`: its commands, of which the first creates a federation."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -83,14 +84,15 @@ def init(
 app = typer.Typer(
     help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
 )
-for command in (
-    init,
-    *(local.up, local.resume, local.join),
+Command = Callable[..., None]
+LOCAL: list[Command] = [local.up, local.resume, local.join]
+OTHERS: list[Command] = [
     *(machines.server, machines.run, machines.status, machines.policy),
     *(machines.clean, machines.backup, machines.restore, machines.node),
     *(data.contract, data.check, data.agree),
     watch.watch,
     *(members.key, members.admit, members.members, members.propose),
     *(members.approve, members.revoke, members.rotate, members.log),
-):
+]
+for command in [init, *map(options.reading, LOCAL), *OTHERS]:
     app.command(cls=options.Command)(command)

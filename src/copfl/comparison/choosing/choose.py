@@ -29,7 +29,16 @@ from copfl.comparison.choosing.ranking import LOCAL, Choice, write
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.processes import Pool, pool_for
 from copfl.comparison.jobs.submission import Log, TimeIsUp
-from copfl.comparison.rows.entries import VALIDATION, Base, Entry, check_seeds, entries_of, entry_of, split
+from copfl.comparison.rows.entries import (
+    VALIDATION,
+    Base,
+    Entry,
+    check_seeds,
+    entries_of,
+    entry_of,
+    modules_of,
+    split,
+)
 from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_optimizer
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.rounds import Round
@@ -42,6 +51,7 @@ from copfl.experiment.progress import lines
 from copfl.experiment.result import Result
 from copfl.experiment.run import reopen
 from copfl.experiment.training import OnRound, rounds_alone, train
+from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
@@ -78,6 +88,7 @@ def choose(
     validation: float = VALIDATION,
     retrain: bool = True,
     jobs: int = 1,
+    code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
 ) -> Choice:
@@ -104,10 +115,13 @@ def choose(
         retrain: Whether the choice is trained again on all training samples, in `out`/chosen; not if a time
             as budget is too short for it.
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
+        code: Modules of yours that the tables, or runs in `out`, may name. What `entries` and `dataset` name
+            needs no mention.
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
+    named_code.name(code, modules_of(entries), named_code.modules_in(dataset))
     limit = limit_of(budget)
     out, log = Path(out), log or (lambda line: None)
     common = common_of(base_tables, dataset, rounds)

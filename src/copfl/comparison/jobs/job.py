@@ -5,7 +5,6 @@ A folder may be locked, finished or damaged; it lacks what a comparison does not
 
 import contextlib
 import importlib.util
-import json
 import re
 import shutil
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from copfl import foreign
 from copfl.core.evaluation import EVAL_MODELS
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
@@ -161,5 +161,5 @@ def environment_of(job: Job) -> dict[str, Any]:
     path = job.path / "environment.json"
     lacking = f"{path} does not contain what the run began with ({{}})"
     with raised_as(RunError, lacking, OSError, ValueError, KeyError, TypeError):
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        content: dict[str, Any] = foreign.read_json(path)
         return {**content, "start": Start(content["start"])}

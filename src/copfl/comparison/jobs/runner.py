@@ -38,6 +38,7 @@ from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import OnRound, execute, simulation_of
 from copfl.files import Busy
+from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
 from copfl.settings.identity import essential
@@ -86,7 +87,8 @@ def all_done(
     while left:
         parallel = executor is None and min(pool.size, len(left)) > 1
         runner = Runner(log, end, executor=executor, forecast=forecast)
-        ended = in_processes(left, pool, run_in_worker, log, end, forecast) if parallel else runner.run(left)
+        work = partial(run_in_worker, code=named_code.named())
+        ended = in_processes(left, pool, work, log, end, forecast) if parallel else runner.run(left)
         with contextlib.closing(ended):  # ends the processes whatever happens here
             busy = list[Path]()
             for job, error, _ in ended:
@@ -137,7 +139,8 @@ class Runner:
             for group in groups:
                 yield from self._batched(group)
             return
-        work = partial(run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
+        named = named_code.named()
+        work = partial(run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds, code=named)
         for job in (yield from submitted(groups, self.executor, work, self.log, self.end, self.forecast)):
             yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
@@ -286,9 +289,19 @@ _worker = Runner()  # of this process, if it is a worker
 _one_at_a_time = threading.Lock()  # torch has one number of threads and one random generator per process
 
 
-def run_in_worker(jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = False) -> list[Done]:
-    """What the jobs ended with; an exception of this function itself is that its worker was lost."""
-    with _one_at_a_time:
+def run_in_worker(
+    jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = False, code: Sequence[str] = ()
+) -> list[Done]:
+    """What the jobs ended with; an exception of this function itself is that its worker was lost.
+
+    Args:
+        jobs: The runs.
+        pause: Seconds between checkpoints.
+        batch_seeds: As of `Runner`.
+        code: The modules that the command named.
+    """
+    with _one_at_a_time, named_code.scope():
+        named_code.name(code)
         _worker.pause, _worker.batch_seeds = pause, batch_seeds
         try:
             return list(_worker.run(jobs))

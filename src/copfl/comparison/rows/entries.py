@@ -4,17 +4,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError
-from copfl.settings import user_code
+from copfl.settings import named_code, user_code
 from copfl.settings.checking import parameters_of
-from copfl.settings.components import algorithms, factory_of, usual_optimizer
+from copfl.settings.components import factory_of, usual_optimizer
 from copfl.settings.toml import Tables, value_of
 from copfl.settings.values import layer_of
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 
 VALIDATION = 0.2  # of each client's training samples
+OPTIONS = r":(?=\s*[\w.]+\s*=)"  # what separates options; a colon inside a value does not
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
@@ -39,7 +41,7 @@ def entries_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[Entr
 
     Args:
         rows_or_texts: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as
-            values. "all" are all algorithms that can train on the task.
+            values. "all" are all algorithms of copfl that can train on the task.
     """
     rows = list[Entry]()
     for row in rows_or_texts:
@@ -49,9 +51,21 @@ def entries_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[Entr
             rows.append(checked(entry_of_value(row)))
         else:
             for text in split(row):
-                every = [Entry(name, name, {}, optional=True) for name in algorithms()]
+                every = [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
                 rows += every if text == "all" else [entry_of(text)]
     return rows
+
+
+def modules_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[str]:
+    """The modules of code that these rows name as texts and values; an Entry may come from a file, and names none."""
+    modules = list[str]()
+    for row in rows_or_texts:
+        if isinstance(row, str):
+            words = [word for text in split(row) for word in re.split(OPTIONS, text)]
+            modules += named_code.modules_in([word.partition("=")[2] or word for word in words])
+        elif not isinstance(row, Entry):
+            modules += [type(row).__module__, type(getattr(row, "optimizer", row)).__module__]
+    return modules
 
 
 def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
@@ -74,11 +88,11 @@ def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
 
 def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
-    name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
+    name, *options = re.split(OPTIONS, text)
     name = name.strip()
     user_code.check_no_file("algorithm", name)
     before, colon, _ = name.partition(":")
-    if "=" in name or (colon and (before in algorithms() or not user_code.is_reference(name))):
+    if "=" in name or (colon and (before in ALGORITHMS or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
     settings: Tables = {}
     for option in options:

@@ -1,9 +1,9 @@
 """A comparison as a TOML file: an [[entry]] per row, options, and tables for all rows."""
 
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.comparison.rows.entries import Entry, checked, described, put
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings.toml import Tables
@@ -32,9 +32,9 @@ def read_file(path: Path) -> File:
     """A file with an [[entry]] per row, a table [compare] of options, and tables for all rows."""
     damaged = f"{path} is not valid TOML: {{}}; correct it there"
     with raised_as(UsageError, f"cannot read {path}: {{}}", OSError):
-        text = path.read_bytes()
+        text = foreign.read_bytes(path)
     with raised_as(UsageError, damaged, ValueError, RecursionError):  # numbers or brackets without end
-        content = tomllib.loads(text.decode())
+        content = foreign.toml_of(text)
     rows, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:
         if not isinstance(table, dict):
@@ -52,7 +52,7 @@ def read_file(path: Path) -> File:
 def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), **unknown_keys: Any) -> Entry:
     for key in unknown_keys:
         raise unknown("key in [[entry]]:", key, ("name", "label", "settings"))
-    if settings and not isinstance(settings, dict):
+    if settings != () and not isinstance(settings, dict):
         raise UsageError(f"{path}: the settings of {name} must be a table, such as {{ score = 'none' }}")
     tables: Tables = {}
     for key, value in dict(settings).items():

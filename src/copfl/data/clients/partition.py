@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl import foreign
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, Dataset, Samples
 from copfl.errors import DataError, UsageError, at_least, raised_as
 from copfl.files import write_bytes
@@ -99,7 +100,7 @@ class Partition:
         with raised_as(DataError, f"cannot read the partition {path}: {{}}; {expected}", OSError):
             text = Path(path).read_bytes()
         try:
-            content = json.loads(text)
+            content = foreign.json_of(text)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
                 raise DataError(f'it has no "format": "{FORMAT}"')
             loaded = _from_record(content["partition"])

@@ -41,6 +41,8 @@ def hub_dataset(
         kind: Of the targets, see `copfl.data.arrays.from_arrays`; None: inferred.
     """
     short, datasets = name.removeprefix(PREFIX), library("datasets", f"the data set {name}")
+    # Before version 2.20 it ran the script of a data set unless told otherwise, and a file may name the data set.
+    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
     try:
         splits = datasets.load_dataset(short, subset or None)
     except Exception as error:  # of many kinds: no network, no such name, a script that is refused

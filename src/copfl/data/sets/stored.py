@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from copfl import foreign
 from copfl.data import reading
 from copfl.data.samples import Dataset, Samples, by_name
 from copfl.errors import DataError
@@ -37,7 +38,7 @@ def read_stored(path: Path) -> Dataset:
     """The data set of a file that `stored` made."""
     arrays: dict[str, Any] = reading.npz_arrays(path)
     try:
-        about = json.loads(str(arrays["about"]))
+        about = foreign.json_of(str(arrays["about"]))
         splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
         facts: dict[str, Any] = {
             name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES

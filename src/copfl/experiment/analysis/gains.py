@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from copfl import files
+from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import Federation
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
+from copfl.errors import RunError, raised_as
+from copfl.experiment import records
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
@@ -213,9 +215,11 @@ def read(folder: Path) -> Analysis | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    content = json.loads(path.read_text("utf-8"))
-    values = np.array(content["cross"], np.float64)
-    per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
-    cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
-    alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
-    return Analysis(alone, cross, constant)
+    damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
+    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+        content = foreign.read_json(path)
+        values = np.array(content["cross"], np.float64)
+        per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
+        cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
+        alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
+        return Analysis(alone, cross, constant)

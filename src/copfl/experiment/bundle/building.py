@@ -1,28 +1,35 @@
 """The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from copfl import models as models_of_copfl
 from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.bundle.base import FROZEN, TOKENIZER
-from copfl.experiment.bundle.description import Description, Tokenizer, own_code
+from copfl.experiment.bundle.description import Description, Tokenizer
 from copfl.experiment.models import network
 from copfl.experiment.tasks import build_task
 from copfl.models import pretrained, text
-from copfl.settings import user_code
-from copfl.settings.schema import record_of
+from copfl.settings.schema import Model, record_of
 
 
-def build(description: Description, base: Path | None, trained: Collection[str], model: Any = None) -> Task:
-    """The task; `trained` are the names of the tensors in the bundle's weights.
+def build(
+    description: Description, base: Path | None, trained: Collection[str], size: int, model: Any = None
+) -> Task:
+    """The task.
 
-    `model` is the module, or the function that makes it, of a run whose model a Python program passed.
+    Args:
+        description: That of the bundle.
+        base: The folder of what was not trained.
+        trained: The names of the tensors in the bundle's weights.
+        size: Bytes of the bundle's weights and of its base.
+        model: The module, or the function that makes it, of a run whose model a Python program passed.
     """
     table, shape, count = dict(description.model), description.input.shape, description.output.count
     name = str(table.get("name", ""))
@@ -34,10 +41,15 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     if pretrained.is_pretrained(name):  # its tensors are in the bundle
         table = {key: value for key, value in table.items() if key != "sha256"} | {"weights": "none"}
         if name.startswith("hf:"):
-            table["name"] = f"hf:{base}"
-    table = _with_code("model", table, own_code(table))
+            if base is None:
+                raise RunError(
+                    "it has no base, which has the configuration of its model; take a complete copy"
+                )
+            table["name"] = f"hf:{base.absolute()}"
     settings = dataclasses.replace(record_of("model", table), value=model)
     adapter = record_of("adapter", description.adapter)
+    if model is None and settings.name in models_of_copfl.MODELS:
+        _check_size(settings, shape, count, size)
     module = network.build_model(settings, adapter, shape, count, description.seed)
     dtype: torch.dtype = getattr(torch, description.dtype)
     module = module.to(dtype)
@@ -48,8 +60,9 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     if isinstance(module, pretrained.Pretrained) and description.input.text is not None:
         module.mask = pretrained.mask_of(module)  # found by comparing outputs, now those of the real tensors
     output = description.output
-    learned = _with_code("task", description.task, own_code(description.task))
-    criterion, metrics = build_task(record_of("task", learned), output.kind, (output.mean, output.std))
+    criterion, metrics = build_task(
+        record_of("task", description.task), output.kind, (output.mean, output.std)
+    )
     return task_of(
         module,
         count,
@@ -62,21 +75,14 @@ def build(description: Description, base: Path | None, trained: Collection[str],
     )
 
 
-def _with_code(kind: str, table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The table, if the modules of these names can be imported; without its folder, if that is not here."""
-    folder = table.get("code")
-    is_here = folder is not None and Path(folder).is_dir()
-    for name in names:
-        module = name.partition(":")[0]
-        try:
-            user_code.attribute(kind, name, folder if is_here else None)
-        except UsageError as error:
-            raise RunError(
-                f"the {kind} of this bundle is {name}, and a bundle has no code: the module {module} must be "
-                "importable, as it was in training. Install its package, start in the folder that has it, or "
-                f"add that to PYTHONPATH ({error})"
-            ) from error
-    return dict(table) if is_here else {key: value for key, value in table.items() if key != "code"}
+def _check_size(model: Model, shape: Any, count: int, size: int) -> None:
+    """RunError if a model of copfl's has more entries than its files have bytes, before it takes any memory."""
+    with torch.device("meta"):
+        plain_shape = () if isinstance(shape, dict) else shape
+        module = models_of_copfl.build(model.name, plain_shape, count, 0, **model.arguments)
+    entries = sum(parameter.numel() for parameter in module.parameters())
+    if entries > size:
+        raise RunError(f"it describes a model of {entries:,} numbers, and the files have {size:,} bytes")
 
 
 def _fill(module: nn.Module, path: Path) -> None:
@@ -99,6 +105,7 @@ def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | Non
     table, name = description.model, str(description.model.get("name", ""))
     if "tokenizer" not in table and not name.startswith("hf:"):
         return network.tokenizer_of(record_of("model", table))
-    assert base is not None
+    if base is None:
+        raise RunError("the bundle has no base, which has the tokenizer of its model; take a complete copy")
     config = base if (base / "config.json").is_file() else None
     return text.Tokenizer(base / TOKENIZER, table.get("max_length", 0), config)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,24 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl import foreign
 from copfl.core.evaluation import on_host_arrays
 from copfl.core.metrics import CALIBRATION_BINS, METRICS
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
-from copfl.errors import RunError, UsageError, raised_as
+from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.experiment.bundle import building, description
 from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import FILE, Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.bundle.writing import OF_NODE, OF_SERVER, write_bundle
+from copfl.experiment.bundle.writing import BASE, OF_NODE, OF_SERVER, write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
-from copfl.settings import toml
+from copfl.settings import named_code, toml
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
 SHOWN = 10  # names of clients in a message
 OWN_BASE = "base"  # of a bundle that was exported for transport
+BASES = (OWN_BASE, f"../{BASE}")  # where the base of a bundle may be
 
 
 class CalibrationBin(NamedTuple):
@@ -88,7 +92,8 @@ class Bundle:
     def preparation(self) -> Preparation:
         """How new samples become inputs of the network."""
         base = None if self.path is None else base_of(self.path, self.description)
-        tokenizer = building.tokenizer_of(self.description, base)
+        with _describing(self.path):
+            tokenizer = building.tokenizer_of(self.description, base)
         return Preparation(self.description.input, self.description.output, tokenizer)
 
     def outputs(self, x: Inputs) -> NDArray[np.float64]:
@@ -107,7 +112,7 @@ class Bundle:
         def part(start: int) -> Tensor:
             return self.task.predict(self.model, tensors(each(lambda a: a[start : start + BATCH], x)))
 
-        with torch.no_grad():
+        with torch.no_grad(), _describing(self.path):
             predictions = torch.cat([part(start) for start in range(0, size, BATCH)])
         found, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
         return found.reshape(size, -1)
@@ -234,10 +239,6 @@ class Bundle:
         own = dataclasses.replace(
             facts,
             base="" if base is None else OWN_BASE,
-            model={
-                key: value for key, value in facts.model.items() if key != "code"
-            },  # a path of this machine
-            task={key: value for key, value in facts.task.items() if key != "code"},
         )
         write_bundle(target, own, self.task.layout, self.model)
         return target
@@ -268,12 +269,14 @@ def _calibration(outputs: NDArray[np.float64], y: NDArray[Any]) -> tuple[Calibra
 # Folders
 
 
+@named_code.scope()
 def load(
     path: str | Path,
     client: int | str | None = None,
     *,
     before_training: bool = False,
     model: Any = None,
+    code: named_code.Modules = (),
     **values: Any,
 ) -> Bundle:
     """The model in a bundle, of a node, or of one client in a run folder.
@@ -286,8 +289,11 @@ def load(
             place of the one that the table scores. It is made from the run's checkpoint and data, which must
             be there.
         model: An nn.Module or the function that makes it, where the run was given one.
+        code: Modules of the author's code that the folder may name, such as "mypackage.nets". A bundle is data: no
+            other code is imported.
         values: With `before_training`, what else a program passed to the run: `algorithm`, `data`.
     """
+    named_code.name(code)
     if before_training:
         from copfl.experiment.finished import received_bundle
 
@@ -295,14 +301,32 @@ def load(
             raise UsageError("name the client whose model before local training is wanted, in its run folder")
         return received_bundle(path, client, **({} if model is None else {"model": model}), **values)
     folder = located(Path(path), client)
+    foreign.inside(folder, folder / FILE)
     facts = description.read(folder)
     base = base_of(folder, facts)
-    names = _names(folder / WEIGHTS)
-    task = building.build(facts, base, names, model)
+    names = _names(foreign.inside(folder, folder / WEIGHTS))
+    size = sum(file.stat().st_size for file in (folder / WEIGHTS, *(base.glob("*") if base else ())))
+    with _describing(folder):
+        task = building.build(facts, base, names, size, model)
     if set(task.layout.names) != names:
         other = sorted(set(task.layout.names) ^ names)[0]
         raise RunError(f"{folder / WEIGHTS} is of another model: {other}; restore it from a copy")
     return Bundle(facts, task, read_weights(folder / WEIGHTS, task.layout).model, folder)
+
+
+@contextlib.contextmanager
+def _describing(folder: Path | None) -> Iterator[None]:
+    """RunError in place of an error of torch or another library, about a description that no run wrote."""
+    try:
+        yield
+    except CopflError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        which = FILE if folder is None else folder / FILE
+        raise RunError(
+            f"{which} describes no model that can be made ({why}); restore it from a copy"
+        ) from error
 
 
 def located(path: Path, client: int | str | None = None) -> Path:
@@ -371,13 +395,15 @@ def base_of(folder: Path, facts: Description) -> Path | None:
     """The folder of what was not trained; RunError if it is not there."""
     if not facts.base:
         return None
+    if facts.base not in BASES:
+        raise RunError(f'{folder / FILE} names the base "{facts.base}", which is none of {", ".join(BASES)}')
     base = folder / facts.base
     if not base.is_dir():
         raise RunError(
             f"{folder} lacks its base, {facts.base}: the bundles of a run share it. Take a complete copy: "
             "`copfl export RUN --client N --format bundle --out FOLDER`"
         )
-    return base
+    return foreign.inside(folder if facts.base == OWN_BASE else folder.parent, base)
 
 
 def _names(path: Path) -> set[str]:

@@ -45,7 +45,8 @@ def card(description: Description, folder: str) -> str:
           f"{s.samples:,} {s.split} samples of the client" for s in description.scores),
         f"- **Network:** {json.dumps(description.model, ensure_ascii=False)}",
         *([f"- **Adapter:** {json.dumps(description.adapter)}"] if description.adapter else []),
-        *([f"- **Needs:** {', '.join(code)}, code that is not in the bundle; its module must be importable"]
+        *([f"- **Needs:** {', '.join(code)}, code of its author that is not in the bundle; name its module when the "
+           f"model is opened: `--code {code[0].partition(':')[0]}`"]
           if (code := [*own_code(description.model), *own_code(description.task)]) else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from copfl.data.samples import REGRESSION, Inputs
+import numpy as np
+
+from copfl import foreign
+from copfl.data.samples import KINDS, NEXT_TOKEN, REGRESSION, Inputs
 from copfl.data.tables.encoders import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
@@ -18,6 +21,8 @@ from copfl.settings.user_code import is_reference
 
 FILE = "bundle.json"
 FORMAT = 1
+DTYPES = ("float32", "float64")  # of the weights
+MOST_VALUES = 2**25  # of one sample, or outputs: what is larger is no description of a model of copfl
 TABLE, TEXT, IMAGE, ARRAYS = "table", "text", "image", "arrays"  # the kinds of input
 TEST, VALIDATION = "test", "validation"  # the splits of scores
 Tokenizer = Callable[[Sequence[str]], Inputs]  # texts as inputs of the network
@@ -142,14 +147,47 @@ def read(folder: Path) -> Description:
     """The description of the bundle in this folder; RunError if it is damaged."""
     path = folder / FILE
     with raised_as(RunError, f"{path} cannot be read ({{}}); restore it from a copy", OSError, ValueError):
-        content = json.loads(path.read_text("utf-8"))
+        content = foreign.read_json(path)
     if isinstance(content, dict) and content.get("format") != FORMAT:
         raise RunError(
             f"{path} has the format {content.get('format')!r}, and this version of copfl reads {FORMAT}; use "
             f"the version that wrote it ({content.get('copfl')}), or run it again"
         )
     found: Description = _value(Description, content, str(path))
+    if wrong := _wrong(found):
+        raise RunError(f"{path} is damaged: {wrong}; restore it from a copy")
     return found
+
+
+def _wrong(found: Description) -> str:
+    """What in a description cannot be; empty if all of it can."""
+    output, columns = found.output, found.input.columns
+    known = {np.dtype(code).name for code in "?bBhHiIlLefd"}
+    for name, array in found.input.arrays.items():
+        if array.dtype not in known:
+            return (
+                f"the input {name} has the type {array.dtype!r}, which is none of {', '.join(sorted(known))}"
+            )
+        if min(array.shape, default=1) < 0 or math.prod(array.shape) > MOST_VALUES:
+            return f"the input {name} has the shape {list(array.shape)}"
+    checks = (
+        (found.dtype in DTYPES, f"dtype is {found.dtype!r}, which is none of {', '.join(DTYPES)}"),
+        (bool(found.input.arrays), "it has no input"),
+        (output.kind in KINDS, f"the output is {output.kind!r}, which is none of {', '.join(KINDS)}"),
+        (0 < output.count <= MOST_VALUES, f"it has {output.count} outputs"),
+        (
+            len(output.names) in (0, output.count),
+            f"it has {len(output.names)} names of {output.count} outputs",
+        ),
+        (bool(output.names) or output.kind == NEXT_TOKEN, "its outputs have no names"),
+        (len(set(output.names)) == len(output.names), "two outputs have the same name"),
+        (0 <= found.seed < 2**63, f"its seed is {found.seed}"),
+        (not found.input.std or min(found.input.std) > 0, "a deviation of its input is not positive"),
+        (len(found.input.mean) == len(found.input.std), "its input has means without deviations"),
+        (len(output.mean) == len(output.std), "its output has means without deviations"),
+        (len({column.name for column in columns}) == len(columns), "two of its columns have the same name"),
+    )
+    return next((wrong for holds, wrong in checks if not holds), "")
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -7,6 +7,7 @@ python_env.yaml    the same for environments that MLflow builds
 """
 
 import json
+import os
 import platform
 import shutil
 import tempfile
@@ -118,7 +119,8 @@ def requirements(facts: Description) -> list[str]:
     extras += ["vision"] if name.startswith(("torchvision:", "timm:")) else []
     chosen = f"[{','.join(extras)}]" if extras else ""
     code = [
-        f"# and the package of {reference}" for reference in (*own_code(facts.model), *own_code(facts.task))
+        f"# and the package of {reference}, named in the variable COPFL_CODE={reference.partition(':')[0]}"
+        for reference in (*own_code(facts.model), *own_code(facts.task))
     ]
     return [f"copfl{chosen}=={__version__}", *code]
 
@@ -139,5 +141,9 @@ class ServedBundle:
 
 
 def _load_pyfunc(path: str) -> ServedBundle:
-    """MLflow's entry point: the model in the folder `data` of MLmodel."""
-    return ServedBundle(load(path))
+    """MLflow's entry point: the model in the folder `data` of MLmodel.
+
+    MLmodel is a file of the folder and names no code. Who serves a model with code of its author names the modules
+    in the variable COPFL_CODE, separated by commas.
+    """
+    return ServedBundle(load(path, code=[m for m in os.environ.get("COPFL_CODE", "").split(",") if m]))

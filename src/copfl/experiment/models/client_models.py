@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from copfl import files
+from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.layout import Layout
@@ -151,7 +151,7 @@ def read_stage(path: Path) -> Stage:
     from safetensors import safe_open
 
     with _reading(path), safe_open(path, framework="pt") as file:
-        return Stage(**json.loads(file.metadata()["stage"]))
+        return Stage(**foreign.json_of(file.metadata()["stage"]))
 
 
 def _reading(path: Path) -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl import files
+from copfl import files, foreign
 from copfl.algorithms.local import Local
 from copfl.core import tree
 from copfl.core.algorithm import (
@@ -28,6 +28,8 @@ from copfl.data.clients.partition import generator
 from copfl.engine import mapping
 from copfl.engine.rounds import Ids, Models, State
 from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.errors import RunError, raised_as
+from copfl.experiment import records
 from copfl.settings import schema
 from copfl.settings.components import build
 from copfl.stats import Numbers
@@ -194,10 +196,12 @@ def read(folder: Path) -> NewClients | None:
     path = folder / NEW_CLIENTS
     if not path.is_file():
         return None
-    content = json.loads(path.read_text("utf-8"))
-    accuracy, alone = (
-        {name: np.array(values, np.float64) for name, values in content[key].items()}
-        for key in ("accuracy", "alone")
-    )
-    validation = np.array(content["validation"], np.float64)
-    return NewClients(content["clients"], accuracy, alone, validation)
+    damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
+    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+        content = foreign.read_json(path)
+        accuracy, alone = (
+            {name: np.array(values, np.float64) for name, values in content[key].items()}
+            for key in ("accuracy", "alone")
+        )
+        validation = np.array(content["validation"], np.float64)
+        return NewClients(content["clients"], accuracy, alone, validation)

@@ -25,6 +25,7 @@ from copfl.federation.server.agreement import FILE as CONTRACT
 from copfl.federation.server.agreement import samples_of
 from copfl.federation.server.certificates import LOOPBACK, make_certificates
 from copfl.federation.server.membership import AUTHORITY, make_coordinator, make_member_keys
+from copfl.settings import named_code
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
@@ -39,6 +40,7 @@ RUN_FILE = "run.toml"  # in the app's folder: the run, with the data of this mac
 PRECISIONS = ("auto", "fp32")
 
 
+@named_code.scope()
 def init(
     folder: Path | str,
     *layers: Layer,
@@ -48,6 +50,7 @@ def init(
     secure: bool | None = None,
     trial: bool | None = None,
     contract: Contract | None = None,
+    code: named_code.Modules = (),
 ) -> Path:
     """The folder, with a Flower app that trains what `copfl run` with the same settings would.
 
@@ -63,7 +66,9 @@ def init(
             members make their own keys, and those of the coordinator and of the authority are in
             `authority_of(folder)`, outside of the server's.
         contract: What the members' data are; None: they are like the data set of the settings.
+        code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
+    named_code.name(code)
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():
         raise RunError(f"{folder} holds an app already; choose another folder, or edit its pyproject.toml")

@@ -31,7 +31,7 @@ from copfl.federation.protocol.settings import federation_of, prepared
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREE, frozen_by
 from copfl.federation.server.folder import NEW_CLIENTS, ServerFolder
-from copfl.settings import toml
+from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
 from copfl.settings.flat import flattened, nested
@@ -113,6 +113,7 @@ def up(
     config: Mapping[str, Any] | None = None,
     run: str | None = None,
     resume: bool = False,
+    code: named_code.Modules = (),
 ) -> Iterator[dict[str, Any]]:
     """The record of each round of the app in the folder, run on this machine; all processes end with it.
 
@@ -127,7 +128,9 @@ def up(
         config: Settings of the federation by path, such as run.rounds.
         run: The run's name; None: a new one.
         resume: Whether to continue it.
+        code: Modules of yours that the app may name.
     """
+    named_code.name(code, named_code.modules_in([data, scheme]))
     folder = Path(folder)
     app, given = read_app(folder), dict(config or {})
     name = run or new_name()
@@ -223,6 +226,7 @@ def finished(folder: Path, run: str, rounds: int | None = None) -> int:
     return done if done >= wanted else 0
 
 
+@named_code.scope()
 def join(
     folder: Path | str,
     data: str,
@@ -231,6 +235,7 @@ def join(
     state: str | None = None,
     run: str | None = None,
     updates: int = 3,
+    code: named_code.Modules = (),
 ) -> dict[str, Any]:
     """A new client's primary metric before and after its local updates of a finished run's model.
 
@@ -241,7 +246,9 @@ def join(
         state: Its state-dir; None: nodes/new-client in the app's folder.
         run: The name of the run; None: the last one.
         updates: Number of local updates.
+        code: Modules of yours that the app may name.
     """
+    named_code.name(code)
     if updates < 1:
         raise UsageError(f"updates={updates} must be at least 1")
     folder = Path(folder)

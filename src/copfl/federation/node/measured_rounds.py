@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from copfl import foreign
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
 from copfl.federation.node.evaluation import Measured
@@ -43,7 +44,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     with _reading(path):
         *whole, _ = path.read_bytes().split(b"\n")  # a kill may have cut off the last one
-        lines = [json.loads(line) for line in whole]
+        lines = [foreign.json_of(line) for line in whole]
         return [{"round": int(line["round"]), "metrics": dict(line["metrics"])} for line in lines]
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl import foreign
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.tables.files import read_table
 from copfl.errors import RunError, raised_as
@@ -16,6 +17,7 @@ from copfl.files import write_bytes
 from copfl.settings.flat import flattened
 
 FILE = "settings.json"  # in the run's folder in the state-dir
+MOST_THREADS = 4096  # torch starts as many as it is told
 NODE_KEYS = ("data", "test", "device", "threads")  # of the node's configuration
 
 
@@ -79,7 +81,13 @@ def recall(folder: Path) -> NodeRun:
     """The run of a folder in the node's state-dir; RunError if the file is damaged."""
     damaged = f"{folder / FILE} cannot be used ({{}}); restore the node's state-dir"
     with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = json.loads((folder / FILE).read_text("utf-8"))
-        return NodeRun(
+        content = foreign.read_json(foreign.inside(folder, folder / FILE))
+        remembered = NodeRun(
             dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
         )
+        threads = remembered.node_config.get("threads", 1)
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f"threads is {threads!r}")
+        if not remembered.metrics:
+            raise ValueError("it has no metric")
+        return remembered

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from copfl import foreign
 from copfl.core import tree
 from copfl.core.task import Personal
 from copfl.errors import CopflError, DataError, RunError, UsageError, raised_as
@@ -25,7 +26,6 @@ from copfl.federation.node.known_data import FOLDER, KnownData
 from copfl.federation.node.ledger import Spent, spent
 from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
-from copfl.federation.policy import own_code
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.files import write_bytes
@@ -90,7 +90,7 @@ def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
         return None
     damaged = f"{run / GAIN} is damaged ({{}}); remove it, and `copfl report` trains alone again"
     with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = json.loads((run / GAIN).read_text("utf-8"))
+        content = foreign.read_json(foreign.inside(run, run / GAIN))
         if content["of"] != _key(run, rounds):
             return None
         intervals = {name: Interval(*content["gain"][name]) for name in ("interval", "over_constant")}
@@ -125,7 +125,6 @@ def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tupl
     source = str(node_config.get("data"))
     if not Path(source).expanduser().exists() and ":" not in source:
         raise UsageError(f"the node's data are no longer at {source}; name them with --data")
-    own_code.load(policy_of(node_config, run.parent).code)
     settings = settings_of(remembered.run_config)
     torch.set_num_threads(int(node_config.get("threads", 1)))
     samples = node_data(settings, node_config)

@@ -33,6 +33,7 @@ from copfl.federation.protocol.node_config import NodeConfig, state_dir
 from copfl.federation.protocol.noise import epsilon_of_upload
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.protocol.statistics import terms_of
+from copfl.settings import named_code
 from copfl.settings.flat import nested
 from copfl.wire import Packet
 
@@ -100,6 +101,7 @@ class Resident:
         key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory
+            named_code.name(named_code.modules_in(node_config.get("data")))  # by the node's owner
             found = node_data(settings, node_config)
             if self._bounds is not None:
                 _require_batch(self._bounds, settings, found.train)

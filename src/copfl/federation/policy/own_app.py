@@ -12,29 +12,29 @@ from copfl.federation.policy.record import Base, File, Policy
 from copfl.models import pretrained
 from copfl.settings.federation import Federation
 from copfl.settings.flat import nested
-from copfl.settings.user_code import is_reference
+from copfl.settings.named_code import file_of, is_reference
 
 
 def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
     """The policy with the code, files, add-ons and benefit that a run config of its own user names.
 
-    `federation` is the record of its settings, which has the folders and the hashes.
+    `federation` is the record of its settings, which has the hashes.
     """
     tables, run = nested(run_config), federation.run
     model, task = run.model, run.task
     given = tables.get("model", {})
     name = str(given.get("name", "cnn"))
-    references = [(component.name, component.code) for title in NAMES if (component := getattr(run, title))]
-    references += [(reference, task.code) for reference in (*task.metrics, task.loss or "")]
+    references = [component.name for title in NAMES if (component := getattr(run, title))]
     code = []
-    for reference, folder in [(name, model.code), *references]:
+    for reference in (name, *references, *task.metrics, task.loss or ""):
         if is_reference(reference) and not pretrained.is_pretrained(reference):
+            folder = _folder_of(reference.partition(":")[0])
             if folder is None:
                 raise UsageError(
                     f'"{reference}" is of an installed package, and a federation executes no code of one '
                     "that a run config names; put a function of your own around it, into a file of the app"
                 )
-            code.append(own_code.entered(reference, Path(folder)))
+            code.append(own_code.entered(reference, folder))
     bases, files = [], []
     if pretrained.is_pretrained(name):
         place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
@@ -54,3 +54,11 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
         bases=tuple(dict.fromkeys((*policy.bases, *bases))),
         files=tuple(dict.fromkeys((*policy.files, *files))),
     )
+
+
+def _folder_of(module: str) -> Path | None:
+    """The folder in which a module is found by its name; None for an installed package."""
+    file = file_of(module)
+    if file is None or own_code.INSTALLED & {*file.resolve().parts}:
+        return None
+    return file.resolve().parents[module.count(".") + (file.name == "__init__.py")]

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from copfl.errors import UsageError, raised_as
 from copfl.federation.policy.record import Code
+from copfl.settings import named_code
 from copfl.settings.user_code import calling
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
@@ -43,6 +44,7 @@ def load(codes: Iterable[Code]) -> None:
         is_imported = callable(attribute) and getattr(attribute, "__module__", code.module) != code.module
         if attribute is None or is_imported or isinstance(attribute, ModuleType):
             raise UsageError(f'code "{code.reference}" in the policy is not defined in its module')
+        named_code.name(code.module)  # by the machine's owner
 
 
 def _load(code: Code) -> None:

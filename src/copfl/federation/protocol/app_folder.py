@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from copfl import foreign
 from copfl.errors import RunError, raised_as
 from copfl.federation.protocol.chained_log import AUDIT
 from copfl.federation.protocol.node_config import WORKER
@@ -30,7 +31,7 @@ def read_app(folder: Path) -> dict[str, Any]:
     """The host, port and security of the app in the folder, and its run config."""
     none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
     with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
-        tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
+        tool = foreign.toml_of(foreign.read_bytes(folder / "pyproject.toml"))["tool"]
         config = {key: value for key, value in tool["flwr"]["app"]["config"].items() if key != "proposal"}
         return {**tool["copfl"], "config": config}
 

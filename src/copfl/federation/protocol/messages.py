@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from copfl import foreign
 from copfl.errors import CopflError, DataError, WireError
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
@@ -101,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def printable(text: object, most: int = MAX_TEXT) -> str:
     """Another machine's text for a log or a record: in one line, without control characters, and not long."""
     cut = str(text)[: most + 1]
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut[:most])
+    escaped = foreign.printable(cut[:most])
     return escaped[:most] + ("..." if len(cut) > most or len(escaped) > most else "")
 
 

@@ -5,12 +5,11 @@ part.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import torch
 
-from copfl import __version__
+from copfl import __version__, foreign
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.task import Personal
 from copfl.data.contract.contract import ARRAYS, Contract
@@ -21,7 +20,6 @@ from copfl.experiment.bundle.description import Array, Description, Input, Origi
 from copfl.experiment.bundle.writing import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
 from copfl.federation.node.request import private_folder
-from copfl.federation.policy import own_code
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.protocol.app_folder import last_run, read_app
@@ -61,10 +59,9 @@ def write_global(app: Path) -> Path:
 def _settings_of_run(app: Path, folder: Path) -> Settings:
     """The settings of a run, which the server's policy admits."""
     with raised_as(RunError, f"{folder / 'config.json'} cannot be read: {{}}", OSError, ValueError):
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = foreign.read_json(foreign.inside(app, folder / "config.json"))
     plain = {key: value for key, value in config.items() if "." in key}
-    run_config, code = admitted(read_policy(app / FILE), plain)
-    own_code.load(code)
+    run_config, _ = admitted(read_policy(app / FILE), plain)  # the code of its policy is the server's to load
     return settings_of(run_config)
 
 

@@ -18,7 +18,7 @@ LEVELS: list[set[str]] = [
     {"files", "foreign", "stats", "tables", "charts", "kernels"},
     {"core"},
     {"models", "data", "parts", "wire"},
-    {"algorithms", "wrappers", "engine"},
+    {"algorithms", "wrappers", "engine", "rivals"},
     {"settings"},
     {"experiment", "testing"},
     {"comparison", "report"},

@@ -479,15 +479,15 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
 
 
 def test_the_required_packages_are_enough(tmp_path: Path, data: Path) -> None:
-    """On a machine with nothing else: plain text, no pictures, and unfinished runs begin again."""
-    script = tmp_path / "script.py"
+    """On a machine with nothing else: plain text, no pictures, no rivals, and unfinished runs begin again."""
+    script, settings = tmp_path / "script.py", base(data, rounds=1, rivals=False)
     script.write_text(f"""
 import sys
 for name in ("typer", "click", "rich", "sklearn", "PIL", "safetensors", "matplotlib"):
     sys.modules[name] = None
 import copfl
 found = copfl.compare(
-    ["copfl", "local"], seeds=[0, 1], base_tables={base(data, rounds=1)!r}, out={str(tmp_path / "a")!r}, tune={{}}
+    ["copfl", "local"], seeds=[0, 1], base_tables={settings!r}, out={str(tmp_path / "a")!r}, tune={{}}
 )
 print(found)
 """)
@@ -497,3 +497,27 @@ print(found)
     assert done.returncode == 0, done.stderr
     assert "Difference to copfl" in done.stdout
     assert (tmp_path / "a" / "table.txt").read_text() == done.stdout
+
+
+def test_the_rivals_stand_beside_the_rows(tmp_path: Path, data: Path) -> None:
+    """Each seed has its partition; the paired differences to the best rival are by hand those of the clients."""
+    found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data), out=tmp_path / "out")
+    rivals = found.rivals
+    assert rivals is not None
+    assert len(rivals.of_seeds) == 2
+    ours = [np.array(run.clients["accuracy"]) for run in found.rows[0].outcomes]
+    theirs = [of_seed.values[rivals.chosen].tested["accuracy"] for of_seed in rivals.of_seeds]
+    expected = np.mean([(a - b).mean() for a, b in zip(ours, theirs, strict=True)])
+    assert rivals.to_best(found.rows[0].outcomes).mean == pytest.approx(expected)
+    text = str(found)
+    assert "What each client has alone" in text
+    assert "at each client alone, accuracy, in points" in text
+    for name in ("log loss", "AUC, %"):
+        assert name in text
+    content = json.loads((tmp_path / "out" / "table.json").read_text())["rivals"]
+    assert content["differences"]["fedavg"]["mean"] == pytest.approx(expected)
+    page = comparison_page.document_of(tmp_path / "out")
+    assert any("that each client trains alone: fedavg" in text for text in page.conclusion)
+    assert any(table.title == "What each client has alone" for table in page.tables)
+    silent = base(data, rivals=False)
+    assert untuned(["fedavg"], seeds=[0], base_tables=silent, out=tmp_path / "silent").rivals is None

@@ -102,7 +102,7 @@ def test_many_classes_with_long_names_leave_the_numbers_whole(
     y = np.arange(200) % 20
     names = [f"n{1532829 + 7919 * label:08d}" for label in range(20)]
     data = arrays.from_arrays(np.random.default_rng(0).random((200, 3)), y, classes=names)
-    result = copfl.run("fedavg", data, partition_options={"per_client": 10}, clients=2, **TINY)
+    result = copfl.run("fedavg", data, partition_options={"per_client": 10}, clients=2, rivals=False, **TINY)
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
     summary.show(result, out)
@@ -112,6 +112,21 @@ def test_many_classes_with_long_names_leave_the_numbers_whole(
         assert f"{100 * value:.1f}" in said
     assert max(map(len, said.splitlines())) <= width
     assert ("n01532829, " in said) == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_columns_of_rivals_leave_the_numbers_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    data = arrays.from_arrays(np.random.default_rng(0).random((60, 3)), np.arange(60) % 2)
+    result = copfl.run("fedavg", data, partition="iid", clients=2, local_baseline=True, **TINY)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    summary.show(result, out)
+    table = out.getvalue().partition("mean")[0]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= width
+    assert result.rivals is not None
+    for values in (result.accuracy[-1], result.rivals.best):
+        assert all(f"{100 * value:.1f}" in table for value in values)
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])

@@ -103,7 +103,7 @@ def compare(
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
-@options.training("run.seed", "run.local_baseline", "run.validation", "run.patience")
+@options.training("run.seed", "run.local_baseline", "run.rivals", "run.validation", "run.patience")
 def sweep(
     line: Tables,
     *,

@@ -45,6 +45,14 @@ def report(
             "--baseline/--no-baseline",
         ),
     ] = True,
+    rivals: Annotated[
+        bool,
+        option(
+            "Training",
+            "Of a node: train scikit-learn's usual models as well, once, to compare; default: on.",
+            "--rivals/--no-rivals",
+        ),
+    ] = True,
     quiet: options.Quiet = False,
 ) -> None:
     """Write a report of one or several runs, of a comparison, or of a node, as one HTML file."""
@@ -53,7 +61,7 @@ def report(
     from copfl.report import comparison_page, document, page, run_data
 
     if len(runs) == 1 and of_node(runs[0]) is not None:
-        return _report_of_node(runs[0], out, data, baseline, quiet)
+        return _report_of_node(runs[0], out, data, baseline, rivals, quiet)
     if data is not None:
         raise UsageError("--data is for the report of a node; name its state-dir")
     compared = [run for run in runs if comparison_page.is_comparison(run)]
@@ -75,7 +83,9 @@ def report(
             print(path)
 
 
-def _report_of_node(state: Path, out: Path | None, data: str | None, baseline: bool, quiet: bool) -> None:
+def _report_of_node(
+    state: Path, out: Path | None, data: str | None, baseline: bool, rivals: bool, quiet: bool
+) -> None:
     """The page for the owner of a node, and the same as text."""
     from copfl.federation.node import site_page
     from copfl.federation.node.report import site_of
@@ -87,7 +97,7 @@ def _report_of_node(state: Path, out: Path | None, data: str | None, baseline: b
             print(f"copfl: training alone, round {round}", file=sys.stderr)
 
     named_code.name(named_code.modules_in(data))
-    site = site_of(state, data, baseline=baseline, tell=tell)
+    site = site_of(state, data, baseline=baseline, tell=tell, rivals=rivals)
     target = out or state / "report.html"
     content = document.render(site_page.document_of(site)).encode()
     write_bytes(target, content, durable=False, private=True)

@@ -25,6 +25,7 @@ from copfl.comparison.results.remarks import few_seeds, title_of, tuning_notes, 
 from copfl.comparison.results.results import Record, paired, record_of
 from copfl.comparison.results.tables import Comparison, Row, still_rising
 from copfl.comparison.results.writing import write
+from copfl.comparison.rival_runs import seed_rivals
 from copfl.comparison.rows import suitability
 from copfl.comparison.rows.entries import (
     VALIDATION,
@@ -145,6 +146,7 @@ def compare(
         tuned = tuning.tuned(plan, rows, spaces, tries, metric, tune_all)
         final = [plan.runs(entry, best.chosen) for entry, best in zip(rows, tuned, strict=True)]
         records = _records(final, run)
+    rivals = seed_rivals([*layers_of(rows[0], base), suitability.CHECK if executor else {}], seeds, log)
     against = records[labels.index(chosen)]
     table = [
         Row(entry, runs, best, {} if entry.label == chosen else _differences(runs, against))
@@ -152,7 +154,7 @@ def compare(
     ]
     notes = left_out + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
-    result = Comparison(title, table, seeds, last, chosen, notes=notes)
+    result = Comparison(title, table, seeds, last, chosen, notes=notes, rivals=rivals)
     result.notes.extend(still_rising(result))
     write(result, plan.out)
     return result

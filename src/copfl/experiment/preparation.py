@@ -20,6 +20,7 @@ from copfl.engine.features import Training
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import DataError, UsageError, how_to_set
+from copfl.experiment import rivals
 from copfl.experiment.analysis import hints
 from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model, tokenized
@@ -70,7 +71,11 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
         check_benefit(run, wrapped, learned, example, clients.clients)
     computed = engine(run, wrapped, learned, clients, tell)
     run = dataclasses.replace(run, run=computed.settings)
-    return Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
+    experiment = Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
+    planned = rivals.plan_of(experiment) if run.run.rivals else None
+    if planned is not None and planned.effort.seconds >= rivals.SAID:
+        tell(f"after the rounds, {planned.text}")
+    return experiment
 
 
 def computing(settings: RunSettings) -> torch.device:

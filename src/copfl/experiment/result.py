@@ -32,6 +32,8 @@ from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
 from copfl.experiment.models.new_clients import NewClients
+from copfl.rivals import file as rivals_file
+from copfl.rivals.records import Rivals
 from copfl.settings.identity import settings_digest
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
@@ -149,6 +151,7 @@ class Result:
         new_clients: The clients that did not train, see run.new_clients.
         analysis: The comparison with training alone, with run.local_baseline.
         models: Each client's own model; None with run.save_models=False.
+        rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
     """
 
     experiment: Experiment
@@ -159,6 +162,7 @@ class Result:
     new_clients: NewClients | None = None
     analysis: Analysis | None = None
     models: ClientModels | None = None
+    rivals: Rivals | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -194,6 +198,8 @@ class Result:
                 self.write_bundles(models)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
+            if self.rivals is not None:
+                rivals_file.write(self.rivals, folder.path)
             if self.new_clients is not None:
                 new_clients.write(self.new_clients, folder.path)
         self.folder = Path(path)
@@ -249,13 +255,22 @@ class Result:
             raise UsageError(f"there is no client {client}; the run has clients 0 to {e.clients - 1}")
         if before_training:
             return received_model(e.algorithm, e.task, self.state, client)
-        kept = None if self.models is None else self.models.get(client)
+        kept = self.kept_model(client)
         if kept is None:
             raise UsageError(
                 "the run kept no models, as save_models is off; run it with save_models=True, or take the "
                 "model before local training: before_training=True"
             )
-        return kept.model
+        return kept
+
+    def kept_model(self, client: int) -> Personal | None:
+        """The weights of `model` as one vector, or the whole mixture; None where the run kept none.
+
+        Args:
+            client: Its number, from 0.
+        """
+        kept = None if self.models is None else self.models.get(client)
+        return None if kept is None else kept.model
 
     def global_model(self) -> nn.Module:
         """A copy of the network with the weights that a client which never took part would receive."""

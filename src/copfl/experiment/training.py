@@ -28,6 +28,8 @@ from copfl.experiment.models.client_models import (
     received_model,
 )
 from copfl.experiment.result import Experiment, Result
+from copfl.experiment.rivals import rivals_of
+from copfl.rivals import file as rivals_file
 from copfl.settings import schema
 from copfl.settings.components import WRAPPERS
 from copfl.settings.schema import KINDS
@@ -44,7 +46,7 @@ def train(
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
 ) -> Result:
-    """`execute` of a run by itself, and the training alone: if every client diverges, it ends with an error.
+    """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
     Args:
         experiment: What is trained.
@@ -74,6 +76,10 @@ def train(
         result.analysis = Analysis(_alone(result, on_baseline_round), cross, constant)
         if path is not None:
             gains.write(result.analysis, path)
+    if experiment.settings.rivals:
+        result.rivals = rivals_of(experiment, result.kept_model, tell)
+        if path is not None and result.rivals is not None:
+            rivals_file.write(result.rivals, path)
     return result
 
 

@@ -12,6 +12,7 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
 from copfl.report.document import Document, Section
+from copfl.rivals.records import TITLES
 from copfl.tables import NONE, Table, capital, number, size
 
 FILE = "table.json"
@@ -47,6 +48,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
         subtitle=f"{len(rows)} rows, {len(seeds)} seed{'s' * (len(seeds) > 1)}; {metric.in_unit}",
         conclusion=[
             *(_compared(compared, reference, len(seeds), metric) if compared else _best(rows, metric)),
+            *_against_rivals(content, metric),
             *([f"Clients that are better than under local training: {', '.join(shares)}."] if shares else []),
             _cost(rows),
         ],
@@ -61,6 +63,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             _metrics(content, metric),
             _convergence(content, metric),
             *([_verdicts(compared, reference, metric)] if compared else []),
+            *([_alone(content["rivals"])] if content.get("rivals") else []),
         ],
         notes=[f"Clients: {'; '.join(content['partition'])}.", *content["notes"]],
         facts=None,
@@ -95,9 +98,25 @@ def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -
     return [f"{about} (95 % interval over {seeds} seeds in brackets). {' '.join(texts)}"]
 
 
+def _against_rivals(content: Mapping[str, Any], metric: MetricInfo) -> list[str]:
+    """Each row beside the best model that clients have alone; [] where there are no rivals."""
+    rivals = content.get("rivals")
+    if not rivals:
+        return []
+    texts = [
+        f"{label} {_with_interval(gain, metric)}, {metric.verdict(gain['verdict'])}"
+        for label, gain in rivals["differences"].items()
+    ]
+    title = TITLES[rivals["chosen"]]
+    return [f"Compared with {title} that each client trains alone: {'; '.join(texts)}."]
+
+
 def _difference(row: Row, metric: MetricInfo) -> str:
     """Such as "+2.1 [+0.4, +3.8]"."""
-    gain = row["differences"][metric.name]
+    return _with_interval(row["differences"][metric.name], metric)
+
+
+def _with_interval(gain: Mapping[str, Any], metric: MetricInfo) -> str:
     bounds = [np.nan if end is None else end for end in gain["over_seeds"]]
     return f"{metric.text(gain['mean'], sign='+')} {metric.interval(*bounds)}"
 
@@ -117,6 +136,21 @@ def _cost(rows: list[Row]) -> str:
 
 
 # Tables
+
+
+def _alone(rivals: Mapping[str, Any]) -> Table:
+    """The models that clients have alone, mean over clients and seeds."""
+    metrics = [MetricInfo(**metric) for metric in rivals["metrics"]]
+    rows = [
+        [
+            TITLES[name],
+            *(metric.text(means[metric.name]) for metric in metrics),
+            "best" * (name == rivals["chosen"]),
+        ]
+        for name, means in rivals["mean"].items()
+    ]
+    note = "Scikit-learn's models, at each client alone. best: by cross-validation within training rows."
+    return Table("What each client has alone", ["", *(metric.label for metric in metrics), ""], rows, [note])
 
 
 def _metrics(content: Mapping[str, Any], metric: MetricInfo) -> Table:

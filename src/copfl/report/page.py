@@ -19,6 +19,7 @@ from copfl.errors import RunError, raised_as
 from copfl.experiment.analysis.convergence import still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
+from copfl.report import rivals as of_rivals
 from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source
 from copfl.report.run_data import Paired, RunData, Runs, paired
@@ -26,8 +27,16 @@ from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
 BENEFIT = "What is each client worth to the others?"
-FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
+FILES = (
+    "rounds.jsonl",
+    "timing.jsonl",
+    "run.toml",
+    "checkpoint/state.safetensors",
+    "audit.json",
+    "rivals.json",
+)
 NAMED = 5  # clients that a sentence names
+RIVALS = "Is it better than what a client has alone?"
 OVER_CLIENTS = "95 % interval over clients"
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
@@ -76,6 +85,7 @@ def sections(runs: Runs) -> list[Section]:
     found = [
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
         Section("gain", "Gain", "Does it pay for each client?", gain),
+        Section("rivals", "Rivals", RIVALS, each(run_charts.rivals), run_charts.rival_tables(runs)),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
@@ -276,9 +286,9 @@ def _command(text: str) -> str:
 def of_runs(runs: Runs) -> list[str]:
     """The paragraphs above everything else."""
     if len(runs) == 1:
-        return [*_gain(runs[0]), f"Cost: {_cost(runs[0])}."]
+        return [*_gain(runs[0]), *_rivals(runs[0]), f"Cost: {_cost(runs[0])}."]
     measured = [run for run in runs if run.algorithm != "local" and run.gains is not None]
-    gains = [f"{run.label}: {_gain(run)[0]}" for run in measured]
+    gains = [f"{run.label}: {' '.join([_gain(run)[0], *_rivals(run)])}" for run in measured]
     costs = "; ".join(f"{run.label}: {_cost(run)}" for run in runs)
     return [*_compared(runs), *gains, f"Cost. {costs}."]
 
@@ -311,6 +321,14 @@ def _gain(run: RunData) -> list[str]:
     named = [("Largest gains", most), ("No gain", least)]
     texts = [f"{title}: {_named(clients, run)}." for title, clients in named if clients]
     return [first, " ".join(texts if least else [*texts, "Every client gains."])]
+
+
+def _rivals(run: RunData) -> list[str]:
+    """Whether the models are better than what clients have alone; [] where it was not measured."""
+    if run.rivals is None or not run.has(run.primary.name):
+        return []
+    text = of_rivals.conclusion(run.rivals, run.final(run.primary.name), run.client_names)
+    return [text] if text else []
 
 
 def _named(clients: Sequence[int], run: RunData) -> str:

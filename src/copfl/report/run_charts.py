@@ -9,7 +9,9 @@ from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.analysis.gains import similar_first
 from copfl.report import contributions
+from copfl.report.rivals import means_table, note, sites_table
 from copfl.report.run_data import MODELS, RunData, Runs, paired
+from copfl.rivals.records import TITLES
 from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, capital
 
@@ -32,6 +34,7 @@ CONTRIBUTIONS = {  # in audit.json, see copfl.audit
 # One colour and symbol for each model, in every chart; samples of new clients have the next three.
 MODEL_STYLES = {"": 0, "_before": 1, "_global": 2, "alone": 3}
 SAMPLE_STYLES, SHARED_STYLE = 4, 7
+RIVAL_STYLES = 1
 
 
 def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
@@ -74,6 +77,38 @@ def gain(run: RunData) -> Iterator[Chart]:
     )
     rows = [run.client_names[n] for n in order]
     yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
+
+
+def rivals(run: RunData) -> Iterator[Chart]:
+    """Each client's model beside its constant answer and the models that it trains alone."""
+    metric, found = run.primary, run.rivals
+    if found is None or not run.has(metric.name):
+        return
+    personal = run.final(metric.name)
+    order = [int(n) for n in np.argsort(found.gain(personal)) if not np.isnan(found.gain(personal)[n])]
+    if not order:
+        return
+    series = [_model("", "personal model, after training", metric, personal[order])]
+    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in found.values.items()}
+    series += series_of(alone, metric.factor, first=RIVAL_STYLES)
+    about = f"{note(found)} Clients are ordered by their gain over {TITLES[found.chosen]}."
+    names = [run.client_names[n] for n in order]
+    yield Dots("rivals", "What each client has alone", about, names, metric.label, series, metric.unit)
+
+
+def rival_tables(runs: Runs) -> list[Table]:
+    """The means of the rivals, and their values at each client."""
+    found = []
+    for run in runs:
+        if run.rivals is not None and run.has(run.primary.name):
+            tables = (
+                means_table(run.rivals),
+                sites_table(run.rivals, run.final(run.primary.name), run.client_names),
+            )
+            found += [
+                t._replace(title=f"{t.title}: {run.label}" if len(runs) > 1 else t.title) for t in tables
+            ]
+    return found
 
 
 def new(run: RunData) -> Iterator[Chart]:

@@ -26,6 +26,8 @@ from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
+from copfl.rivals import file as rivals_file
+from copfl.rivals.records import Rivals
 from copfl.settings.optimizer import optimizer_text
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
@@ -60,6 +62,7 @@ class RunData:
     audit: Mapping[str, Any] | None = None  # audit.json, if there is one
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
+    rivals: Rivals | None = None  # rivals.json, if there is one
 
     @property
     def algorithm(self) -> str:
@@ -256,6 +259,7 @@ def read(path: Path, label: str) -> RunData:
         audit=_audit(path / "audit.json", len(partition.train)),
         analysis=_extra(path / gains.FILE, gains.read),
         new=_extra(path / NEW_CLIENTS, new_clients.read),
+        rivals=_extra(path / rivals_file.FILE, rivals_file.read),
     )
 
 

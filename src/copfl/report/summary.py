@@ -18,6 +18,10 @@ from copfl.experiment.folder import BASELINE
 from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.report import contributions
+from copfl.report import rivals as of_rivals
+from copfl.report.rivals import against
+from copfl.rivals import file as rivals_file
+from copfl.rivals.records import CONSTANT, TITLES
 from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
@@ -28,9 +32,22 @@ if TYPE_CHECKING:
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
 EVALUATED = ("_global", "_before", "")  # before: the personal model before training; it is in the JSON
 GAIN = ("alone", "gain")
-COLUMNS = ("client", "classes", "train", "test", "alone", *MODELS, "gain", "weight")
+RIVALS = ("constant", "rival", "verdict")
+COLUMNS = (
+    "client",
+    "classes",
+    "train",
+    "test",
+    "constant",
+    "rival",
+    "alone",
+    *MODELS,
+    "gain",
+    "verdict",
+    "weight",
+)
 # Left out in a narrow terminal, in this order.
-OPTIONAL = ("test", "classes", "train", "global", "weight")
+OPTIONAL = ("test", "classes", "train", "global", "weight", "alone", "verdict", "constant")
 NAME = 20  # characters of a client's name
 ROWS = 30  # of more clients than this, only the worst are shown
 
@@ -59,6 +76,10 @@ def as_json(result: Result) -> dict[str, Any]:
         content["alone"], content["gain"], content["constant"] = gains.alone, gains.gain, gains.constant
         content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
         content["spread"], content["advice"] = gains.spread, advice(result)
+    if result.rivals is not None:
+        content["rivals"] = rivals_file.as_json(result.rivals)
+        content["rivals"]["verdicts"] = of_rivals.verdicts(result.rivals, last[result.primary.name])
+        content["rivals"]["conclusion"] = _against_rivals(result)
     if (contributed := _contributions(result)) is not None:
         content["contributions"] = contributions.as_json(contributed)
     if result.new_clients is not None:
@@ -85,6 +106,13 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
             f"alone: local training on the same batches; {models} gain: {order}. "
             f"Worst tenth {worst}{result.primary.unit}, standard deviation over clients {spread}."
         ]
+    if result.rivals is not None:
+        chosen = result.rivals.chosen
+        which = "" if chosen == CONSTANT else f"{chosen}: {TITLES[chosen]} that each client trains alone; "
+        notes.append(
+            f"constant: the most frequent class or the mean; {which}verdict: personal against "
+            f"{chosen}, by the interval over the client's test rows."
+        )
     if experiment.clients > ROWS:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         worst = "lowest" if result.primary.higher_is_better else "highest"
@@ -107,10 +135,14 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     if result.new_clients is not None:
         table = new_clients_table(result.new_clients, result.primary, client_names(experiment.federation))
         print(f"\n{as_text(table, width)}", file=out)
+    if result.rivals is not None:
+        print(f"\n{as_text(of_rivals.means_table(result.rivals), width)}", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
     if (of_honest := honest_gains(result)) is not None and (found := conclusion(of_honest)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
+    if found := _against_rivals(result):
+        print(f"{textwrap.fill(found, width)}\n", file=out)
     if found := advice(result):
         print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)
     early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
@@ -121,14 +153,16 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
 
 
 def _table(result: Result, width: int) -> Table:
-    experiment, gains, metric = result.experiment, result.gains, result.primary
+    experiment, gains, metric, rivals = result.experiment, result.gains, result.primary, result.rivals
     last, malicious = _final(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
     names = client_names(experiment.federation)
     names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
     new = set(experiment.settings.split_clients[1].tolist())
     names = [f"{name} new" if n in new else name for n, name in enumerate(names)]
-    columns, room = _columns(width, max(7, *map(len, names)), gains is not None)
+    left_out = (() if gains is not None else GAIN) + (() if rivals is not None else RIVALS)
+    left_out += ("rival",) if rivals is not None and rivals.chosen == CONSTANT else ()
+    columns, room = _columns(width, max(7, *map(len, names)), left_out)
     order = last[metric.name] if metric.higher_is_better else -last[metric.name]
     lowest = np.argsort(order, kind="stable")[:ROWS]  # nan is last
     counts = partition.label_counts(data)
@@ -140,7 +174,12 @@ def _table(result: Result, width: int) -> Table:
         if gains is not None:
             alone, gain = (float(mean_of_known(values[clients])) for values in (gains.alone, gains.gain))
             cells |= {"alone": metric.text(alone), "gain": metric.text(gain, sign="+")}
+        if rivals is not None:
+            both = (float(mean_of_known(values[clients])) for values in (rivals.constant, rivals.best))
+            cells |= dict(zip(("constant", "rival"), map(metric.text, both), strict=True))
         return cells
+
+    verdicts = [] if rivals is None else of_rivals.verdicts(rivals, last[metric.name])
 
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
@@ -149,6 +188,7 @@ def _table(result: Result, width: int) -> Table:
             "classes": _listed([data.classes[c] for c in np.flatnonzero(counts[n])], room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
+            "verdict": verdicts[n] if verdicts else "",
             "weight": number(last["weight"][n], ".3f"),
         }
         rows.append(cells | accuracies([n]))
@@ -157,6 +197,8 @@ def _table(result: Result, width: int) -> Table:
         below.append({"client": "honest", **accuracies(~malicious)})
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
     title = f"{experiment.title}: {metric.in_unit} on each client's own test samples"
+    if rivals is not None:
+        columns = [rivals.chosen if name == "rival" else name for name in columns]
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
@@ -180,7 +222,7 @@ def conclusion(gains: Gains) -> str:
     has no use then.
     """
     others = {"training alone": gains.gain, "the global model": gains.over_global}
-    found = [_against(gains.metric, name, values) for name, values in others.items()]
+    found = [against(gains.metric, name, values) for name, values in others.items()]
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
@@ -189,12 +231,20 @@ def conclusion(gains: Gains) -> str:
         brackets = "That is one client, so there is no interval over clients."
     first = "The personal models are"
     if constant := constant_text(gains):
-        against = _against(gains.metric, "it", gains.over_constant)
-        first = f"No useful gain is shown: {constant}, and the personal models are {against}. They are"
+        over_constant = against(gains.metric, "it", gains.over_constant)
+        first = f"No useful gain is shown: {constant}, and the personal models are {over_constant}. They are"
     return (
         f"{first} {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
+
+
+def _against_rivals(result: Result) -> str:
+    """The verdict against what clients have alone; "" where there are no rivals."""
+    if result.rivals is None:
+        return ""
+    personal = np.where(_malicious(result), np.nan, result.final(result.primary.name))
+    return of_rivals.conclusion(result.rivals, personal, client_names(result.experiment.federation))
 
 
 def advice(result: Result) -> str:
@@ -220,22 +270,6 @@ def advice(result: Result) -> str:
             f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
         )
     return f"{verdict} To try: {'; '.join(tries)}. If none is, {as_here}."
-
-
-def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
-    """Such as "4.2 points [+2.1, +6.3] above the global model"; "" where nothing is known."""
-    known = gains[~np.isnan(gains)]
-    if not len(known):
-        return ""
-    if reason := unknown_reason([known]):
-        return f"not comparable with {other} ({reason})"
-    mean, bounds = float(known.mean()), over_clients(known)
-    unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
-    if len(known) < 2:
-        return f"{metric.text(abs(mean))}{unit} {'better' if mean > 0 else 'worse'} than {other}"
-    if not bounds.without_zero:
-        return f"not distinguishable from {other} ({metric.text(mean, sign='+')}{unit} {brackets})"
-    return f"{metric.text(abs(mean))}{unit} {brackets} {'better' if mean > 0 else 'worse'} than {other}"
 
 
 def _selection(result: Result) -> str:
@@ -287,10 +321,11 @@ def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Seq
     return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
 
 
-def _columns(width: int, client: int, baseline: bool) -> tuple[list[str], int]:
+def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
-    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": client + 2}
-    names = [name for name in COLUMNS if baseline or name not in GAIN]
+    widest = {"client": client, "rival": 7, "verdict": len(of_rivals.NO_USE)}
+    sizes = {name: max(len(name), 5, widest.get(name, 0)) + 2 for name in COLUMNS}
+    names = [name for name in COLUMNS if name not in left_out]
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:
             break

@@ -299,6 +299,11 @@ class RunSettings:
         "--local-baseline/--no-local-baseline",
         shown="on in `copfl run`",
     )
+    rivals: bool = in_training(
+        True,
+        "Train scikit-learn's usual models at each client alone as well, to compare; not on images.",
+        "--rivals/--no-rivals",
+    )
     benefit: bool = in_federation(
         False,
         "Measure what each client is worth to the others, from random halves of the uploads.",

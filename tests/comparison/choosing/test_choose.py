@@ -17,7 +17,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing import choose as racing
 from copfl.comparison.choosing.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
 from copfl.comparison.choosing.race import Candidate, Race, Standing
-from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN
+from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN, STAY_ALONE
 from copfl.comparison.jobs.job import Job
 from copfl.comparison.jobs.processes import Pool
 from copfl.comparison.jobs.runner import all_done
@@ -358,3 +358,29 @@ def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set(
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
     words = {**few, "model": {"name": "embedding"}}
     assert racing._as_a_first_run(with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_answer_may_be_a_rival(tmp_path: Path) -> None:
+    """Two rounds of a tiny network learn nothing that a linear model at each client has at once."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 4)).astype(np.float32)
+    y = (x.sum(1) > 0).astype(np.int64)
+    np.savez(tmp_path / "sites.npz", x=x, y=y, group=np.arange(400) % 4)
+    table: dict[str, Any] = {
+        "data": {"name": str(tmp_path / "sites.npz")},
+        "model": {"name": "mlp", "width": 2},
+        "optimizer": {"name": "sgd", "lr": 1e-5},
+        "run": {"rounds": 2, "engine": "sequential"},
+    }
+    how: dict[str, Any] = {"seeds": [0], "retrain": False, "budget": 100}
+    found = copfl.choose(["fedavg"], base_tables=table, out=tmp_path / "out", **how)
+    assert found.verdict.kind == STAY_ALONE
+    assert found.rival == "linear"
+    assert "Stay alone, take a linear model: " in " ".join(str(found).split())
+    content = json.loads((tmp_path / "out" / "ranking.json").read_text())
+    assert (content["rival"], content["rivals"]["chosen"]) == ("linear", "linear")
+    tables = table | {"run": {"rounds": 2, "engine": "sequential", "rivals": False}}
+    without = copfl.choose(["fedavg"], base_tables=tables, out=tmp_path / "without", **how)
+    assert (without.rivals, without.rival) == (None, "")
+    assert without.verdict.kind != STAY_ALONE

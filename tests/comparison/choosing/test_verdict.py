@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN, UNDECIDED, Against, Verdict, verdict
+from copfl.comparison.choosing.verdict import (
+    FEDERATE,
+    NO_GAIN,
+    STAY_ALONE,
+    UNDECIDED,
+    Against,
+    Verdict,
+    against_rivals,
+    verdict,
+)
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.analysis.convergence import common_value, gained, rises, rounds_to, still_rises
 from copfl.experiment.analysis.gains import Gains
+from copfl.rivals.records import FOREST, Rivals, RivalValues
 from copfl.stats import Difference, Interval
 
 RMSE = MetricInfo("rmse", higher_is_better=False, fraction=False)
@@ -137,3 +147,43 @@ def test_a_run_says_that_it_still_rises() -> None:
         "may do better"
     )
     assert still_rises(table[2:3], ACCURACY) == still_rises(table[1:2], ACCURACY) == ""
+
+
+def alone(best: list[float], metric: MetricInfo = ACCURACY) -> Rivals:
+    """A forest with these values at the clients."""
+    values = RivalValues(np.array(best), {metric.name: np.array(best)})
+    return Rivals((metric,), {FOREST: values}, FOREST, (FOREST,) * len(best))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ([0.6, 0.7, 0.8], STAY_ALONE),  # distinguishably worse than 0.8, 0.85 and 1.0
+        ([0.8, 0.85, 1.0], STAY_ALONE),  # as good: what needs no federation is the answer
+        ([0.7, 0.9, 1.15], UNDECIDED),  # better on average, and not distinguishably
+        ([0.9, 0.95, 1.1], FEDERATE),  # by ten points everywhere
+    ],
+)
+def test_the_answer_may_be_to_stay_alone(method: list[float], kind: str) -> None:
+    pays = judged(against(0.05, 0.02, 0.08))
+    found = against_rivals(pays, "fedavg", np.array(method), alone([0.8, 0.85, 1.0]))
+    assert found.kind == kind
+    assert "to a random forest that each client trains alone (88.3 %)" in found.text
+    assert pays.text in found.text
+    if kind == STAY_ALONE:
+        assert found.text.startswith("Stay alone, take a random forest: fedavg ")
+
+
+def test_rivals_of_errors_are_better_when_low() -> None:
+    pays = judged(against(-5.0, -8.0, -2.0), metric=RMSE, alone=50.0)
+    worse = against_rivals(pays, "ditto", np.array([3.0, 4.0]), alone([2.0, 3.0], RMSE))
+    assert worse.kind == STAY_ALONE
+    better = against_rivals(pays, "ditto", np.array([1.0, 2.0]), alone([2.0, 3.0], RMSE))
+    assert better.kind == FEDERATE
+
+
+def test_without_values_the_verdict_of_the_race_stays() -> None:
+    pays = judged(against(0.05, 0.02, 0.08))
+    found = against_rivals(pays, "fedavg", np.array([np.nan]), alone([0.8]))
+    assert found.kind == FEDERATE
+    assert "not compared with a random forest" in found.text

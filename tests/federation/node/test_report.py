@@ -17,6 +17,8 @@ from copfl.experiment.models.new_clients import alone_of
 from copfl.federation.machines.app import init
 from copfl.federation.node import audit_log, site_page
 from copfl.federation.node.report import site_of
+from copfl.rivals import file as rivals_file
+from copfl.settings import federation as federation_settings
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
 from tests.commands import called
@@ -166,3 +168,40 @@ def test_nothing_of_it_is_in_a_message(tables: tuple[Tables, Nodes]) -> None:
     assert {"measured.jsonl", "settings.json"} <= files
     for name in ("measured.jsonl", "settings.json"):
         assert (Path(nodes[0]["state-dir"]) / "test" / name).stat().st_mode & 0o077 == 0
+
+
+def test_the_rivals_of_a_node_are_those_of_its_rows_and_stay_there(
+    tables: tuple[Tables, Nodes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are trained by the report alone, from the node's rows, into a file that only its owner can read."""
+    run, nodes = tables
+    state = Path(nodes[1]["state-dir"])
+    kept = state / "test" / rivals_file.FILE
+    kept.unlink(missing_ok=True)  # of another test
+    before = {path: path.read_bytes() for path in state.rglob("*.jsonl")}
+    silent = site_of(state, None, baseline=False, tell=unheard, rivals=False)
+    assert silent.rivals is None
+    assert "not trained here; leave out --no-rivals" in " ".join(site_page.text_of(silent).split())
+    assert not kept.exists()
+    site = site_of(state, None, baseline=False, tell=unheard)
+    expected = copfl.run(complete(run, {"run": {"engine": "sequential", "cache_features": "off"}})).rivals
+    assert site.rivals is not None
+    assert expected is not None
+    for name, values in site.rivals.values.items():
+        assert values.validated[0] == expected.values[name].validated[1]
+        for metric, value in values.tested.items():
+            np.testing.assert_equal(value[0], expected.values[name].tested[metric][1])
+    assert site.rivals.chosen == expected.by_site[1]
+    assert kept.stat().st_mode & 0o077 == 0
+    assert {path: path.read_bytes() for path in state.rglob("*.jsonl")} == before  # nothing was sent
+    text = site_page.text_of(site_of(state, None, baseline=False, tell=unheard))
+    assert "They never leave this site" in " ".join(text.split())
+    assert text == site_page.text_of(site)
+    (state / "test" / rivals_file.FILE).write_text("{")
+    assert called(capsys, "report", state).code == 2
+    kept.unlink()
+
+
+def test_no_setting_of_the_server_asks_for_rivals() -> None:
+    """The owner of a node decides; run.rivals does not travel."""
+    assert "rivals" not in federation_settings.RUN_KEYS

@@ -26,6 +26,7 @@ SIMULATED = (
     "attack.fraction",
     *(f"run.{key}" for key in ("new_clients", "device", "engine", "precision", "workers", "store")),
     "run.local_baseline",
+    "run.rivals",
 )
 
 

@@ -4,8 +4,9 @@ Every candidate trains for half of the rounds or more with the first seed. Those
 dropped. The others train for all rounds, and the last eighth with the other seeds. The order after few rounds
 is not that after all of them, so half of the rounds come before more seeds. From half of the rounds on, what
 is distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples never
-enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun, and what
-is running when the time is up is stopped.
+enter the race. Local training is always in it. Beside the race, each client trains scikit-learn's usual models
+alone; the verdict is against the best of them, too, so the answer may be to stay alone. A budget is a limit:
+what does not fit is not begun, and what is running when the time is up is stopped.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -26,6 +27,7 @@ from typing import Any
 from copfl.comparison.choosing.budget import Limit, limit_of
 from copfl.comparison.choosing.race import Race
 from copfl.comparison.choosing.ranking import LOCAL, Choice, write
+from copfl.comparison.choosing.verdict import against_rivals
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.processes import Pool, pool_for
 from copfl.comparison.jobs.submission import Log, TimeIsUp
@@ -49,12 +51,15 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import lines
 from copfl.experiment.result import Result
+from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run import reopen
 from copfl.experiment.training import OnRound, rounds_alone, train
+from copfl.rivals.records import TITLES
 from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
+from copfl.stats import mean_of_known
 
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
 # The server's steps that were best for some federation of studies/defaults; they race beside "all", and
@@ -139,6 +144,7 @@ def choose(
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
+    rivals = rivals_of(experiment, lambda client: None, log) if experiment.settings.rivals else None
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)
@@ -155,15 +161,19 @@ def choose(
     best = standing.best
     settings = best.jobs[0].run
     race.notes.insert(0, f"Clients: {settings.partition_text}.")
+    verdict = race.verdict(standing)
+    if rivals is not None:
+        verdict = against_rivals(verdict, best.label, race.first_values(best.label), rivals)
     result = Choice(
         f"{Path(settings.data.title).name}, {settings.run.clients} clients",
         best.label,
         race.ranking(standing),
-        race.verdict(standing),
+        verdict,
         standing.metric,
         race.spent,
         race.notes,
         out,
+        rivals=rivals,
     )
     chosen = complete(*best.layers, {"run": usual})
     curves = {label: at.records[label] for label, at in race.last.items()}
@@ -180,7 +190,16 @@ def choose(
         )
         write(result, curves, chosen)
         return result
-    return dataclasses.replace(result, tested=str(tested))
+    return dataclasses.replace(result, tested=f"{tested}{_rival_tested(tested)}")
+
+
+def _rival_tested(result: Result) -> str:
+    """What the best rival has on the same test samples, such as "; a random forest alone: accuracy 81.0 %"."""
+    if result.rivals is None:
+        return ""
+    metric, title = result.rivals.metric, TITLES[result.rivals.chosen]
+    value = metric.text(float(mean_of_known(result.rivals.best)))
+    return f"; {title} at each client alone: {metric.title} {value}{metric.unit}"
 
 
 def _trained(run: Run, path: Path, log: Log, end: float) -> Result:

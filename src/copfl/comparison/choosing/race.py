@@ -363,10 +363,14 @@ class Race:
 
     def _gains(self, label: str) -> Gains:
         """What a candidate's models gain over constant answers, with the first seed."""
-        record = self.last[label].records[label][0]
-        values = np.array(record.clients[record.metric.name])
+        values, metric = self.first_values(label), self.last[label].metric
         unknown = np.full(len(values), np.nan)
-        return Gains(unknown, unknown, values, record.metric, self.constant)
+        return Gains(unknown, unknown, values, metric, self.constant)
+
+    def first_values(self, label: str) -> Numbers:
+        """The primary metric of a candidate at each client, with the first seed."""
+        record = self.last[label].records[label][0]
+        return np.array(record.clients[record.metric.name])
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl import charts
-from copfl.comparison.choosing.verdict import Verdict
+from copfl.comparison.choosing.verdict import STAY_ALONE, Verdict
 from copfl.comparison.results.results import Record
 from copfl.core.metrics import MetricInfo
 from copfl.files import write_bytes
+from copfl.rivals.file import as_json as rivals_as_json
+from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.schema import Run
 from copfl.settings.toml import written
 from copfl.stats import LAST, Difference
@@ -42,6 +44,12 @@ class Choice:
     notes: list[str]
     folder: Path
     tested: str = ""  # the choice, trained on all training samples, on the test samples
+    rivals: Rivals | None = None  # what each client has alone, on the validation samples of the first seed
+
+    @property
+    def rival(self) -> str:
+        """The kind of model that each client should train alone; "" where the choice is a method."""
+        return self.rivals.chosen if self.rivals is not None and self.verdict.kind == STAY_ALONE else ""
 
     def __str__(self) -> str:
         return as_text(table_of(self), 110)
@@ -56,10 +64,21 @@ def table_of(choice: Choice) -> Table:
         if row.gap is not None:
             gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
         rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
+    if choice.rivals is not None:
+        for name in choice.rivals.values:
+            mean = choice.rivals.means(name)[metric.name]
+            status = "the best one alone" if name == choice.rivals.chosen else ""
+            rows.append([f"{TITLES[name]}, alone", "", "1", metric.text(mean), "", "", status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in choice.ranking if row.status == ALIKE]
     equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
-    notes = [f"{choice.chosen} is chosen.{equal}", choice.verdict.text]
+    first = f"Of the methods, {choice.chosen} is the best." if choice.rival else f"{choice.chosen} is chosen."
+    notes = [f"{first}{equal}", choice.verdict.text]
+    if choice.rivals is not None:
+        notes.append(
+            "alone: scikit-learn's models at each client, on the samples that the race trains on; the best one "
+            "by cross-validation within them. --no-rivals leaves them out."
+        )
     untrained = [row for row in choice.ranking if not row.rounds]
     for status in dict.fromkeys(row.status for row in untrained):
         labels = [row.label for row in untrained if row.status == status]
@@ -82,6 +101,8 @@ def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
         "verdict": choice.verdict._asdict(),
         "spent": choice.spent,
         "ranking": [row._asdict() for row in choice.ranking],
+        "rival": choice.rival,
+        "rivals": None if choice.rivals is None else rivals_as_json(choice.rivals),
         "curves": {
             label: [
                 {"rounds": run.rounds, choice.metric.name: run.curves[choice.metric.name]} for run in runs

@@ -4,13 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from copfl.core.metrics import MetricInfo
 from copfl.experiment.analysis.convergence import relevant, rising_text
 from copfl.experiment.analysis.gains import Gains, constant_text
-from copfl.stats import Difference, Interval
+from copfl.rivals.records import TITLES, Rivals
+from copfl.stats import Difference, Interval, Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import capital
 
 FEDERATE, NO_GAIN, UNDECIDED = "federate", "no relevant gain", "not enough evidence"
+STAY_ALONE = "stay alone"
 ENOUGH_SEEDS = 2
 
 
@@ -25,7 +29,7 @@ class Against(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    kind: str  # FEDERATE, NO_GAIN or UNDECIDED
+    kind: str  # FEDERATE, NO_GAIN, UNDECIDED or STAY_ALONE
     text: str
 
 
@@ -96,6 +100,39 @@ def verdict(
         begin = f"Not enough evidence: {shown} to training alone, {how}; a gain of {size} is not excluded."
         open_questions = open_questions or ["more seeds, or more validation samples"]
     return Verdict(UNDECIDED, f"{begin} What to run next: {'; '.join(open_questions)}.")
+
+
+def against_rivals(race: Verdict, label: str, values: Numbers, rivals: Rivals) -> Verdict:
+    """The verdict of a race, beside the best that clients have alone by scikit-learn.
+
+    A rival that is as good on average is the answer: it needs no federation.
+
+    Args:
+        race: The verdict against training the same network alone.
+        label: The best method.
+        values: Its primary metric at each client, on the samples that decide.
+        rivals: On the same samples.
+    """
+    metric, title, gains = rivals.metric, TITLES[rivals.chosen], rivals.gain(values)
+    known = gains[~np.isnan(gains)]
+    if reason := unknown_reason([known]):
+        return race._replace(
+            text=f"{race.text} It is not compared with {title} at each client alone: {reason}."
+        )
+    mean, bounds = float(known.mean()), over_clients(known)
+    theirs, unit = float(mean_of_known(rivals.best)), " points" if metric.fraction else ""
+    shown = (
+        f"{label} {metric.text(mean, sign='+')}{unit} {metric.interval(*bounds)} to {title} that each client "
+        f"trains alone ({metric.text(theirs)}{metric.unit}), positive is better"
+    )
+    if mean <= 0:
+        return Verdict(STAY_ALONE, f"Stay alone, take {title}: {shown}. Among networks: {race.text}")
+    if bounds.low > 0:
+        return race._replace(text=f"{race.text} Beside what clients have alone: {shown}.")
+    if race.kind == FEDERATE:
+        more = "What to run next: more clients, or more validation samples."
+        return Verdict(UNDECIDED, f"Not enough evidence: {shown}. {more} Among networks: {race.text}")
+    return race._replace(text=f"{race.text} Beside what clients have alone: {shown}.")
 
 
 def gain(bounds: Interval, metric: MetricInfo) -> Interval:

@@ -11,6 +11,7 @@ import numpy as np
 from copfl import tables
 from copfl.comparison.jobs.job import accuracies
 from copfl.comparison.results.results import Record, Tuned
+from copfl.comparison.rivals import SeedRivals, rival_tables
 from copfl.comparison.rows.entries import Entry, described
 from copfl.comparison.rows.spaces import Grid
 from copfl.core.metrics import MetricInfo
@@ -77,6 +78,7 @@ class Comparison:
         reference: The label of the row that the others are compared with.
         over: The grid of a sweep.
         notes: What the reader of the table must know.
+        rivals: What each client has alone by scikit-learn; None where there are none.
     """
 
     title: str
@@ -86,6 +88,7 @@ class Comparison:
     reference: str | None = None
     over: Grid = field(default_factory=dict)  # of a sweep
     notes: list[str] = field(default_factory=list)
+    rivals: SeedRivals | None = None
 
     @property
     def metric(self) -> MetricInfo:
@@ -140,6 +143,8 @@ def all_tables(comparison: Comparison) -> list[Table]:
     parts = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
         parts.append(_differences(comparison))
+    if comparison.rivals is not None:
+        parts += rival_tables(comparison.rivals, {row.title: row.outcomes for row in comparison.rows})
     parts.append(_convergence(comparison))
     if all(run.new is not None for row in comparison.rows for run in row.outcomes):
         parts.append(_new_clients(comparison))

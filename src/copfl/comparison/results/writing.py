@@ -21,6 +21,8 @@ from copfl.comparison.results.tables import (
     new_client_differences,
     partitions,
 )
+from copfl.comparison.rivals import SeedRivals
+from copfl.comparison.rivals import as_json as rivals_as_json
 from copfl.comparison.rows.entries import described
 from copfl.experiment.models import new_clients
 from copfl.files import write_bytes
@@ -78,7 +80,12 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "share_that_gains": gaining(comparison),
         "common_value": common,
         "rows": [plain({**_row(row), **converged[row.label]._asdict()}) for row in comparison.rows],
+        "rivals": None if comparison.rivals is None else plain(_rivals(comparison, comparison.rivals)),
     }
+
+
+def _rivals(comparison: Comparison, rivals: SeedRivals) -> dict[str, Any]:
+    return rivals_as_json(rivals, {row.label: row.outcomes for row in comparison.rows})
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from copfl.experiment.bundle import bundle as bundles
 from copfl.experiment.bundle.description import Description, read
 from copfl.experiment.bundle.writing import OF_NODE, write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
+from copfl.experiment.rivals import rivals_of_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
 from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data
@@ -29,13 +30,15 @@ from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, Si
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.files import write_bytes
+from copfl.rivals import file as rivals_file
+from copfl.rivals.records import Rivals
 from copfl.stats import Interval
 
 ALONE = "alone"  # the bundle of the model that was trained alone, in the run's folder
 GAIN = "gain.json"
 
 
-def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Site:
+def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rivals: bool = True) -> Site:
     """What the report of a node shows; what was trained alone is kept for the next report.
 
     Args:
@@ -43,6 +46,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Si
         data: Its data, where they are not where they were in training; None: there.
         baseline: Whether to train alone where that has not been done.
         tell: Called after each round of training alone.
+        rivals: Whether to train scikit-learn's usual models where that has not been done.
     """
     model = bundles.of_node(folder)
     if model is None:
@@ -59,6 +63,14 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Si
             gain = _trained_gain(run, description, rounds, remembered, data, tell)
         except CopflError as error:
             why = str(error)
+    alone, no_rivals = _kept_rivals(run), ""
+    if alone is None and not rivals:
+        no_rivals = "scikit-learn's models were not trained here; leave out --no-rivals"
+    elif alone is None:
+        try:
+            alone = _trained_rivals(run, remembered, data)
+        except CopflError as error:
+            no_rivals = str(error)
     privacy = spent(run.parent, policy_of({}, run.parent).privacy)
     return Site(
         state=run.parent,
@@ -70,6 +82,8 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Si
         alone=measured_rounds.read(run, measured_rounds.ALONE) if gain is not None else [],
         gain=gain,
         no_gain=why,
+        rivals=alone,
+        no_rivals=no_rivals,
         log=_audit(run.parent, run.name),
         spent="" if privacy is None else _spent(privacy),
     )
@@ -78,10 +92,13 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell) -> Si
 # -- training alone ------------------------------------------------------------------------------------------
 
 
+def _hash_of_model(run: Path) -> str:
+    return hashlib.sha256((run / OF_NODE / WEIGHTS).read_bytes()).hexdigest()
+
+
 def _key(run: Path, rounds: list[Measurement]) -> dict[str, Any]:
     """What a gain is of: another model, or further rounds, have another."""
-    model = hashlib.sha256((run / OF_NODE / WEIGHTS).read_bytes()).hexdigest()
-    return {"model": model, "rounds": [noted.round for noted in rounds]}
+    return {"model": _hash_of_model(run), "rounds": [noted.round for noted in rounds]}
 
 
 def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
@@ -115,6 +132,30 @@ def _trained_gain(
     content = {"of": _key(run, rounds), "gain": gain._asdict()}
     write_bytes(run / GAIN, json.dumps(content, indent=1).encode(), private=True)
     return gain
+
+
+def _kept_rivals(run: Path) -> Rivals | None:
+    """The rivals that an earlier report trained beside the same model; None: there are none."""
+    path = run / rivals_file.FILE
+    if not path.is_file():
+        return None
+    damaged = f"{path} is damaged ({{}}); remove it, and `copfl report` trains them again"
+    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text("utf-8"))
+        return rivals_file.from_json(content["rivals"]) if content["of"] == _hash_of_model(run) else None
+
+
+def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals | None:
+    """The rivals, which are trained now and kept in the run's folder; None where such samples have none."""
+    settings, samples = _settings_and_data(run, remembered, data)
+    model: Personal = read_weights(run / OF_NODE / WEIGHTS, settings.task.layout).model
+    network, seed = settings.run.model.name, settings.run.run.seed
+    seen = [samples.train, *([] if samples.validation is None else [samples.validation])]
+    rivals = rivals_of_site(samples.task, seen, samples.test, model, network, seed)
+    if rivals is not None:
+        content = {"of": _hash_of_model(run), "rivals": rivals_file.as_json(rivals)}
+        write_bytes(run / rivals_file.FILE, json.dumps(content).encode(), private=True)
+    return rivals
 
 
 def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[Settings, NodeData]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from copfl.core.metrics import MetricInfo
 from copfl.experiment.bundle.description import Description
+from copfl.rivals.records import Rivals
 from copfl.stats import Interval
 
 
@@ -77,3 +78,5 @@ class Site:
     no_gain: str  # why it is not known
     log: AuditSummary | None
     spent: str  # over all runs on the same data; empty: nothing was noted
+    rivals: Rivals | None = None  # what the site has alone by scikit-learn, as of a federation of one client
+    no_rivals: str = ""  # why that is not known; empty also where such samples have none

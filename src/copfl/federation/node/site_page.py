@@ -6,9 +6,11 @@ import textwrap
 from collections.abc import Sequence
 
 from copfl.charts import Line, Lines
+from copfl.experiment.analysis.gains import EQUAL
 from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
 from copfl.report.document import Document, Section
 from copfl.report.run_charts import MODEL_STYLES
+from copfl.rivals.records import TITLES, Rivals
 from copfl.tables import Table, as_text, capital, size
 
 # The suffix of a metric, what a chart calls the model, and what it is.
@@ -18,6 +20,7 @@ MODELS = {
     "_global": "the global model",
 }
 WIDTH = 100  # of the text for a terminal
+RIVALS = "What does this site have without the federation?"
 OVER_SAMPLES = "95 % interval over this site's test samples"
 
 
@@ -27,13 +30,14 @@ def document_of(site: Site) -> Document:
     return Document(
         title=f"{_whose(site)}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
-        conclusion=[*_conclusion(site), _left_in_a_sentence(site.log)],
+        conclusion=[*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)],
         tiles=_tiles(site),
         tables=[],
         notes=_notes(site),
         facts=_facts(site),
         sections=[
             *([curve] if (curve := _curve(site)) else []),
+            *([Section("rivals", "Alone", RIVALS, [], [_alone(site.rivals)])] if site.rivals else []),
             Section("left", "What left", "What left this site?", [], _left_tables(site)),
             Section("use", "Use", "How is the model used?", [], [_commands(site)]),
         ],
@@ -112,6 +116,59 @@ def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
         f"The model is {metric.text(abs(found.gain))}{unit} {found.verdict} than {alone}; "
         f"gain {metric.text(found.gain, sign='+')} {bounds}."
     )
+
+
+def _rivals(site: Site) -> list[str]:
+    """The model beside the best that the site has alone by scikit-learn; [] where such samples have none."""
+    rivals, metric = site.rivals, site.metric
+    if rivals is None:
+        return [f"What this site has without us is not known: {site.no_rivals}."] if site.no_rivals else []
+    personal = rivals.personal[metric.name]
+    gain, bounds, title = float(rivals.gain(personal)[0]), rivals.interval[0], TITLES[rivals.chosen]
+    if math.isnan(gain):
+        return []
+    value, unit = f"{metric.text(float(rivals.best[0]))}{metric.unit}", " points" if metric.fraction else ""
+    shown = metric.text(gain, sign="+") + unit
+    if not all(map(math.isfinite, bounds)):
+        text = f"Beside {title} that this site trains alone ({value}): {shown}; there is no interval"
+    elif not bounds.without_zero:
+        text = (
+            f"The model is not shown to be better than {title} that this site trains alone ({value}): {shown} "
+            f"{metric.interval(*bounds)}"
+        )
+    else:
+        word = "better" if gain > 0 else "worse"
+        first = "" if gain > 0 else f"Stay alone, take {title}: "
+        text = (
+            f"{first}{'The' if gain > 0 else 'the'} model is {word} than {title} that this site trains alone "
+            f"({value}): {shown} {metric.interval(*bounds)}"
+        )
+    is_no_use = float(metric.gain(personal, rivals.constant)[0]) < -EQUAL
+    constant = f"{metric.text(float(rivals.constant[0]))}{metric.unit}"
+    return [f"{text}.{f' It is worse than the constant answer, {constant}.' * is_no_use}"]
+
+
+def _alone(rivals: Rivals) -> Table:
+    """The models that this site trains alone, beside the model of the federation."""
+    metrics = rivals.metrics
+    rows = [
+        [
+            TITLES[name],
+            metrics[0].text(float(of_kind.validated[0])),
+            *(metric.text(float(of_kind.tested[metric.name][0])) for metric in metrics),
+            "best" * (name == rivals.chosen),
+        ]
+        for name, of_kind in rivals.values.items()
+    ]
+    ours = [metric.text(float(rivals.personal[metric.name][0])) for metric in metrics]
+    rows.append(["the model of the federation", "", *ours, ""])
+    head = ["", f"cross-validated {metrics[0].label}", *(metric.label for metric in metrics), ""]
+    notes = [
+        f"Scikit-learn's models, trained here on {rivals.inputs}. They never leave this site. best: by "
+        "cross-validation within training rows, test rows have no say.",
+        *(f"Without {TITLES[name]}: {why}." for name, why in rivals.left_out.items()),
+    ]
+    return Table("On this site's own test samples", head, rows, notes)
 
 
 def _tiles(site: Site) -> list[tuple[str, str, str]]:

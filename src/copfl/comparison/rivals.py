@@ -1,0 +1,93 @@
+"""The rivals of a comparison: what each client has alone, beside the rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.comparison.results.results import Record
+from copfl.core.metrics import MetricInfo
+from copfl.rivals.records import TITLES, Rivals
+from copfl.stats import LEVEL, Difference, Spread, difference, spread_of
+from copfl.tables import Table
+
+
+class SeedRivals(NamedTuple):
+    """The rivals with the clients of each seed; natural clients are the same in all of them."""
+
+    chosen: str  # the best kind of model, by cross-validation within training rows
+    of_seeds: list[Rivals]
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        return self.of_seeds[0].metrics
+
+    def means(self, name: str) -> dict[str, Spread]:
+        """By metric, the mean over clients and its spread over seeds, of one kind of model."""
+        means = [rivals.means(name) for rivals in self.of_seeds]
+        return {
+            metric.name: spread_of([of_seed[metric.name] for of_seed in means]) for metric in self.metrics
+        }
+
+    def to_best(self, runs: Sequence[Record]) -> Difference:
+        """The paired difference of a row to the chosen kind of model, in the primary metric."""
+        primary = self.metrics[0].name
+        ours = [np.array(run.clients[primary]) for run in runs]
+        return difference(ours, [rivals.values[self.chosen].tested[primary] for rivals in self.of_seeds])
+
+
+def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> list[Table]:
+    """The rivals, a row each, and the difference of every row of the comparison to the best of them.
+
+    Args:
+        rivals: Of the comparison.
+        rows: The runs of each row by its title.
+    """
+    metric, first = rivals.metrics[0], rivals.of_seeds[0]
+    alone = []
+    for name in first.values:
+        means = rivals.means(name)
+        cells = [other.text(*means[other.name]) for other in rivals.metrics]
+        alone.append([TITLES[name], *cells, "best" if name == rivals.chosen else ""])
+    how = (
+        f"Scikit-learn's models, trained at each client alone on {first.inputs}. best: by cross-validation "
+        "within training rows, test rows have no say. --no-rivals leaves them out."
+    )
+    left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]
+    head = ["", *(other.label for other in rivals.metrics), ""]
+    parts = [Table("What each client has alone", head, alone, [how, *left_out])]
+    level, compared = f"{100 * LEVEL:.0f} %", []
+    for title, runs in rows.items():
+        gain = rivals.to_best(runs)
+        bounds = [metric.interval(*bound) for bound in (gain.seeds, gain.clients)]
+        compared.append([title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
+    head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
+    title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
+    return [*parts, Table(title, head, compared, ["Paired: the same client of the same seed."])]
+
+
+def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
+    """The means of the rivals, and the differences of rows to the best of them, by label."""
+    gains = {label: rivals.to_best(runs) for label, runs in rows.items()}
+    return {
+        "chosen": rivals.chosen,
+        "metrics": [metric.as_json() for metric in rivals.metrics],
+        "mean": {
+            name: {metric: spread.mean for metric, spread in rivals.means(name).items()}
+            for name in rivals.of_seeds[0].values
+        },
+        "per_client": {
+            name: [dict(of_seed.values[name].tested) for of_seed in rivals.of_seeds]
+            for name in rivals.of_seeds[0].values
+        },
+        "differences": {
+            label: {
+                "mean": gain.mean,
+                "over_seeds": gain.seeds,
+                "over_clients": gain.clients,
+                "verdict": gain.verdict,
+            }
+            for label, gain in gains.items()
+        },
+        "left_out": dict(rivals.of_seeds[0].left_out),
+    }

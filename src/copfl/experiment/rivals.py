@@ -1,0 +1,314 @@
+"""The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from copfl.core import tree
+from copfl.core.evaluation import predicted
+from copfl.core.metrics import Metric
+from copfl.core.task import EVAL_BATCH, Data, Personal, Task
+from copfl.data.clients.federation import Federation, Split
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION
+from copfl.experiment.result import Experiment
+from copfl.models import pretrained
+from copfl.rivals.choice import best_of, best_of_sites
+from copfl.rivals.effort import MOST_SITES, Effort, effort_of
+from copfl.rivals.paired import gain_interval, is_fast
+from copfl.rivals.records import (
+    BOOSTED,
+    FOREST,
+    LINEAR,
+    Array,
+    Rival,
+    Rivals,
+    RivalValues,
+    SiteRows,
+)
+from copfl.rivals.site import judged_by, site_rivals, values_on
+from copfl.stats import Interval, Numbers
+
+COLUMNS, WORDS, FEATURES = "columns", "words", "features"
+SHOWN = {
+    COLUMNS: "the same rows and columns",
+    WORDS: "TF-IDF of the same words",
+    FEATURES: "the features of the same pretrained model",
+}
+MOST_LABELS = 20
+SLOW_INTERVALS = 6  # sites at most, of a metric whose interval takes seconds
+NUMBERS = {COLUMNS: 0, WORDS: 200, FEATURES: 500}  # of a row that cost time, about; 0: its columns
+SAID = 2.0  # seconds from which on a run says beforehand how long they take
+UNKNOWN = Interval(-np.inf, np.inf)
+
+ModelOf = Callable[[int], Personal | None]
+
+
+class Inputs(NamedTuple):
+    """What the rivals learn from."""
+
+    how: str  # COLUMNS, WORDS or FEATURES
+    none: str = ""  # why there are no rivals
+
+    @property
+    def trees(self) -> bool:
+        return self.how == COLUMNS
+
+
+def inputs_of(task: Task, x: Any, model: str) -> Inputs:
+    """What the rivals of these samples learn from.
+
+    Args:
+        task: Of the run.
+        x: The samples of a site, or several arrays by name.
+        model: The name of the network.
+    """
+    if task.criterion.kind == NEXT_TOKEN:
+        return Inputs("", "there are none for the next token")
+    if task.criterion.kind != CLASSIFICATION and task.classes > MOST_LABELS:
+        return Inputs("", f"there are none for more than {MOST_LABELS} labels or values")
+    if pretrained.is_pretrained(model):
+        return Inputs(FEATURES)
+    if isinstance(x, dict) and "input_ids" in x:
+        return Inputs(WORDS)
+    if all(array.dim() == 2 for array in (x.values() if isinstance(x, dict) else [x])):
+        return Inputs(COLUMNS)
+    return Inputs("", "there are none for images and other arrays without a pretrained model")
+
+
+def site_rows(inputs: Inputs, task: Task, seen: Sequence[Data], test: Data) -> SiteRows:
+    """One site's rows as the rivals take them.
+
+    Args:
+        inputs: What they learn from.
+        task: Of the data: with the front of a pretrained model cut off, of the tail.
+        seen: The site's training samples and, where it has some, its validation samples: the network chooses
+            its round by them, and a rival needs none.
+        test: Its test samples.
+    """
+    valid = [tree.each(lambda t, size=int(data.size): t[:size], data[:2]) for data in (*seen, test)]
+    (x, y), (x_test, y_test) = tree.concatenate(valid[:-1]), valid[-1]
+    both, targets = (x, x_test), [part.cpu().numpy() for part in (y, y_test)]
+    if inputs.how == WORDS:
+        width = 1 + max(int(x["input_ids"].max()) if x["input_ids"].numel() else 0 for x in both)
+        matrices = [_word_counts(x, width) for x in both]
+    elif inputs.how == FEATURES:
+        matrices = [_features(task, x) for x in both]
+    else:
+        matrices = [_columns(x) for x in both]
+    return SiteRows(matrices[0], targets[0], matrices[1], targets[1])
+
+
+def _columns(x: Any) -> Array:
+    arrays = x.values() if isinstance(x, dict) else [x]
+    return np.concatenate([array.cpu().numpy().astype(np.float64) for array in arrays], axis=1)
+
+
+def _word_counts(x: dict[str, torch.Tensor], width: int) -> Any:
+    """How often each word is in each text, sparse [n, width]."""
+    from scipy.sparse import csr_array
+
+    ids = x["input_ids"].cpu().numpy()
+    seen = x["attention_mask"].cpu().numpy() > 0 if "attention_mask" in x else np.ones(ids.shape, bool)
+    texts = np.broadcast_to(np.arange(len(ids))[:, None], ids.shape)
+    ones = np.ones(int(seen.sum()))
+    return csr_array((ones, (texts[seen], ids[seen])), shape=(len(ids), width))
+
+
+def _features(task: Task, x: Any) -> Array:
+    """The input of the head, of the model as it was before any training."""
+    size = len(next(iter(tree.leaves(x))))
+    with torch.no_grad():
+        parts = [
+            task.forward(task.initial, task.numbers(tree.each(lambda t, b=begin: t[b : b + EVAL_BATCH], x)))[
+                1
+            ]
+            for begin in range(0, size, EVAL_BATCH)
+        ]
+    width = parts[0].shape[1] if parts else 0
+    return torch.cat(parts).double().cpu().numpy() if parts else np.zeros((0, width))
+
+
+def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Effort:
+    """How many trees the rivals of sites with so many training rows have."""
+    classes = task.classes
+    outputs = 1 if task.criterion.kind == CLASSIFICATION and classes == 2 else classes
+    is_values = task.criterion.kind == REGRESSION
+    return effort_of(rows, columns, outputs, values=is_values, trees=inputs.trees)
+
+
+def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
+    """Why there is no linear model, no forest, or no boosted trees."""
+    slow = "it would take too long with so many rows, columns, classes and clients"
+    wanted = {LINEAR: len(effort.penalties)}
+    wanted |= {FOREST: effort.forest, BOOSTED: effort.boosted} if inputs.trees else {}
+    return {name: slow for name, number in wanted.items() if not number}
+
+
+class Trained(NamedTuple):
+    """The rivals of every site that has some."""
+
+    by_site: dict[int, dict[str, Rival]]
+    targets: dict[int, Array]  # of the test rows
+    metrics: tuple[Metric, ...]
+    inputs: Inputs
+    effort: Effort
+
+
+def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> Rivals | None:
+    """The rivals of every site of a run, beside its models; None where there are none.
+
+    Args:
+        e: The run.
+        model_of: Each client's model; None of one that has none.
+        tell: Gets a line before they are trained, if they take seconds.
+    """
+
+    def answers_of(site: int) -> Array | None:
+        model, task = model_of(site), e.training.task
+        test = tree.row(e.training.federation.test.rows([site]), 0)
+        return None if model is None else _answers(task, model, test)
+
+    if (plan := plan_of(e)) is None:
+        return None
+    if plan.effort.seconds >= SAID:
+        tell(plan.text)
+    return _judged(_trained(e, plan), e.clients, answers_of)
+
+
+def rivals_of_site(
+    task: Task, seen: Sequence[Data], test: Data, model: Personal, network: str, seed: int
+) -> Rivals | None:
+    """The rivals of one site that has only its own samples, as of a federation with one client.
+
+    Args:
+        task: Of the site.
+        seen: Its training samples and, where it has some, its validation samples.
+        test: Its test samples.
+        model: That it got from the federation.
+        network: The name of the network.
+        seed: Of the folds and the trees.
+    """
+    inputs = inputs_of(task, seen[0].x, network)
+    count = sum(int(data.size) for data in seen)
+    if inputs.none or not count or not int(test.size):
+        return None
+    rows = site_rows(inputs, task, seen, test)
+    columns = NUMBERS[inputs.how] or int(rows.x.shape[1])
+    effort = effort_for(inputs, task, [count], columns)
+    metrics = judged_by(task.criterion.kind, task.metrics)
+    own = site_rivals(rows, task.criterion.kind, task.classes, metrics[0], effort, seed)
+    trained = Trained({0: own}, {0: rows.y_test}, metrics, inputs, effort)
+    return _judged(trained, 1, lambda site: _answers(task, model, test))
+
+
+def _judged(trained: Trained, clients: int, answers_of: Callable[[int], Array | None]) -> Rivals:
+    """The rivals with the best of them, and the models of the federation beside it."""
+    metric, values = trained.metrics[0], _values(trained, clients)
+    validated = {name: of_kind.validated for name, of_kind in values.items()}
+    best, by_site = best_of_sites(validated, metric), [""] * clients
+    for site in trained.by_site:
+        by_site[site] = best_of({name: float(own[site]) for name, own in validated.items()}, metric)
+    personal = {metric.name: np.full(clients, np.nan) for metric in trained.metrics}
+    intervals = [UNKNOWN] * clients
+    for place, (site, y) in enumerate(trained.targets.items()):
+        if (answers := answers_of(site)) is None:
+            continue
+        for other in trained.metrics:
+            personal[other.name][site] = other.of(answers, y)
+        if (is_fast(metric, y) or place < SLOW_INTERVALS) and not np.isnan(answers).any():
+            intervals[site] = gain_interval(metric, answers, trained.by_site[site][best].answers, y)
+    return Rivals(
+        metrics=trained.metrics,
+        values=values,
+        chosen=best,
+        by_site=tuple(by_site),
+        personal=personal,
+        interval=tuple(intervals),
+        left_out=left_out(trained.inputs, trained.effort),
+        inputs=SHOWN[trained.inputs.how],
+    )
+
+
+class Plan(NamedTuple):
+    """Which sites of a run have rivals, and what they are trained with."""
+
+    inputs: Inputs
+    sites: list[int]
+    effort: Effort
+
+    @property
+    def text(self) -> str:
+        """How long they take, before they are trained."""
+        seconds = max(1, round(self.effort.seconds))
+        return f"rivals at {len(self.sites)} clients alone, about {seconds} s (--no-rivals)"
+
+
+def plan_of(e: Experiment) -> Plan | None:
+    """The sites with training and test rows, at most MOST_SITES of them; None: no site has rivals."""
+    first = tree.row(e.federation.train.rows([0]), 0)
+    inputs = inputs_of(e.task, first.x, e.run.model.name)
+    tested, *seen = (split.sizes for split in (e.federation.test, *_seen(e.federation)))
+    sizes = np.sum(seen, axis=0)
+    with_rows = np.flatnonzero((e.federation.train.sizes > 0) & (tested > 0))
+    if inputs.none or not len(with_rows):
+        return None
+    count = min(len(with_rows), MOST_SITES)
+    sites: list[int] = with_rows[np.linspace(0, len(with_rows) - 1, count).round().astype(np.int64)].tolist()
+    columns = NUMBERS[inputs.how] or _columns(tree.each(lambda t: t[:1], first.x)).shape[1]
+    return Plan(inputs, sites, effort_for(inputs, e.task, sizes[sites].tolist(), columns))
+
+
+def _seen(federation: Federation) -> list[Split]:
+    """Training samples and, where there are some, validation samples."""
+    return [federation.train, *([] if federation.validation is None else [federation.validation])]
+
+
+def _trained(e: Experiment, plan: Plan) -> Trained:
+    """The rivals of these sites."""
+    inputs, sites, effort = plan
+    task, federation = e.training[:2] if inputs.how == FEATURES else (e.task, e.federation)
+    kind, metrics = task.criterion.kind, judged_by(task.criterion.kind, task.metrics)
+    by_site: dict[int, dict[str, Rival]] = {}
+    targets: dict[int, Array] = {}
+    for site in sites:
+        splits = (federation.test, *_seen(federation))
+        test, *seen = (tree.row(split.rows([site]), 0) for split in splits)
+        rows = site_rows(inputs, task, seen, test)
+        by_site[site] = site_rivals(rows, kind, task.classes, metrics[0], effort, e.settings.seed)
+        targets[site] = rows.y_test
+    return Trained(by_site, targets, metrics, inputs, effort)
+
+
+def _values(trained: Trained, clients: int) -> dict[str, RivalValues]:
+    """The metrics of each kind of model at every site."""
+
+    def of_sites(values: dict[int, float]) -> Numbers:
+        result = np.full(clients, np.nan)
+        result[list(values)] = list(values.values())
+        return result
+
+    tested = {
+        metric.name: {
+            site: values_on(own, metric, trained.targets[site]) for site, own in trained.by_site.items()
+        }
+        for metric in trained.metrics
+    }
+    return {
+        name: RivalValues(
+            of_sites({site: own[name].validated for site, own in trained.by_site.items()}),
+            {
+                metric: of_sites({site: v[name] for site, v in sites.items()})
+                for metric, sites in tested.items()
+            },
+        )
+        for name in next(iter(trained.by_site.values()))
+    }
+
+
+def _answers(task: Task, model: Personal, test: Data) -> Array:
+    """The predictions of a model for test samples."""
+    moved: Personal = tree.each(lambda t: t.to(task.device), model)
+    with torch.no_grad():
+        return predicted(task, moved, test)[0]

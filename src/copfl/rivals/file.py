@@ -1,0 +1,73 @@
+"""The rivals of a run in its folder: rivals.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl import files
+from copfl.core.metrics import MetricInfo
+from copfl.rivals.records import Rivals, RivalValues
+from copfl.stats import Interval
+from copfl.tables import plain
+
+FILE = "rivals.json"
+
+
+def as_json(rivals: Rivals) -> dict[str, Any]:
+    """The content of the file; a value per site, null where there is none."""
+    return dict(
+        plain(
+            {
+                "metrics": [metric.as_json() for metric in rivals.metrics],
+                "chosen": rivals.chosen,
+                "by_site": list(rivals.by_site),
+                "values": {
+                    name: {"validated": values.validated, "tested": dict(values.tested)}
+                    for name, values in rivals.values.items()
+                },
+                "personal": dict(rivals.personal),
+                "interval": [list(bounds) for bounds in rivals.interval],
+                "left_out": dict(rivals.left_out),
+                "inputs": rivals.inputs,
+            }
+        )
+    )
+
+
+def write(rivals: Rivals, folder: Path) -> None:
+    """Writes the file into a run folder."""
+    files.write_bytes(folder / FILE, (json.dumps(as_json(rivals)) + "\n").encode())
+
+
+def read(folder: Path) -> Rivals | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / FILE
+    return from_json(json.loads(path.read_text("utf-8"))) if path.is_file() else None
+
+
+def from_json(content: dict[str, Any]) -> Rivals:
+    """The record of what `as_json` gave."""
+
+    def numbers(by_metric: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.array(values, np.float64) for name, values in by_metric.items()}
+
+    def bound(value: float | None, unknown: float) -> float:
+        return unknown if value is None else float(value)
+
+    return Rivals(
+        metrics=tuple(MetricInfo(**metric) for metric in content["metrics"]),
+        values={
+            name: RivalValues(np.array(values["validated"], np.float64), numbers(values["tested"]))
+            for name, values in content["values"].items()
+        },
+        chosen=content["chosen"],
+        by_site=tuple(content["by_site"]),
+        personal=numbers(content["personal"]),
+        interval=tuple(
+            Interval(bound(low, -np.inf), bound(high, np.inf)) for low, high in content["interval"]
+        ),
+        left_out=content["left_out"],
+        inputs=content["inputs"],
+    )

@@ -265,6 +265,11 @@ def jobs(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @smoke
+def levels(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main_of(module, monkeypatch, "heart", "--splits", "1") == 0
+
+
+@smoke
 def load(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.memory(os.getpid()) > 1
     assert module.seconds_of(os.getpid()) > 0

@@ -221,8 +221,11 @@ def unpacked(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tens
 
 
 def _sent_as(dtype: torch.dtype, wire: str, numel: int) -> torch.dtype:
-    """The dtype on the wire: vectors are narrowed, but not a few numbers, so that counts stay exact."""
-    narrow = dtype.is_floating_point and wire != EXACT and numel > SMALL
+    """The dtype on the wire: vectors are narrowed, but not a few numbers, so that counts stay exact.
+
+    Whoever has doubles among single-precision weights needs them, so fp32 does not narrow those.
+    """
+    narrow = dtype.is_floating_point and wire not in (EXACT, "fp32") and numel > SMALL
     return WIRES[wire] if narrow else dtype
 
 

@@ -74,8 +74,8 @@ def test_messages_without_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_the_conventions(name: str) -> None:
-    """All but ktpfl, which sends answers instead of weights, and ifca, whose clients receive several models; and no
-    field is a claim by name alone."""
+    """All but ktpfl and levels, which send answers and sums instead of weights, and ifca, whose clients receive several
+    models; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
     upload = example_output(algorithm, task, blank_samples(task, (1, 8, 8))).upload
@@ -84,10 +84,9 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
         assert upload._fields == ("answers",)
         return
     row = type(down)(*(None if field is None else field[0] for field in down))
-    if name == "ifca":
-        with pytest.raises(
-            UsageError, match=r"for the one model that it received.*have models, common, members"
-        ):
+    others = {"ifca": "have models, common, members", "levels": "have coefficients, log_ratio and back sums"}
+    if name in others:
+        with pytest.raises(UsageError, match=f"for the one model that it received.*{others[name]}"):
             update_of(row, upload)
         return
     found = update_of(row, upload)

@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import copfl
 from copfl import models
+from copfl.core import task_of
+from copfl.core.evaluation import vectors_of
 from copfl.errors import UsageError
 from copfl.kernels import modules
 from copfl.kernels.modules import BatchNorm, Convolution
+from copfl.settings.complete import complete
 from tests.slow import slow
 
 SHAPES = {"flat": (7, 3), "sequence": (7, 3, 5), "maps": (7, 3, 4, 4), "1x1 maps": (7, 3, 1, 1)}
@@ -274,3 +279,32 @@ def test_taps_that_meet_nothing_but_padding_are_left_out(
         found.append((y, *torch.autograd.grad((y**3).sum(), [x, *one.parameters()])))
     assert type(next(one.children())) is Convolution
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_linear_model_is_a_head_alone() -> None:
+    model = models.build("linear", (2, 3), 4, seed=0)
+    x = torch.randn(5, 2, 3)
+    head = dict(model.named_parameters())
+    expected = F.linear(x.flatten(1), head["head.weight"], head["head.bias"])
+    assert torch.equal(model(x), expected)
+    task = task_of(model, 4)
+    assert task.layout.names == ("head.weight", "head.bias")
+    assert bool(task.where("head").all())
+    assert not task.where("body").any()
+    assert int(task.where("head.bias").sum()) == 4  # an intercept that can be personal
+
+
+def test_an_intercept_can_be_the_personal_part_of_a_linear_model() -> None:
+    settings: dict[str, Any] = {"model": "linear", "rounds": 2, "clients": 3}
+    result = copfl.run("fedper", "wine", algorithm_options={"personal": ("head.bias",)}, **settings)
+    first, second = (dict(result.model(n).named_parameters()) for n in (0, 1))
+    before = [result.client_model(n, before_training=True) for n in (0, 1)]
+    entries = [result.experiment.task.layout.entries(vectors_of(w), "head.weight") for w in before]
+    assert torch.equal(*entries)
+    assert not torch.equal(first["head.bias"], second["head.bias"])
+
+
+def test_a_linear_model_that_nobody_chose_an_algorithm_for_is_fine_tuned() -> None:
+    """It has no body to share beside a personal head."""
+    run = complete({"data": {"name": "wine"}, "model": {"name": "linear"}})
+    assert run.algorithm.name == "fedavg_ft"

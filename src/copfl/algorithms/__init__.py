@@ -26,6 +26,7 @@ from copfl.algorithms.flex_lora import FlexLoRA as FlexLoRA
 from copfl.algorithms.gpfl import GPFL as GPFL
 from copfl.algorithms.ifca import IFCA as IFCA
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
+from copfl.algorithms.levels import Levels as Levels
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
 from copfl.algorithms.local import Local as Local
 from copfl.algorithms.mr_mtl import MRMTL as MRMTL

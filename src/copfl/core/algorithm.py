@@ -77,8 +77,8 @@ class Traits(NamedTuple):
     """What engines read of an algorithm beside its methods.
 
     An algorithm needs no base class: it has those of these attributes that differ from the default here. A
-    wrapper has those of the algorithm inside, unless it has its own. `next_message` is the one optional
-    method, see below.
+    wrapper has those of the algorithm inside, unless it has its own. `next_message` and `trained_alone` are
+    optional methods, see below.
     """
 
     optimizer: Optimizer | None = (
@@ -89,6 +89,8 @@ class Traits(NamedTuple):
     needs: tuple[str, ...] = ()  # patterns of parameters that the model must train
     attackers: tuple[int, ...] = ()  # clients that are malicious
     only_mean: str = ""  # why its server can take no other step than to the mean; empty: it can
+    head_only: bool = False  # whether it trains the head alone, on features of the body as it begins
+    usual_rounds: int = 0  # that are enough for it, where a run sets none; 0: those of any run
 
 
 def traits(algorithm: Any) -> Traits:
@@ -114,6 +116,17 @@ def next_message(algorithm: AnyAlgorithm, task: Task, down: Any, upload: Any) ->
     """
     rule = getattr(algorithm, "next_message", None)
     return down if rule is None else rule(task, down, upload)
+
+
+def trained_alone(algorithm: Any) -> AnyAlgorithm | None:
+    """What a client is trained alone with, for comparison; None: local training with the optimizer.
+
+    It is what the optional method of this name returns, of the algorithm inside wrappers.
+    """
+    if hasattr(algorithm, "algorithm"):
+        return trained_alone(algorithm.algorithm)
+    rule = getattr(algorithm, "trained_alone", None)
+    return None if rule is None else rule()
 
 
 def leave_out(algorithm: Any, server: Any, clients: Tensor) -> Any:

@@ -88,6 +88,23 @@ def with_losses(criterion: Criterion, losses: Callable[[Tensor, Tensor], Tensor]
     return replace(criterion, losses=losses)
 
 
+def is_log_likelihood(criterion: Criterion) -> bool:
+    """Whether the training loss is squared error or plain cross-entropy, without weights and smoothing."""
+    losses, plain = criterion.losses, CRITERIA[criterion.kind]().losses
+    if not isinstance(losses, partial) or not isinstance(plain, partial):
+        return losses is plain
+    first, usual = losses.args[0], plain.args[0]
+    if criterion.kind == "regression":  # whatever the scale
+        return isinstance(first, partial) and (first.func, first.args[0]) == (usual.func, usual.args[0])
+    return (losses.func, losses.args) == (plain.func, plain.args)
+
+
+def standardised_targets(criterion: Criterion, y: Tensor) -> Tensor:
+    """The values of a regression in the units of a model's outputs."""
+    assert isinstance(criterion.losses, partial)
+    return _standardised(criterion.losses.args[1], y)
+
+
 def next_token() -> Criterion:
     """The next token at each place of a sequence, by cross-entropy; targets of -100 do not count."""
     return Criterion("next_token", _token_losses, log_softmax, _mixed_logs, _token_nll, _tokens_right)

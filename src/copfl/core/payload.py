@@ -3,7 +3,8 @@
 Attacks, robust aggregation and noise wrap any algorithm, so they must find the update in records that each
 algorithm declares for itself. Three conventions make that possible: the global model is the field `w` of the
 Down record; the client's model is the field `w` of the Upload, or `shared` where a mask goes with it; the
-reported weight is called `size`, `score` or `weight`.
+reported weight is called `size`, `score` or `weight`. An upload that is no model but a vector of sums calls it
+`sums`.
 """
 
 import math
@@ -22,7 +23,7 @@ SEGMENTS = 16
 # -- the model update of an upload ---------------------------------------------------------------------------
 
 WEIGHT_FIELDS = ("size", "score", "weight")
-VECTOR_FIELDS = ("w", "shared")
+VECTOR_FIELDS = ("w", "shared", "sums")
 
 
 class Update(NamedTuple):
@@ -96,18 +97,25 @@ def counted(algorithm: Any, client: Any, down: Any, update: Update) -> Any:
 # -- bytes on the wire ---------------------------------------------------------------------------------------
 
 
-def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
-    """The bytes of a record on the wire: of a Masked vector, the shared entries and the mask as bits."""
+def nbytes(tree: object, float_bytes: int = 4, of: torch.dtype = torch.float64) -> int | Tensor:
+    """The bytes of a record on the wire: of a Masked vector, the shared entries and the mask as bits.
+
+    Args:
+        tree: The record.
+        float_bytes: Of an entry of a vector.
+        of: The dtype of the weights. Doubles beside single-precision weights are sent as they are.
+    """
     if isinstance(tree, Masked):
         shared = tree.personal.numel() - count(tree.personal)
         return shared * float_bytes + (tree.personal.numel() + 7) // 8
     if isinstance(tree, Tensor):
         if tree.dtype == torch.bool:
             return (tree.numel() + 7) // 8
-        narrow = tree.is_floating_point() and tree.numel() > SMALL
+        is_vector = tree.is_floating_point() and tree.numel() > SMALL
+        narrow = is_vector and (tree.dtype == of or tree.dtype != torch.float64)
         return tree.numel() * (float_bytes if narrow else tree.element_size())
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
-    return sum((nbytes(part, float_bytes) for part in parts), start=0)
+    return sum((nbytes(part, float_bytes, of) for part in parts), start=0)
 
 
 def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:

@@ -230,8 +230,9 @@ def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models
     metrics = {name: metric.to(torch.float64) for name, metric in output.metrics.items()}
     metrics["healthy"] = tree.finite((output.client, output.upload), given.id.device).to(torch.float64)
     raw, sent = mask_bytes(output.upload, given.client, output.client)
-    metrics.setdefault("bytes_up", zero + nbytes(output.upload) - raw + sent)  # split learning counts its own
-    metrics.setdefault("bytes_down", zero + nbytes(given.down))
+    up, down = (nbytes(one, of=task.initial.dtype) for one in (output.upload, given.down))
+    metrics.setdefault("bytes_up", zero + up - raw + sent)  # split learning counts its own
+    metrics.setdefault("bytes_down", zero + down)
     if raw:  # the round loop subtracts them where the server knows the mask already
         metrics["mask_bytes"] = zero + sent
         metrics["mask_fingerprint"] = zero + mask_fingerprint(output.upload)

@@ -29,6 +29,7 @@ from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.analysis.hints import hints, warnings_of
 from copfl.experiment.bundle.description import Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
+from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
 from copfl.experiment.models.new_clients import NewClients
@@ -336,6 +337,11 @@ class Result:
         name = self.primary.name
         of_global, personal = (self.final(one) for one in (f"{name}_global", name))
         return Gains(self.analysis.alone, of_global, personal, self.primary, self.analysis.constant)
+
+    @property
+    def coefficients(self) -> Coefficients | None:
+        """Those of a linear model with levels, with standard errors; None of other algorithms."""
+        return coefficients_of(self.state.server, self.experiment.federation.dataset, self.records)
 
     @property
     def warnings(self) -> list[str]:

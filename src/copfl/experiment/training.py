@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from copfl.core.algorithm import trained_alone
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import Halves
 from copfl.engine.mapping import renewed
@@ -31,6 +32,7 @@ from copfl.experiment.result import Experiment, Result
 from copfl.experiment.rivals import rivals_of
 from copfl.rivals import file as rivals_file
 from copfl.settings import schema
+from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
 from copfl.settings.schema import KINDS
 from copfl.stats import Numbers
@@ -113,6 +115,8 @@ def _baseline(e: Experiment) -> Experiment | None:
     settings = dataclasses.replace(e.settings, eval_models="final", benefit=False)
     none = {kind: KINDS[kind]() for kind in WRAPPERS}
     chosen = schema.Algorithm(name="local", epochs=algorithm.total_epochs)
+    if (own := trained_alone(e.algorithm)) is not None:
+        chosen = e.run.algorithm.with_arguments({**e.run.algorithm.arguments, **options_of(own)})
     run = dataclasses.replace(e.run, **{**none, "addons": e.run.addons}, algorithm=chosen, run=settings)
     if algorithm == e.algorithm:
         return e

@@ -85,6 +85,15 @@ class MLP(Model):
         self.head = nn.Linear(width, classes)
 
 
+class Linear(Model):
+    """One linear layer over flattened input: linear or logistic regression"""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.body = nn.Flatten()
+        self.head = nn.Linear(math.prod(shape), classes)
+
+
 class SmallCNN(Model):
     """Two convolutions and a hidden layer, for small images (norm=none|batch|frozen|group)"""
 
@@ -253,6 +262,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
     "cnn1d": SignalCNN,
     "embedding": Embedding,
+    "linear": Linear,
     "mlp": MLP,
     "resnet18": ResNet18,
 }

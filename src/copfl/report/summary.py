@@ -14,6 +14,7 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import names_of_clients
 from copfl.experiment.analysis.convergence import still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
+from copfl.experiment.coefficients import table as coefficients_table
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
@@ -82,6 +83,10 @@ def as_json(result: Result) -> dict[str, Any]:
         content["rivals"]["conclusion"] = _against_rivals(result)
     if (contributed := _contributions(result)) is not None:
         content["contributions"] = contributions.as_json(contributed)
+    if (coefficients := result.coefficients) is not None:
+        content["coefficients"] = [one._asdict() for one in coefficients.coefficients]
+        content["spreads"] = [one._asdict() for one in coefficients.spreads]
+        content["converged"] = coefficients.converged
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
@@ -137,6 +142,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(table, width)}", file=out)
     if result.rivals is not None:
         print(f"\n{as_text(of_rivals.means_table(result.rivals), width)}", file=out)
+    if (coefficients := result.coefficients) is not None:
+        print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
     if (of_honest := honest_gains(result)) is not None and (found := conclusion(of_honest)):

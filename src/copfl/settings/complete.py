@@ -17,7 +17,7 @@ from copfl.settings import named_code, schema
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build, component, name_of
 from copfl.settings.data import data_record
-from copfl.settings.first_choice import follows_rule
+from copfl.settings.first_choice import check_head_only, follows_rule
 from copfl.settings.layers import Layer, check_layer, lower_layers, merged
 from copfl.settings.model import adapter_record, model_record
 from copfl.settings.optimizer import data_rates, optimizer_record
@@ -104,7 +104,7 @@ def complete(
         records["addons"] = schema.Addons(options={**addons, "lr_rounds": settings.rounds})
     completed = Run(**records)
     # Made only to be checked: its parts check their numbers.
-    build("algorithm", completed.algorithm, optimizer=completed.optimizer)
+    check_head_only(completed, build("algorithm", completed.algorithm, optimizer=completed.optimizer))
     return completed
 
 

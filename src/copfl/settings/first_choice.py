@@ -12,12 +12,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from copfl.core.algorithm import traits
+from copfl.core.algorithm import Traits, traits
 from copfl.core.optim import is_chosen
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.sets import datasets
+from copfl.errors import how_to_set
 from copfl.models import pretrained
-from copfl.settings.components import component, name_of, usual_optimizer
+from copfl.settings.checking import SettingError
+from copfl.settings.components import component, factory_of, name_of, usual_optimizer
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.usual import (
@@ -41,6 +43,7 @@ WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
 ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
+LINEAR = "linear"  # the model that is a head alone
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
 
 
@@ -174,17 +177,21 @@ def why(run: Run) -> str:
 
 
 def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -> Tables:
-    """The rule's batch and schedule, for an algorithm that is named. Whoever sets a rate gets a constant one.
+    """The rule's batch and schedule, for an algorithm that is named, and what this one needs.
 
-    Adam and its rate are the usual ones of the data set, see `copfl.settings.optimizer`.
+    Whoever sets a rate gets a constant one. Adam and its rate are the usual ones of the data set, see
+    `copfl.settings.optimizer`.
 
     Args:
         tables: One of each kind, from the other layers.
         passed: By kind, values that a program passed.
         is_batch_set: Whether somebody set the batch size.
     """
-    if not follows_rule(tables, passed):
-        return {}
+    algorithm = tables["algorithm"]
+    chosen = passed.get("algorithm") or factory_of("algorithm", str(algorithm["name"]), algorithm.get("code"))
+    needed = _needed(traits(chosen), "model" in passed)
+    if needed or not follows_rule(tables, passed):
+        return needed
     optimizer = tables["optimizer"]
     by_rule = (
         str(optimizer.get("name") or usual_name(tables, passed)) in ADAPTIVE
@@ -195,6 +202,14 @@ def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -
         return {}  # the data need not be read
     training = training_of(known_of(tables, passed))
     return {"addons": training.addons if by_rule else {}, "run": {"batch": training.batch}}
+
+
+def _needed(traits: Traits, has_model: bool) -> Tables:
+    """The model of an algorithm that trains the head alone, and its rounds."""
+    needed: Tables = {"run": {"rounds": traits.usual_rounds}} if traits.usual_rounds else {}
+    if traits.head_only and not has_model:
+        needed["model"] = {"name": LINEAR}
+    return needed
 
 
 def usual_name(tables: Tables, passed: Mapping[str, Any]) -> str:
@@ -272,10 +287,28 @@ def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False)
         model,
         pretrained.is_pretrained(model),
         bool(tables["privacy"] or tables["robust"] or sums_only),
-        tables["model"].get("train") == "head" or _has_one_layer(passed.get("model")),
+        tables["model"].get("train") == "head" or model == LINEAR or _has_one_layer(passed.get("model")),
         sharers,
         bool(tables["adapter"]),
     )
+
+
+def check_head_only(run: Run, algorithm: object) -> None:
+    """SettingError if the model has layers before its head, and the algorithm trains the head alone.
+
+    Args:
+        run: Its model.
+        algorithm: The algorithm of the run.
+    """
+    model = run.model
+    is_head = model.name == LINEAR or model.train == "head" or _has_one_layer(model.value)
+    if getattr(algorithm, "head_only", False) and not is_head:
+        raise SettingError(
+            "model.name",
+            model.name or model.description,
+            f"has layers before its last, which {run.algorithm.name or 'the algorithm'} does not train; use "
+            f"{LINEAR}, or with a pretrained model {how_to_set('model.train', 'head', '--train')}",
+        )
 
 
 def _has_one_layer(model: object) -> bool:

@@ -47,14 +47,21 @@ DEFAULTS: dict[str, Tables] = {
     "breast_cancer": SMALL_TABLE,
     "wine": SMALL_TABLE,
     "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
-    # Sets with clients by nature: domains, persons, writers, roles.
+    # Sets with clients by nature: hospitals, domains, persons, writers, roles.
+    "heart": {**BY_GROUP, "run": {"rounds": 20}, "model": {"name": "mlp"}},
     **dict.fromkeys(("pacs", "office_caltech10", "digits_five", "femnist"), BY_GROUP),
     "uci_har": {**BY_GROUP, "model": {"name": "cnn1d"}},
     "shakespeare": {**BY_GROUP, "model": {"name": "causal_cnn"}},
     "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
     **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
-SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes")  # they have the rates of a user's own data
+SMALL_SETS = (
+    "digits",
+    "breast_cancer",
+    "wine",
+    "diabetes",
+    "heart",
+)  # they have the rates of a user's own data
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 
 

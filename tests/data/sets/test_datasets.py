@@ -626,5 +626,5 @@ def test_real_clinc150() -> None:
 
 
 def test_the_registry_is_whole() -> None:
-    assert len(DATASETS) == 22
+    assert len(DATASETS) == 23
     assert all(name == read.__name__ for name, read in DATASETS.items())

@@ -15,9 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy.io import savemat
 
+from copfl.data.sets import published
 from copfl.data.sets.datasets import DATASETS, load
 from copfl.data.sets.published import SIGNALS
 from copfl.errors import DataError
+from copfl.settings.complete import complete
 from tests.data.files import assert_well_formed, write_image
 from tests.data.sets.test_datasets import cifar_pickle
 from tests.data.tables.test_tables import leaf_json
@@ -60,6 +62,46 @@ def test_diabetes() -> None:
     )
     assert len(found.train) + len(found.test) == 442
     assert 25 <= found.train.y.min() < found.train.y.max() <= 346
+
+
+def test_heart_has_four_hospitals_as_clients() -> None:
+    found = load("heart")
+    assert_well_formed(found)
+    assert found.natural
+    assert found.groups == ("Cleveland", "Hungary", "Switzerland", "VA Long Beach")
+    assert found.classes == ("no", "yes")
+    groups = [samples.group for samples in (found.train, found.test)]
+    assert [int(sum((group == n).sum() for group in groups if group is not None)) for n in range(4)] == [
+        303,
+        294,
+        123,
+        200,
+    ]
+    both = np.concatenate([found.train.y, found.test.y])
+    assert (both == 1).sum() == 509  # 411 have no disease
+    # Six numbers, and a feature per category: a missing one is none of them.
+    assert found.train.x.shape[1:] == (6 + 4 + 2 + 3 + 2 + 3 + 4 + 3,)
+    assert found.table.columns[-1].categories == ("3", "6", "7")
+    thal = np.concatenate([found.train.x, found.test.x])[:, -3:]
+    assert (thal.sum(1) == 0).sum() == 486
+    assert "chol 202" in found.note  # 30, and 172 that are published as 0
+
+
+def test_columns_of_heart_can_be_left_out() -> None:
+    assert load("heart", drop="ca,thal").train.x.shape[1:] == (27 - 7,)
+    with pytest.raises(DataError, match="no column"):
+        load("heart", drop="weight")
+
+
+def test_the_licence_of_heart_is_in_the_package() -> None:
+    text = Path(published.__file__).parent.joinpath("embedded", "heart.txt").read_text("utf-8")
+    assert "CC BY 4.0" in text
+    assert "https://doi.org/10.24432/C52P4X" in text
+
+
+def test_heart_is_trained_by_hospital() -> None:
+    run = complete({"data": {"name": "heart"}})
+    assert (run.partition.name, run.run.clients, run.model.name) == ("by_group", 4, "mlp")
 
 
 # Images
@@ -295,7 +337,8 @@ def test_banking77_and_clinc150(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in DATASETS if name not in ("digits", "breast_cancer", "wine", "diabetes")]
+    "name",
+    [name for name in DATASETS if name not in ("digits", "breast_cancer", "wine", "diabetes", "heart")],
 )
 def test_what_is_missing_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}: .*(copfl data get {name}|open address|preprocess\.sh)"):

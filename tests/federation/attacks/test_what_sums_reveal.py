@@ -223,8 +223,9 @@ def test_the_attack_reads_nothing_of_an_allowed_algorithm(name: str, clients: in
     _, rounds = allowed_rounds(name, clients)
     for seen in rounds:
         assert attack(seen.total, clients) == Found({}, [], None)
-        # One vector of the model's length: nothing says who shares an entry.
-        assert sum(2 * leaf.numel() > len(seen.down.w) for leaf in tree.leaves(seen.total) if leaf.dim()) <= 1
+        # One vector of the upload's length: nothing says who shares an entry.
+        length = len(vector_of(seen.uploads[0]))
+        assert sum(2 * leaf.numel() > length for leaf in tree.leaves(seen.total) if leaf.dim()) <= 1
 
 
 # -- for every upload of a client there are uploads of the others with the same sum --------------------------
@@ -271,7 +272,7 @@ def test_another_upload_gives_the_same_sum_and_the_same_next_message(name: str, 
 def with_vector(upload: Any, values: Tensor) -> Any:
     if hasattr(upload, "shared"):
         return upload._replace(shared=upload.shared._replace(values=values))
-    return upload._replace(w=values)
+    return upload._replace(**{"sums" if hasattr(upload, "sums") else "w": values})
 
 
 def weight_of(upload: Any) -> Tensor | None:
@@ -324,11 +325,16 @@ def test_the_documented_tables() -> None:
         total, uploads = rounds[-1].total, rounds[-1].uploads.values()
         fields["feddbe"] = ("w", "size", "mean")
         fields["player_fl"] = ("w", "size", "sensitivity")
+        fields["levels"] = ("sums",)
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)
             assert float(total.weight) == float(total.score)
             assert total.reports is None  # they are for max_weight, which is refused
+        if name == "levels":  # one vector, and no weight
+            expected = torch.stack([vector_of(upload) for upload in uploads]).sum(0)
+            assert torch.allclose(total.sums, expected, atol=1e-6)
+            continue
         weights = [weight for upload in uploads if (weight := weight_of(upload)) is not None]
         assert float(total[1]) == pytest.approx(float(torch.stack(weights).sum()), abs=1e-6)
         weighted = [w * vector_of(upload) for w, upload in zip(weights, uploads, strict=True)]

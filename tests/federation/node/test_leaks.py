@@ -188,6 +188,7 @@ WORDS = {
     "sensitivity": "the sensitivity of each layer",
     "counts": "per class",
     "answers": "answers to the public samples",
+    "sums": "sums over its rows",
 }
 
 

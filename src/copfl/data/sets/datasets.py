@@ -366,7 +366,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     read.__name__: read
     for read in (
         digits,
-        *(published.breast_cancer, published.wine, published.diabetes),
+        *(published.breast_cancer, published.wine, published.diabetes, published.heart),
         *(cifar10, cifar10c, cifar100, cinic10, mini_imagenet),
         *(published.fashion_mnist, published.svhn, published.tiny_imagenet),
         *(published.pacs, published.office_caltech10, published.digits_five),

@@ -17,7 +17,8 @@ from copfl.data.arrays import from_arrays, from_splits
 from copfl.data.samples import NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.sets.download import TABLE
 from copfl.data.tables.columns import Table
-from copfl.data.tables.tables import from_tables
+from copfl.data.tables.files import read_table
+from copfl.data.tables.tables import from_tables, names_of
 from copfl.errors import DataError, at_least
 
 IDX_LIMIT, MAT_LIMIT = 64 * reading.MIB, 2048 * reading.MIB
@@ -28,6 +29,7 @@ SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_ac
 Texts = tuple[list[str], list[str]]  # and their labels
 LEAF_LIMIT = 2048 * reading.MIB
 Users = tuple[list[Any], list[Any], list[str]]  # x, y and the user of each sample
+HEART_CATEGORIES = ("cp", "fbs", "restecg", "exang", "slope", "ca", "thal")  # numbers that count nothing
 FEMNIST_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -169,7 +171,27 @@ def _colour_32(images: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.repeat(images, 3 // images.shape[3], axis=3).transpose(0, 3, 1, 2))
 
 
-# Embedded: they come with scikit-learn
+# Embedded: they come with copfl, or with scikit-learn
+
+
+def heart(data_dir: Path | None, *, drop: str = "") -> Dataset:
+    """Heart disease of 920 patients by 13 measurements; the clients are 4 hospitals; needs no files
+
+    Licence and changes: embedded/heart.txt. Missing numbers are the column's mean. A missing category is no
+    category, which a model sees: `ca` and `thal` are hardly measured outside of one hospital.
+    `drop="ca,thal"` leaves columns out.
+    """
+    table = read_table(Path(__file__).parent / "embedded" / "heart.csv")
+    categories = [name for name in HEART_CATEGORIES if name not in names_of(drop, HEART_CATEGORIES)]
+    return from_tables(
+        [table],
+        "heart",
+        target="disease",
+        client="hospital",
+        drop=drop,
+        categories=",".join(categories),
+        missing="fill",
+    )
 
 
 def breast_cancer(data_dir: Path | None) -> Dataset:

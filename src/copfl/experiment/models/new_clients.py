@@ -19,6 +19,7 @@ from copfl.core.algorithm import (
     Metrics,
     message_to_new_client,
     next_message,
+    trained_alone,
     traits,
 )
 from copfl.core.evaluation import VALIDATED
@@ -135,8 +136,10 @@ def fitted(
     return found
 
 
-def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
-    """Local training with the algorithm's optimizer and number of epochs; None if it has no optimizer."""
+def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
+    """Local training with the algorithm's optimizer and number of epochs, or its own rule; None: it has neither."""
+    if (own := trained_alone(algorithm)) is not None:
+        return own
     optimizer = traits(algorithm).optimizer
     return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
 

@@ -30,6 +30,7 @@ ALGORITHMS = (
     "gpfl",
     "ifca",
     "ktpfl",
+    "levels",
     "lg_fedavg",
     "local",
     "mr_mtl",
@@ -41,7 +42,7 @@ ALGORITHMS = (
     "scaffold",
     "splitnn",
 )
-MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
+MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "linear", "mlp", "resnet18")
 OPTIMIZERS = ("adam", "mamo", "sgd")
 SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
 ADDONS: dict[str, Any] = {  # with the values that add nothing

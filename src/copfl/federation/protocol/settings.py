@@ -30,6 +30,7 @@ from copfl.settings import schema
 from copfl.settings.checking import unknown_key
 from copfl.settings.components import build, component, wrapped
 from copfl.settings.federation import OWN, TITLES, Federation, own_record, run_settings
+from copfl.settings.first_choice import check_head_only
 from copfl.settings.flat import nested
 from copfl.settings.model import adapter_record, model_record
 from copfl.settings.optimizer import optimizer_record
@@ -144,6 +145,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     """The values that a federation describes; `bounds` as of `settings_of`."""
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
+    check_head_only(run, algorithm)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = wrapped(kind, component, algorithm)

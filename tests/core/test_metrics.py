@@ -36,6 +36,7 @@ def test_classification_equals_scikit_learn(k: int, seed: int) -> None:
         "macro_f1": metrics.f1_score(y, guess, average="macro"),
         "auc": metrics.roc_auc_score(y, p if k > 2 else p[:, 1], **whole),
         "calibration_error": (np.abs(true - mean) * bins[bins > 0]).sum() / 200,
+        "log_loss": metrics.log_loss(y, p, labels=list(range(k))),
     }
     for name, value in expected.items():
         assert metric(name, "classification").of(p, y) == pytest.approx(value, abs=1e-12), name
@@ -50,6 +51,7 @@ def test_multilabel_equals_scikit_learn(labels: int) -> None:
         "accuracy": 1 - metrics.hamming_loss(y, guess),
         "macro_f1": np.mean([metrics.f1_score(y[:, k], guess[:, k]) for k in range(labels)]),
         "auc": metrics.roc_auc_score(y, p, average="macro"),
+        "log_loss": np.mean([metrics.log_loss(y[:, k], p[:, k]) for k in range(labels)]),
     }
     for name, value in expected.items():
         assert metric(name, "multilabel").of(p, y) == pytest.approx(value, abs=1e-12), name
@@ -111,3 +113,15 @@ def test_a_metric_of_another_task_is_refused() -> None:
         metric("accuracy", "regression")
     with pytest.raises(UsageError, match='did you mean "rmse"'):
         metric("rmsee", "regression")
+
+
+def test_log_loss_by_hand() -> None:
+    p = np.array([[0.5, 0.5], [0.25, 0.75]])
+    assert metric("log_loss", "classification").of(p, np.array([0, 1])) == pytest.approx(
+        (math.log(2) + math.log(4 / 3)) / 2
+    )
+
+
+def test_log_loss_of_a_certain_error_is_finite() -> None:
+    found = metric("log_loss", "classification").of(np.array([[1.0, 0.0]]), np.array([1]))
+    assert 700 < found < 710

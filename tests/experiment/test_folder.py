@@ -52,7 +52,7 @@ def test_what_a_run_leaves(run: Path) -> None:
         for folder in ("client-0000", "client-0001", "global")
         for file in ("README.md", "bundle.json", "weights.safetensors")
     ]
-    others = ["partition.json", "rounds.jsonl", "run.toml", "timing.jsonl"]
+    others = ["partition.json", "probabilities.json", "rounds.jsonl", "run.toml", "timing.jsonl"]
     assert sorted(files(run)) == ["checkpoint/state.safetensors", "environment.json", *bundles, *others]
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]

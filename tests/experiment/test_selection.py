@@ -48,7 +48,8 @@ def test_a_bundle_has_the_round_and_both_scores_of_exactly_its_model(best: copfl
         )
         for split in ("test", "validation"):
             x, y = samples_of(best, n, split)
-            (score,) = [score for score in bundle.description.scores if score.split == split]
+            own = [score for score in bundle.description.scores if score.metric == "accuracy"]
+            (score,) = [score for score in own if score.split == split]
             assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(score.value)
             assert score.samples == len(y)
             name = "accuracy" if split == "test" else "accuracy_validation"
@@ -157,7 +158,8 @@ def test_new_clients_have_a_validation_score(tmp_path: Path) -> None:
     assert result.new_clients is not None
     for place, n in enumerate(result.new_clients.clients):
         bundle = copfl.load(tmp_path / "run", n)
-        scores = {score.split: score.value for score in bundle.description.scores}
+        own = [score for score in bundle.description.scores if score.metric == "accuracy"]
+        scores = {score.split: score.value for score in own}
         x, y = samples_of(result, n, "validation")
         assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(scores["validation"])
         assert scores["test"] == result.new_clients.accuracy["all"][place]

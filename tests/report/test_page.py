@@ -41,8 +41,8 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     drawn = data_of(html)["figures"]
     assert list(drawn) == [
-        "accuracy", "clients", "weight", "gradient_score", "prediction_score", "masks", "shared", "where", "layers",
-        "data", "bytes", "seconds",
+        "accuracy", "clients", "calibration", "log-loss", "weight", "gradient_score", "prediction_score", "masks",
+        "shared", "where", "layers", "data", "bytes", "seconds",
     ]  # fmt: skip
     for name in drawn:
         assert f'id="plot-{name}"' in html

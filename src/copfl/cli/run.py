@@ -53,24 +53,27 @@ def run(
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
         from copfl.experiment.preparation import prepare
+        from copfl.experiment.rounds_search import with_found_rounds
         from copfl.experiment.run import follow
         from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
         from copfl.settings.layers import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
-    layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
+    layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True, "find_rounds": "auto"}}]
     is_demo = not (preset or config or any("name" in line.get(kind, {}) for kind in CHOICES))
     if config is not None:
         layers.append(toml.read_file(config))
     if ranks.started():
-        layers.append({"run": {"workers": 1}})
+        layers.append({"run": {"workers": 1, "find_rounds": "off"}})  # one process would search for all
     show = Show(track or [], quiet, as_json, begin)
     with ranks.group():
         if ranks.follower():
             return follow()
         preset = "demo" if is_demo else preset or ""
         description = complete(*layers, line, preset=preset)
+        if description.run.find_rounds == "first":
+            description = with_found_rounds(description, show.tell)
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             print(

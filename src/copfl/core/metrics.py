@@ -183,6 +183,15 @@ def _auc(predictions: Array, targets: Array) -> float:
     return float(np.mean([_sklearn("roc_auc_score", targets[:, k], predictions[:, k]) for k in defined]))
 
 
+def _log_loss(predictions: Array, targets: Array) -> float:
+    """The mean negative logarithm of the probability of what is right; 0 counts as the least number."""
+    if targets.ndim == 1:
+        right = np.take_along_axis(predictions, targets[:, None], axis=1)
+    else:
+        right = np.where(targets > 0.5, predictions, 1 - predictions)
+    return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
+
+
 def _calibration_error(predictions: Array, targets: Array) -> float:
     """The mean distance of confidence and accuracy over bins of equal width, weighted by their samples."""
     if targets.ndim == 1:
@@ -233,6 +242,7 @@ METRICS: dict[str, Metric] = {
         Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
         Metric("macro_f1", True, True, ("classification", "multilabel"), _macro_f1),
         Metric("auc", True, True, ("classification", "multilabel"), _auc),
+        Metric("log_loss", False, False, ("classification", "multilabel"), _log_loss),
         Metric("calibration_error", False, True, ("classification", "multilabel"), _calibration_error),
         Metric("rmse", False, False, ("regression",), partial(_of_values, "root_mean_squared_error")),
         Metric("mae", False, False, ("regression",), partial(_of_values, "mean_absolute_error")),

@@ -23,7 +23,7 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
-from copfl.experiment import records
+from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.analysis.hints import hints, warnings_of
@@ -33,6 +33,7 @@ from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
 from copfl.experiment.models.new_clients import NewClients
+from copfl.experiment.probabilities import MEASURED, Probabilities
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.identity import settings_digest
@@ -153,6 +154,7 @@ class Result:
         analysis: The comparison with training alone, with run.local_baseline.
         models: Each client's own model; None with run.save_models=False.
         rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
+        probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
     """
 
     experiment: Experiment
@@ -164,6 +166,7 @@ class Result:
     analysis: Analysis | None = None
     models: ClientModels | None = None
     rivals: Rivals | None = None
+    probabilities: Probabilities | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -197,6 +200,8 @@ class Result:
                         models.put(n, kept.model, kept.stage.round, kept.stage.name)
                 models.settle(self.state.round)
                 self.write_bundles(models)
+            if self.probabilities is not None:
+                probabilities.write(self.probabilities, folder.path)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
             if self.rivals is not None:
@@ -215,7 +220,11 @@ class Result:
         )
         general = describe(e.run.tables(), e.task, data, e.settings.seed, origin)
         names, scores = names_of_clients(data, partition), self._scores(models)
-        write_bundles(models, general, e.task, e.run.tables(), self._global_model(), names, scores)
+        found = self.probabilities
+        temperatures = [1.0] * e.clients if found is None else found.temperature.tolist()
+        write_bundles(
+            models, general, e.task, e.run.tables(), self._global_model(), names, scores, temperatures
+        )
 
     def _scores(self, models: ClientModels) -> list[list[Score]]:
         """The metrics of each client's model, in the round that it was taken from."""
@@ -232,6 +241,11 @@ class Result:
                     values[new.clients] = new.validation if suffix else new.accuracy["all"]
                 for n in np.flatnonzero(np.isfinite(values)).tolist():
                     scores[n].append(Score(metric.name, split, float(values[n]), len(samples[n])))
+        for name in () if self.probabilities is None else MEASURED:
+            values = getattr(self.probabilities, name)
+            for n in np.flatnonzero(np.isfinite(values) & (np.array(trained) > 0)).tolist():
+                if name not in [metric.name for metric in e.task.metrics]:
+                    scores[n].append(Score(name, splits[0][0], float(values[n]), len(partition.test[n])))
         return scores
 
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:

@@ -22,7 +22,8 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
-from copfl.experiment.training import OnRound, _baseline, simulation_of, train
+from copfl.experiment.rounds_search import with_found_rounds
+from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import named_code, user_code
 from copfl.settings.complete import complete
 from copfl.settings.schema import KINDS, Run
@@ -74,7 +75,8 @@ def run(
         optimizer: A name, "module:Class", or an optimizer; by default the algorithm's.
         lr: Learning rate; by default the optimizer's for the data set.
         epochs: Local epochs per round.
-        rounds: Number of rounds.
+        rounds: Number of rounds. By default it is found on your own data, with a part of each client's training
+            samples held out, and the run trains on all of them for as many rounds, see docs/howto.md.
         clients: Number of clients.
         batch_size: Samples per training step.
         participation: Fraction of the clients in each round.
@@ -110,7 +112,7 @@ def run(
                 values[kind] = value
         short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
         tables: dict[str, dict[str, Any]] = {
-            "run": {**short, "seed": seed, "device": device},
+            "run": {**short, "seed": seed, "device": device, "find_rounds": "auto"},
             "optimizer": {"lr": lr},
             "algorithm": {"epochs": epochs},
             "data": {"dir": None if data_dir is None else str(data_dir)},
@@ -127,6 +129,8 @@ def run(
         if "data" in values:
             values["data"] = user_code.as_dataset(values["data"])
         description = complete(layer, preset=preset or "", values=values)
+    if description.run.find_rounds == "first":
+        description = with_found_rounds(description)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
@@ -190,7 +194,7 @@ def follow() -> None:
             )
     e.training.compute()
     ranks.serve(simulation_of(e))
-    alone = _baseline(e) if e.settings.local_baseline else None
+    alone = baseline_of(e) if e.settings.local_baseline else None
     if alone is not None and alone is not e:
         ranks.serve(simulation_of(alone))
 

@@ -15,7 +15,7 @@ from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import folder as run_folder
-from copfl.experiment import records
+from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.folder import RunFolder
@@ -87,8 +87,8 @@ def train(
 
 def rounds_alone(e: Experiment) -> int:
     """The rounds of training alone that follow those of the run."""
-    alone = _baseline(e) if e.settings.local_baseline else None
-    return 0 if alone is None or alone is e else e.settings.rounds
+    alone = baseline_of(e) if e.settings.local_baseline else None
+    return 0 if alone is None or alone is e else alone.settings.rounds
 
 
 def _alone(result: Result, on_round: OnRound | None) -> Numbers:
@@ -98,7 +98,7 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     run of its own in the folder baseline/, so that it continues where it was stopped.
     """
     e, primary = result.experiment, result.primary.name
-    alone = _baseline(e)
+    alone = baseline_of(e)
     if alone is e:
         return result.final(primary)
     if alone is None:
@@ -107,12 +107,13 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     return train_rounds(alone, folder, on_round).final(primary)
 
 
-def _baseline(e: Experiment) -> Experiment | None:
+def baseline_of(e: Experiment) -> Experiment | None:
     """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
     algorithm = new_clients.alone_of(e.algorithm, e.run.addons)
     if algorithm is None:
         return None
-    settings = dataclasses.replace(e.settings, eval_models="final", benefit=False)
+    rounds = e.settings.rounds_alone or e.settings.rounds
+    settings = dataclasses.replace(e.settings, eval_models="final", benefit=False, rounds=rounds)
     none = {kind: KINDS[kind]() for kind in WRAPPERS}
     chosen = schema.Algorithm(name="local", epochs=algorithm.total_epochs)
     if (own := trained_alone(e.algorithm)) is not None:
@@ -149,6 +150,9 @@ def execute(
                 received = received_model(e.algorithm, e.task, result.state, n)
                 models.put(n, received, result.state.round, RECEIVED)
         models.settle(result.state.round)
+        result.probabilities = probabilities.measured(*e.training[:2], models)
+        if result.probabilities is not None and folder is not None:
+            probabilities.write(result.probabilities, folder.path)
         if isinstance(models, InFolder):
             result.write_bundles(models)
     return result
@@ -201,7 +205,7 @@ def train_rounds(
             eval_every=settings.eval_every,
             eval_models=settings.eval_models,
             population=settings.split_clients[0],
-            executor=stack.enter_context(_executor(simulation, state, settings, executor)),
+            executor=stack.enter_context(executor_of(simulation, state, settings, executor)),
             models=models,
             best=best,
             patience=settings.patience,
@@ -233,7 +237,7 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
     return simulate.Simulation(e.algorithm, task, federation, e.engine, settings.seed, settings.batch, halves)
 
 
-def _executor(
+def executor_of(
     simulation: simulate.Simulation,
     state: State,
     settings: schema.RunSettings,

@@ -426,8 +426,9 @@ def _inverse(a: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(a)
     is_kept = values > COLLINEAR * values.amax().clamp(min=TINY)
-    inverted: Tensor = torch.where(is_kept, 1 / torch.where(is_kept, values, 1), 0)
-    return (vectors * inverted) @ vectors.T
+    inverted = torch.where(is_kept, 1 / torch.where(is_kept, values, 1), 0)
+    inverse: Tensor = (vectors * inverted) @ vectors.T
+    return inverse
 
 
 def _newton(slope: Tensor, curvature: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from copfl.charts import Chart
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
-from copfl.experiment.analysis.convergence import still_rises
+from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
 from copfl.report import rivals as of_rivals
@@ -86,6 +86,9 @@ def sections(runs: Runs) -> list[Section]:
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
         Section("gain", "Gain", "Does it pay for each client?", gain),
         Section("rivals", "Rivals", RIVALS, each(run_charts.rivals), run_charts.rival_tables(runs)),
+        Section(
+            "probabilities", "Probabilities", "What are probabilities worth?", each(run_charts.probabilities)
+        ),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
@@ -267,7 +270,9 @@ def _notes(run: RunData) -> list[str]:
             f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
         )
     if run.has(run.primary.name):
-        notes.append(still_rises(run.metric(run.primary.name), run.primary))
+        curves = run.metric(run.primary.name), run.metric("test_loss")
+        notes += [still_rises(*curves, run.primary)]
+        notes += [got_worse(*curves, run.primary)] if run.best is None else []
     return list(filter(None, notes))
 
 

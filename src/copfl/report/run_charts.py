@@ -126,6 +126,36 @@ def new(run: RunData) -> Iterator[Chart]:
     yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
 
 
+def probabilities(run: RunData) -> Iterator[Chart]:
+    """Accuracy by the probability of the answer, and each client's log loss beside that of class frequencies."""
+    found = run.probabilities
+    if found is None or not found.calibration or not run.records:
+        return
+    bins = found.calibration
+    confidence = [100 * one.confidence for one in bins]
+    about = (
+        "Test samples of all clients by the probability that their models give to the answer. Where "
+        "probabilities mean what they say, the curve is on the diagonal; below it, models are too certain."
+    )
+    lines = [
+        Line(
+            "models", [100 * one.accuracy for one in bins], remarks=[f"{one.samples} samples" for one in bins]
+        ),
+        Line("as they say", confidence, colour=1, dash=1),
+    ]
+    title, x_title = "Calibration", "probability of the answer, %"
+    yield Lines("calibration", title, about, confidence, "accuracy, %", lines, " %", x_title=x_title)
+    about = (
+        "The log loss of each client's model on its test samples, lower is better. A model right of the "
+        "frequencies of the classes in the client's training samples has probabilities that are worth nothing."
+    )
+    series = [
+        Line("personal model", values_of(found.log_loss), symbol=0),
+        Line("class frequencies", values_of(found.reference), colour=1, symbol=1),
+    ]
+    yield Dots("log-loss", "Log loss per client", about, run.client_names, "log loss", series, digits=3)
+
+
 def similar(run: RunData) -> Iterator[Chart]:
     """Every model on every client's samples, and the similarity of masks and labels, in one order."""
     if run.analysis is None or len(run.analysis.cross.clients) < 2:

@@ -20,12 +20,13 @@ from copfl.core.selection import BestRounds
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment import records
+from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
+from copfl.experiment.probabilities import Probabilities
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.optimizer import optimizer_text
@@ -63,6 +64,7 @@ class RunData:
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
     rivals: Rivals | None = None  # rivals.json, if there is one
+    probabilities: Probabilities | None = None  # probabilities.json, if there is one
 
     @property
     def algorithm(self) -> str:
@@ -260,6 +262,7 @@ def read(path: Path, label: str) -> RunData:
         analysis=_extra(path / gains.FILE, gains.read),
         new=_extra(path / NEW_CLIENTS, new_clients.read),
         rivals=_extra(path / rivals_file.FILE, rivals_file.read),
+        probabilities=_extra(path / probabilities.FILE, probabilities.read),
     )
 
 

@@ -12,7 +12,9 @@ import numpy as np
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import names_of_clients
-from copfl.experiment.analysis.convergence import still_rises
+from copfl.errors import how_to_set
+from copfl.experiment import probabilities
+from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
 from copfl.experiment.folder import BASELINE
@@ -23,6 +25,7 @@ from copfl.report import rivals as of_rivals
 from copfl.report.rivals import against
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import CONSTANT, TITLES
+from copfl.settings.schema import SELECTION
 from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
@@ -87,6 +90,8 @@ def as_json(result: Result) -> dict[str, Any]:
         content["coefficients"] = [one._asdict() for one in coefficients.coefficients]
         content["spreads"] = [one._asdict() for one in coefficients.spreads]
         content["converged"] = coefficients.converged
+    if result.probabilities is not None:
+        content["probabilities"] = probabilities.as_json(result.probabilities)
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
@@ -122,10 +127,15 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
-    notes += [_selection(result), *_others(result)]
-    honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
-    if text := still_rises(honest, result.primary):
+    notes += [_selection(result), _found_rounds(result), *_others(result)]
+    if result.probabilities is not None:
+        notes += probabilities.in_words(result.probabilities, client_names(experiment.federation))
+    if text := still_rises(*_honest_curves(result), result.primary):
         notes.append(f"{capital(text)}.")
+    if experiment.settings.select == "last" and (text := got_worse(*_honest_curves(result), result.primary)):
+        is_open = experiment.settings.find_rounds != "done"
+        finds = f": {how_to_set('run.find_rounds', 'first')} finds their number" if is_open else ""
+        notes.append(f"{capital(text)}{finds}.")
     if epsilons := _epsilons(result):
         delta = experiment.run.privacy.options.get("delta")
         notes.append(
@@ -266,8 +276,7 @@ def advice(result: Result) -> str:
     verdict = "Training alone is better here." if is_worse else "This run shows no gain over training alone."
     data = f" -d {e.run.data.name}" if e.run.data.name else ""
     tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
-    honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
-    if result.folder is not None and still_rises(honest, result.primary):
+    if result.folder is not None and still_rises(*_honest_curves(result), result.primary):
         more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}`"
         tries.append(f"the values still rise: {more} trains on")
     # Not `-a local`: it has one epoch and no add-ons, and the values of this run have those of its algorithm.
@@ -299,6 +308,18 @@ def _selection(result: Result) -> str:
     return (
         f"Values are those of each client's best round on its validation samples: rounds {rounds} of "
         f"{len(result.records)}; {validated}{others}.{stopped}"
+    )
+
+
+def _found_rounds(result: Result) -> str:
+    """How the number of rounds was found; "" where somebody set it."""
+    settings = result.experiment.settings
+    if settings.find_rounds != "done":
+        return ""
+    alone = f"; training alone has {settings.rounds_alone}, found alike" if result.gains is not None else ""
+    return (
+        f"The run has {settings.rounds} rounds, as many as had the lowest loss in a first training with "
+        f"{SELECTION:g} of each client's training samples held out{alone}."
     )
 
 
@@ -359,6 +380,13 @@ def _final(result: Result) -> dict[str, Numbers]:
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which clients the simulation attacks with."""
     return np.asarray(np.nan_to_num(result.latest("malicious")) > 0)
+
+
+def _honest_curves(result: Result) -> tuple[Numbers, Numbers]:
+    """The primary metric and the loss on test samples by round, of all but the clients of a simulated attack."""
+    names = result.primary.name, "test_loss"
+    of_metric, of_loss = (result.metric_or_nan(name)[:, ~_malicious(result)] for name in names)
+    return of_metric, of_loss
 
 
 def honest_gains(result: Result) -> Gains | None:

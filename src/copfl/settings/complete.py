@@ -27,6 +27,13 @@ from copfl.settings.toml import Tables
 from copfl.settings.usual import usual_model, usual_of_table, usual_partition
 from copfl.settings.values import layer_of, modules_of_values, record_of_value
 
+ROUNDS = {
+    "rounds",
+    "select",
+    "validation",
+    "patience",
+}  # where one of these is set, somebody chose the rounds
+
 
 @named_code.scope()
 def complete(
@@ -81,6 +88,9 @@ def complete(
     else:
         records["data"] = data_record({"name": "digits", **tables["data"]})
     run = dict(tables["run"])
+    if run.get("find_rounds") == "auto":
+        is_open = not (ROUNDS & run.keys() or tables["privacy"] or run.get("store") == "disk")
+        run["find_rounds"] = "first" if is_open and by_rule else "off"
     records["partition"] = _partition(tables, passed, run)
     if records["partition"].name == "by_group" and "clients" not in run:
         groups = (

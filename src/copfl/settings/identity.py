@@ -10,7 +10,7 @@ from copfl.settings.toml import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 COMPUTING = "device engine chunk threads workers store cache_features"
-KEEPING = "checkpoint_every save_models eval_models local_baseline rivals benefit"
+KEEPING = "checkpoint_every save_models eval_models local_baseline rounds_alone find_rounds rivals benefit"
 NEUTRAL = {"data": {"dir"}, "run": {*COMPUTING.split(), *KEEPING.split()}}
 CODE = "code"  # of any table: the hash of the user's module, which is compared where it is imported
 # Settings that records lack which were made before there were such settings, with what they had.

@@ -206,7 +206,12 @@ class RunSettings:
         shown="the natural clients of the data, else 10",
     )
     rounds: int = in_federation(
-        100, "Number of rounds.", "--rounds -r", minimum=1, maximum=10**9, shown="40 on digits, 100 elsewhere"
+        100,
+        "Number of rounds.",
+        "--rounds -r",
+        minimum=1,
+        maximum=10**9,
+        shown="found on your own data (run.find_rounds); 40 on digits, else 100",
     )
     seed: int = in_training(0, "Seed of all randomness.", "--seed", minimum=0, maximum=2**63 - 1)
     batch: int = in_training(
@@ -251,6 +256,20 @@ class RunSettings:
         0,
         "With --select best: end the run after so many evaluations in which no client improved; 0: never.",
         "--patience",
+        minimum=0,
+        maximum=10**9,
+    )
+    find_rounds: str = setting(
+        "off",
+        "first: find the number of rounds, run.rounds at most, with a part of each client's training samples held "
+        "out, then train on all of them; done: run.rounds was found so; auto: first on own data where neither "
+        "run.rounds nor validation samples are set, else off.",
+        enum=("off", "auto", "first", "done"),
+        shown="auto in `copfl run`",
+    )
+    rounds_alone: int = setting(
+        0,
+        "Rounds of the training alone, see run.local_baseline; 0: those of the run.",
         minimum=0,
         maximum=10**9,
     )

@@ -142,11 +142,17 @@ def test_rounds_to_a_common_value_by_hand() -> None:
 
 def test_a_run_says_that_it_still_rises() -> None:
     table = np.array([[0.1, 0.3], [np.nan, np.nan], [0.4, 0.6], [0.5, 0.7]])  # three evaluations
-    assert still_rises(table, ACCURACY) == (
+    falling = np.array([[1.0, 1.0], [np.nan, np.nan], [0.8, 0.81], [0.6, 0.61]])
+    assert still_rises(table, falling, ACCURACY) == (
         "in the last third of the evaluations the mean over clients still gained 10.0 points, so more rounds "
         "may do better"
     )
-    assert still_rises(table[2:3], ACCURACY) == still_rises(table[1:2], ACCURACY) == ""
+    assert still_rises(table, falling[::-1], ACCURACY) == ""  # accuracy rises, and the loss does too
+    assert (
+        still_rises(table, np.array([[1.0, 1.0], [1.0, 1.0], [0.8, 0.8], [0.4, 0.9]]), ACCURACY) == ""
+    )  # noise
+    for part in (slice(2, 3), slice(1, 2)):
+        assert still_rises(table[part], falling[part], ACCURACY) == ""
 
 
 def alone(best: list[float], metric: MetricInfo = ACCURACY) -> Rivals:

@@ -50,6 +50,29 @@ def write(path: Path, rows: int = 60, separator: str = ",", **changed: Any) -> P
     return path
 
 
+def test_a_contract_has_the_features_of_the_data_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "north.csv", sodium=lambda n: "" if n % 7 == 0 else 134 + n % 13, admitted=None)
+    simulated = load(str(path), target="outcome", missing="fill")
+    contract = Contract.of(simulated)
+    assert contract is not None
+    assert [column.name for column in contract.columns if column.indicator] == ["sodium"]
+    assert contract.width == simulated.train.x.shape[1]
+    again = Contract.read(contract.as_json()).encoders.dataset(path, kind="classification")
+    np.testing.assert_array_equal(again.train.x, simulated.train.x)
+
+
+def test_a_draft_has_an_indicator_where_numbers_are_filled(tmp_path: Path) -> None:
+    path = write(tmp_path / "north.csv", sodium=lambda n: "" if n % 7 == 0 else 134 + n % 13)
+    indicators = {
+        how: {c.name: c.indicator for c in draft(path, target="outcome", missing=how).columns}
+        for how in ("fill", "drop")
+    }
+    assert [name for name, has in indicators["fill"].items() if has] == ["sodium"]
+    assert not any(indicators["drop"].values())
+    with pytest.raises(DataError, match="an indicator is of numbers that may be missing"):
+        AGREED.replaced({"age": {"indicator": True}})
+
+
 def test_a_contract_is_plain_data(tmp_path: Path) -> None:
     assert Contract.read(AGREED.as_json()) == AGREED
     write_contract(tmp_path / "contract.toml", AGREED)

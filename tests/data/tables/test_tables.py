@@ -314,6 +314,28 @@ def test_missing_values_are_filled_or_their_rows_left_out(tmp_path: Path) -> Non
     assert "2 of 42 rows with missing values are left out: age 1, town 1" in dropped.note
 
 
+def test_a_filled_number_has_a_feature_that_says_so(tmp_path: Path) -> None:
+    rows = [
+        {"age": "" if n == 1 else n, "size": n, "town": "" if n == 2 else "a", "ill": n % 2}
+        for n in range(10)
+    ]
+    train, test = (
+        write_csv(tmp_path / "train.csv", rows),
+        write_csv(tmp_path / "test.csv", [*rows, {**rows[0], "size": ""}]),
+    )
+    found = load(train, test=str(test), target="ill", missing="fill")
+    # age, whether it is missing, size (which no train row lacks), town
+    assert found.train.x[:, 1].tolist() == [float(n == 1) for n in range(10)]
+    assert found.train.x[1].tolist()[:2] == [0.0, 1.0]
+    assert found.train.x[:, 3].tolist() == [float(n != 2) for n in range(10)]
+    assert found.test.x.shape == (11, 4)
+    assert found.test.x[10, 2] == 0.0
+    assert [column.indicator for column in found.table.columns] == [True, False, False]
+    assert "a column that says where it is missing for age" in found.note
+    with pytest.raises(DataError, match="values are missing"):
+        load(train, target="ill")
+
+
 def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
     path = write_csv(tmp_path / "t.csv", rows)

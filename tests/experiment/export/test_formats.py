@@ -23,6 +23,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
 from copfl.experiment.export import formats, mlflow_folder, onnx_file
 from copfl.models import build
+from copfl.settings.complete import complete
 from tests.commands import called
 from tests.experiment.bundle.test_bundle import ADDONS, samples_of, settings_with
 from tests.experiment.bundle.test_tables import frame
@@ -314,3 +315,35 @@ def test_a_model_that_torch_cannot_trace_is_one_paragraph(
     monkeypatch.setattr(torch.export, "export", fails)
     with pytest.raises(UsageError, match=r"^torch cannot trace this model \(RuntimeError: a long\)"):
         formats.write(copfl.load(tmp_path / "run", 0), "torch", tmp_path / "model.pt2")
+
+
+@onnx
+def test_exports_have_the_temperature_and_know_what_is_missing(tmp_path: Path) -> None:
+    import onnxruntime as runtime
+
+    rng = np.random.default_rng(0)
+    age = rng.normal(size=80)
+    is_missing = rng.random(80) < 0.5
+    cells = ["" if gap else f"{number:.3f}" for number, gap in zip(age, is_missing, strict=True)]
+    rows = [f"{cell},{'yes' if gap else 'no'}" for cell, gap in zip(cells, is_missing, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,ill", *rows]) + "\n")
+    data = {"name": str(tmp_path / "rows.csv"), "target": "ill", "missing": "fill"}
+    settings: dict[str, Any] = {"data": data, "partition": {"name": "iid"}}
+    run = complete(
+        {**settings, "algorithm": {"name": "fedavg"}, "run": {"rounds": 5, "clients": 2, "validation": 0.3}}
+    )
+    result = copfl.run(run, out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 0)
+    assert bundle.description.output.temperature != 1
+    assert result.final("accuracy").min() == 1.0  # what is missing says everything
+    numbers = np.array([np.nan, 0.5, -1.0])
+    with pytest.warns(RuntimeWarning, match="filled"):
+        expected = bundle.predict_proba({"age": [None, 0.5, -1.0]})
+    with warnings.catch_warnings(action="ignore"):  # of the exporter as it loads
+        file, *_ = formats.write(bundle, "onnx", tmp_path / "model.onnx")
+        program, *_ = formats.write(bundle, "torch", tmp_path / "model.pt2")
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert session.run(["probabilities"], {"age": numbers[:, None]})[0] == pytest.approx(expected, abs=1e-5)
+    module = torch.export.load(program).module()
+    found = module(numbers=torch.tensor(numbers)[:, None], categories=torch.zeros(3, 0, dtype=torch.int64))
+    assert found.detach().numpy() == pytest.approx(expected, abs=1e-5)

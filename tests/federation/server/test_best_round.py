@@ -51,6 +51,11 @@ def assert_same_models(nodes: list[dict[str, Any]], expected: copfl.Result) -> l
         assert scores["test"] == expected.final(name)[client]
         if "validation" in scores:
             assert scores["validation"] == expected.final(f"{name}_validation")[client]
+        if expected.probabilities is not None:
+            of_site, simulated = bundle.description, expected.probabilities
+            assert of_site.output.temperature == pytest.approx(simulated.temperature[client], rel=1e-4)
+            losses = [s.value for s in of_site.scores if s.metric == "log_loss"]
+            assert losses == pytest.approx([simulated.log_loss[client]], rel=1e-4)
     return bundles
 
 

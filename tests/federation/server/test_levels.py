@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
 
 from copfl.algorithms.levels import Server
 from copfl.core import tree
@@ -16,6 +15,7 @@ from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
+from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
 
 CONFIGURED: dict[str, Any] = {
     key: value for key, value in CONFIG.items() if not key.startswith(("optimizer", "model"))

@@ -68,6 +68,10 @@ def job_of(
         raise SettingError(
             "run.patience", run.run.patience, "does not fit a comparison, whose rows have equal rounds; use 0"
         )
+    if run.run.find_rounds == "first":
+        raise SettingError(
+            "run.find_rounds", "first", "does not fit a comparison, whose rows have equal rounds; use off"
+        )
     return placed(Job(label, run, validation=validation, last=last), folder)
 
 

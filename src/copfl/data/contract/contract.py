@@ -46,6 +46,7 @@ class Column:
     minimum: float | None = None  # of values; None: not agreed
     maximum: float | None = None
     missing: bool = False  # whether a value may be missing
+    indicator: bool = False  # of numbers: whether a second feature says where one is missing
     categories: tuple[str, ...] = ()  # all of them, of a target the names of the classes; none: to be agreed
     candidates: tuple[str, ...] = ()  # of which those that a site has become the categories
     mean: float | None = None  # of numbers; None: to be agreed
@@ -64,6 +65,8 @@ class Column:
             return "its numbers must be finite"
         if self.type != NUMBER and any(number is not None for number in numbers):
             return f"a {self.type} has no range, mean or deviation"
+        if self.indicator and not (self.type == NUMBER and self.missing):
+            return "an indicator is of numbers that may be missing"
         if names and self.type not in (CATEGORY, BOOLEAN):
             return f"a {self.type} has no categories"
         if self.minimum is not None and self.maximum is not None:
@@ -169,7 +172,7 @@ class Contract:
     @property
     def width(self) -> int:
         """The number of features of a row, as far as it is agreed."""
-        return sum(len(c.categories) or len(c.candidates) or 1 for c in self.features)
+        return sum(len(c.categories) or len(c.candidates) or 1 + c.indicator for c in self.features)
 
     @property
     def digest(self) -> str:
@@ -288,14 +291,22 @@ class Contract:
 
 def _encoder(column: Column) -> Encoder:
     if column.type == NUMBER:
-        return Encoder(column.name, column.mean or 0.0, column.deviation or 1.0)
+        numbers = column.mean or 0.0, column.deviation or 1.0
+        return Encoder(column.name, *numbers, indicator=column.indicator)
     return Encoder(column.name, categories=column.categories)
 
 
 def _of_encoder(encoder: Encoder, missing: bool) -> Column:
     if encoder.categories:
         return Column(name=encoder.name, type=CATEGORY, categories=encoder.categories, missing=missing)
-    return Column(name=encoder.name, type=NUMBER, mean=encoder.mean, deviation=encoder.std, missing=missing)
+    return Column(
+        name=encoder.name,
+        type=NUMBER,
+        mean=encoder.mean,
+        deviation=encoder.std,
+        missing=missing,
+        indicator=encoder.indicator,
+    )
 
 
 def _plain(column: Column) -> dict[str, Any]:
@@ -325,8 +336,8 @@ def _column(entry: Any) -> Column:
             fields[name] = float(fields[name])
     if not all(isinstance(fields.get(name, ""), str) for name in ("name", "type", "unit")):
         raise ValueError("name, type and unit must be texts")
-    if type(fields.get("missing", False)) is not bool:
-        raise ValueError("missing of a column must be true or false")
+    if any(type(fields.get(name, False)) is not bool for name in ("missing", "indicator")):
+        raise ValueError("missing and indicator of a column must be true or false")
     if fields.get("type") == BOOLEAN and not fields["categories"]:
         fields["categories"] = ("0", "1")
     return Column(**fields)

@@ -87,6 +87,8 @@ def draft(
 
     columns = tuple(map(column, learned))
     missing = missing or ("fill" if any(c.missing for c in columns) else "refuse")
+    if missing == "fill":
+        columns = tuple(replace(c, indicator=c.missing and c.type == NUMBER) for c in columns)
     return Contract(
         data=TEXT if text else TABLE,
         task=task,

@@ -14,9 +14,9 @@ HEAD = """\
 """
 KEYS = """\
 # Of a column: type (number, category, boolean, date, text), unit, minimum, maximum, missing (whether values may be
-# missing), categories. Dates and texts are checked, and not learned from. Numbers without mean and deviation, and
-# categories that are not listed, are agreed by sums over all members: `copfl federate agree`. With candidates, those
-# that a member has become the categories.
+# missing), indicator (whether the model also learns where a number is missing), categories. Dates and texts are
+# checked, and not learned from. Numbers without mean and deviation, and categories that are not listed, are agreed by
+# sums over all members: `copfl federate agree`. With candidates, those that a member has become the categories.
 # The first `missing` says what happens to missing values: refuse (an error), fill (the mean, or no category), drop
 # (their rows).
 """

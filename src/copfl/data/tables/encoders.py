@@ -30,11 +30,13 @@ class Encoder:
     mean: float = 0.0
     std: float = 1.0
     categories: tuple[str, ...] = ()  # none: the column has numbers
+    # Whether a number has a second feature: 1 where it is missing. A missing category is all zeros already.
+    indicator: bool = False
 
     @property
     def width(self) -> int:
         """The number of features of the column."""
-        return len(self.categories) or 1
+        return len(self.categories) or 1 + self.indicator
 
     def write(self, column: Column, rows: Rows, features: NDArray[np.float32]) -> None:
         """Writes the features of these rows to an array of zeros [n, width].
@@ -48,7 +50,10 @@ class Encoder:
             features[known, category[known]] = 1
         else:
             with np.errstate(over="ignore"):  # of a tiny deviation that others agreed on
-                features[:, 0] = np.nan_to_num((floats(column)[rows] - self.mean) / self.std, nan=0.0)
+                numbers = floats(column)[rows]
+                features[:, 0] = np.nan_to_num((numbers - self.mean) / self.std, nan=0.0)
+            if self.indicator:
+                features[:, 1] = np.isnan(numbers)
 
     def places(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """The index of the category of each value, -1 for one that is none.
@@ -124,7 +129,9 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
     return notes
 
 
-def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
+def encoder(
+    name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool, indicator: bool = False
+) -> Encoder:
     """The encoder of a column.
 
     Args:
@@ -132,12 +139,15 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
         columns: The column in each table; numbers only if it is a column of numbers in all of them.
         rows: The train rows of the first table.
         is_category: Whether numbers are categories.
+        indicator: Whether a feature says where a number is missing, if one is in a train row.
     """
     if not is_category and all(is_number(column) for column in columns):
         numbers = floats(columns[0])[rows]
-        numbers = numbers[~np.isnan(numbers)]
+        is_missing = np.isnan(numbers)
+        numbers = numbers[~is_missing]
         std = float(numbers.std()) if len(numbers) else 0.0
-        return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
+        mean = float(numbers.mean()) if len(numbers) else 0.0
+        return Encoder(name, mean, std if std > 1e-12 else 1.0, (), indicator and bool(is_missing.any()))
     values, codes = coded(columns[0])
     in_train = np.unique(codes[rows])
     different = tuple(sorted(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))

@@ -68,8 +68,8 @@ def table_file(
         test: The file of the test rows.
         drop: Columns to leave out, separated by commas.
         categories: Columns of numbers that are categories, separated by commas.
-        missing: What happens to missing values: "refuse"; "fill" (the column's mean, or no category); "drop"
-            (their rows).
+        missing: What happens to missing values: "refuse"; "fill" (the column's mean, with a feature that says
+            where a number is missing, or no category); "drop" (their rows).
         kind: The kind of the targets, of `copfl.data.samples.KINDS`; None: inferred. With "next_token" the
             text is its own target; a .txt file has nothing else, a text per line.
     """
@@ -221,7 +221,13 @@ def _of_columns(
         elif column in of_numbers:
             raise DataError(f'the column "{column}" has texts, and numbers in the federation')
     encoders = agreed or [
-        encoder(column, [table.columns[column] for table in tables], chosen[0], column in as_categories)
+        encoder(
+            column,
+            [table.columns[column] for table in tables],
+            chosen[0],
+            column in as_categories,
+            indicator=missing == "fill",
+        )
         for column in roles.features
     ]
     notes = [_summary(encoders), *_doubtful(encoders, tables[0])]
@@ -329,6 +335,8 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     numbers = [e.name for e in encoders if not e.categories]
     words = [f"{e.name} ({len(e.categories)})" for e in encoders if e.categories]
     parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
+    if marked := [e.name for e in encoders if e.indicator]:
+        parts.append(f"a column that says where it is missing for {listed(marked, 8)}")
     parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
     return ", ".join(parts)
 

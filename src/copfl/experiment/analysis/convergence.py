@@ -1,15 +1,17 @@
-"""Where a curve still rises at its end, and after how many rounds it reaches a value."""
+"""Where a curve still rises at its end or is past its best, and after how many rounds it reaches a value."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from copfl.core.metrics import MetricInfo
-from copfl.stats import Numbers, averaged, mean_of_known
+from copfl.stats import LEVEL, Interval, Numbers, averaged, mean_of_known, over_clients
 from copfl.tables import listed
 
 RELEVANT = 0.01  # of a fraction: a point; of another metric, this part of its value
 NAMED = 5  # curves that a sentence names
+PARTS = 5  # of a run, whose losses are compared
+TINY = 1e-12  # a loss of 0 has no logarithm
 
 
 def relevant(metric: MetricInfo, value: float) -> float:
@@ -36,14 +38,76 @@ def rises(curves: Sequence[Sequence[float]], metric: MetricInfo) -> float:
     return mean if mean >= least else 0.0  # of one evaluation nothing is known, and nan is not above
 
 
-def still_rises(values: Numbers, metric: MetricInfo) -> str:
-    """A sentence about a run whose mean over clients still rises, of values [rounds, clients]; else ""."""
+def still_rises(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
+    """A sentence about a run that is not finished; else "".
+
+    The mean over clients still rises, and the loss falls by more than the noise between clients: an accuracy may
+    rise while the probabilities behind it get worse.
+
+    Args:
+        values: The metric, [rounds, clients].
+        losses: On the same samples.
+        metric: The metric.
+    """
     curve = mean_of_known(values, axis=1)
     known = curve[~np.isnan(curve)].tolist()
     rise = rises([known], metric) if known else 0.0
-    if not rise:
+    if not rise or not still_falls(losses):
         return ""
     return f"{rising_text({'the mean over clients': rise}, metric)}, so more rounds may do better"
+
+
+def still_falls(losses: Numbers) -> bool:
+    """Whether losses [rounds, clients] fall in the last third of the evaluations, by more than noise."""
+    evaluated = losses[~np.isnan(losses).all(1)]
+    third = max(1, len(evaluated) // 3)
+    return change(evaluated[-2 * third : -third], evaluated[-third:]).high < 0
+
+
+def change(before: Numbers, after: Numbers, level: float = LEVEL) -> Interval:
+    """Of the logarithm of the ratio of losses, over clients; unbounded where nothing is known.
+
+    Args:
+        before: Losses of the clients in some evaluations, [evaluations, clients].
+        after: In others.
+        level: Of confidence.
+    """
+    if not len(before) or not len(after):
+        return Interval(-np.inf, np.inf)
+    ratios = np.log(np.maximum(mean_of_known(after), TINY) / np.maximum(mean_of_known(before), TINY))
+    finite = ratios[np.isfinite(ratios)]
+    return over_clients(finite, level) if len(finite) > 1 else Interval(-np.inf, np.inf)
+
+
+def got_worse(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
+    """A sentence about a run whose last fifth has a higher loss than an earlier one by more than noise; else "".
+
+    The earlier fifth is the one with the lowest loss. So that chance alone does not find one, the level of the
+    interval is divided by the number of earlier fifths (Bonferroni).
+
+    Args:
+        values: The metric, [rounds, clients].
+        losses: On the same samples.
+        metric: The metric.
+    """
+    rounds = np.flatnonzero(~np.isnan(losses).all(1))
+    parts = [part for part in np.array_split(rounds, PARTS) if len(part)]
+    if len(parts) < 2:
+        return ""
+    *earlier, last = parts
+    means = [float(np.nanmean(np.log(np.maximum(losses[part], TINY)))) for part in earlier]
+    best = earlier[int(np.argmin(means))]
+    bounds = change(losses[best], losses[last], 1 - (1 - LEVEL) / len(earlier))
+    if not bounds.low > np.log1p(RELEVANT):
+        return ""
+    then, now = (metric.text(float(mean_of_known(values[part].ravel()))) for part in (best, last))
+    ratio = np.exp((bounds.low + bounds.high) / 2)
+    interval = f"{np.exp(bounds.low):.2f}, {np.exp(bounds.high):.2f}"
+    return (
+        f"the loss on test samples was lowest in rounds {best[0] + 1} to {best[-1] + 1} and is {ratio:.2f} times as "
+        f"high [{interval}] in the last ones; {metric.title} was {then}{metric.unit} and is {now}{metric.unit}, so "
+        "fewer rounds are better here"
+    )
 
 
 def rising_text(rises: Mapping[str, float], metric: MetricInfo) -> str:

@@ -19,6 +19,7 @@ from copfl.data.sets.overview import skew
 from copfl.engine.rounds import Round
 from copfl.errors import RunError, how_to_set
 from copfl.experiment import records
+from copfl.experiment.analysis.convergence import still_falls
 from copfl.experiment.analysis.gains import constant_answers
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
@@ -168,11 +169,13 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         found.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
+        falls = still_falls(records.table(lines, "test_loss", federation.clients))
+        more = " more rounds (the loss still falls)," if falls else ""
         found.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class in training gives "
-            f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or "
-            "another model, or test on more samples"
+            f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}),{more} "
+            "another model, or a test on more samples"
         )
     return found
 

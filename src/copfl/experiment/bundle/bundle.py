@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl import foreign
+from copfl.core.calibration import CalibrationBin, calibration_bins, tempered
 from copfl.core.evaluation import on_host_arrays
-from copfl.core.metrics import CALIBRATION_BINS, METRICS
+from copfl.core.metrics import METRICS
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
@@ -36,16 +37,6 @@ BATCH = 250  # samples that are predicted at once, as in an evaluation
 SHOWN = 10  # names of clients in a message
 OWN_BASE = "base"  # of a bundle that was exported for transport
 BASES = (OWN_BASE, f"../{BASE}")  # where the base of a bundle may be
-
-
-class CalibrationBin(NamedTuple):
-    """The samples whose confidence is between two bounds."""
-
-    low: float
-    high: float
-    samples: int
-    confidence: float  # mean
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class Bundle:
     @cached_property
     def module(self) -> Predictor:
         """The model as a torch module: raw samples as tensors in, probabilities or values out."""
-        return Predictor(self.task, self.model)
+        return Predictor(self.task, self.model, self.description.output.temperature)
 
     @cached_property
     def preparation(self) -> Preparation:
@@ -115,7 +106,7 @@ class Bundle:
         with torch.no_grad(), _describing(self.path):
             predictions = torch.cat([part(start) for start in range(0, size, BATCH)])
         found, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
-        return found.reshape(size, -1)
+        return tempered(found.reshape(size, -1), self.description.output.temperature)
 
     def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:
         """The class of each sample; of a regression the values, of labels 0 or 1 for each.
@@ -202,7 +193,7 @@ class Bundle:
             return Evaluation(len(y), metrics, output.classes)
         confusion = np.zeros((output.count, output.count), np.int64)
         np.add.at(confusion, (y, outputs.argmax(1)), 1)
-        return Evaluation(len(y), metrics, output.classes, confusion, _calibration(outputs, y))
+        return Evaluation(len(y), metrics, output.classes, confusion, calibration_bins(outputs, y))
 
     def score(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> float:
         """The primary metric.
@@ -248,22 +239,6 @@ class Bundle:
         from copfl.experiment.bundle.estimator import estimator_of
 
         return estimator_of(self)
-
-
-def _calibration(outputs: NDArray[np.float64], y: NDArray[Any]) -> tuple[CalibrationBin, ...]:
-    confidence, right = outputs.max(1), outputs.argmax(1) == y
-    edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
-    bins = np.searchsorted(edges[1:-1], confidence)
-    return tuple(
-        CalibrationBin(
-            float(edges[n]),
-            float(edges[n + 1]),
-            int((bins == n).sum()),
-            float(confidence[bins == n].mean()),
-            float(right[bins == n].mean()),
-        )
-        for n in np.unique(bins).tolist()
-    )
 
 
 # Folders

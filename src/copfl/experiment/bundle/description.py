@@ -73,6 +73,7 @@ class Output:
     targets: tuple[str, ...] = ()  # the columns of a table that it was trained to predict
     mean: tuple[float, ...] = ()  # of the values of a regression
     std: tuple[float, ...] = ()
+    temperature: float = 1.0  # of the probabilities of classes, fitted on the client's validation samples
 
     @property
     def classes(self) -> list[Any]:

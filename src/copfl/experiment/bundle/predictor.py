@@ -13,12 +13,13 @@ from copfl.models import adapters
 class Predictor(nn.Module):
     """Normalisation, the model or the mixture of models, and probabilities or values.
 
-    `networks` has the models themselves, which return logits, with their adapters merged.
+    `networks` has the models themselves, which return logits, with their adapters merged. The temperature is
+    of the probabilities of classes, see `copfl.core.calibration.tempered`.
     """
 
-    def __init__(self, task: Task, model: Personal) -> None:
+    def __init__(self, task: Task, model: Personal, temperature: float = 1.0) -> None:
         super().__init__()
-        self.task, self.head = task, task.layout.head
+        self.task, self.head, self.temperature = task, task.layout.head, temperature
         experts = model if isinstance(model, Experts) else Experts(model[None], model.new_ones(1))
         self.register_buffer("shares", experts.share.clone())
         self.register_buffer("near", None if experts.near is None else experts.near.clone())
@@ -46,4 +47,8 @@ class Predictor(nn.Module):
             similarity = (nn.functional.normalize(features[0].flatten(1)) @ near).clamp(0, 1)
             first = shares[:-1, None] * similarity
             shares = torch.cat([first, 1 - first.sum(0, keepdim=True)])
-        return (stacked * shares.view(*shares.shape, *[1] * (stacked.dim() - shares.dim()))).sum(0)
+        mixed = (stacked * shares.view(*shares.shape, *[1] * (stacked.dim() - shares.dim()))).sum(0)
+        if self.temperature == 1:
+            return mixed
+        powers = mixed.pow(1 / self.temperature)
+        return powers / powers.sum(-1, keepdim=True)

@@ -74,10 +74,11 @@ def write_bundles(
     global_model: Personal,
     names: Sequence[str],
     scores: Sequence[Sequence[Score]],
+    temperatures: Sequence[float],
 ) -> None:
     """Completes the folders of the clients' models, and adds the global model's.
 
-    `names` and `scores` are those of each client.
+    `names`, `scores` and `temperatures` are those of each client.
     """
     takes_text = general.input.text is not None
     has_base = base.write_base(models.path / BASE, task, tables["model"], takes_text)
@@ -90,7 +91,9 @@ def write_bundles(
         origin = dataclasses.replace(
             general.origin, client=n, name=name, stage=stage.name, round=stage.round, select=select
         )
-        write_facts(models.of(n), dataclasses.replace(general, origin=origin, scores=tuple(scores[n])))
+        output = dataclasses.replace(general.output, temperature=temperatures[n])
+        facts = dataclasses.replace(general, origin=origin, output=output, scores=tuple(scores[n]))
+        write_facts(models.of(n), facts)
     last = dataclasses.replace(general.origin, stage=GLOBAL, round=general.origin.rounds, select="last")
     write_bundle(
         models.path / OF_SERVER, dataclasses.replace(general, origin=last), models.layout, global_model

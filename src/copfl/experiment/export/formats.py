@@ -132,22 +132,25 @@ class Columns(nn.Module):
         super().__init__()
         columns = bundle.description.input.columns
         self.widths = [len(column.categories) for column in columns]
+        self.indicators = [column.indicator for column in columns]
         numbers = [column for column in columns if not column.categories]
         for name, values in (("mean", [c.mean for c in numbers]), ("std", [c.std for c in numbers])):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
-        self.predictor = Predictor(bundle.task, bundle.model)
+        self.predictor = Predictor(bundle.task, bundle.model, bundle.description.output.temperature)
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         scaled = (numbers - self.get_buffer("mean")) / self.get_buffer("std")
-        scaled = torch.where(torch.isnan(scaled), torch.zeros_like(scaled), scaled).to(torch.float32)
+        is_missing = torch.isnan(scaled)
+        scaled = torch.where(is_missing, torch.zeros_like(scaled), scaled).to(torch.float32)
         parts, number, category = [], 0, 0
-        for width in self.widths:
+        for width, indicator in zip(self.widths, self.indicators, strict=True):
             if width:
                 places = torch.arange(width, device=categories.device)
                 parts.append((categories[:, category, None] == places).to(torch.float32))
                 category += 1
             else:
                 parts.append(scaled[:, number, None])
+                parts += [is_missing[:, number, None].to(torch.float32)] if indicator else []
                 number += 1
         result: Tensor = self.predictor(torch.cat(parts, 1))
         return result

@@ -146,6 +146,9 @@ def _before(onnx: Any, graph: Any, columns: Sequence[Encoder]) -> list[Any]:
                 make("Cast", [f"{here}filled"], [f"{here}feature"], to=onnx.TensorProto.FLOAT),
             ]
         parts.append(f"{here}feature")
+        if column.indicator:
+            nodes.append(make("Cast", [f"{here}missing"], [f"{here}indicator"], to=onnx.TensorProto.FLOAT))
+            parts.append(f"{here}indicator")
     return [*nodes, make("Concat", parts, [features], axis=1)]
 
 
@@ -198,6 +201,7 @@ def _after(onnx: Any, graph: Any, bundle: Bundle) -> list[Any]:
 
 def _compare(bundle: Bundle, content: bytes) -> None:
     """UsageError if the file's outputs differ from the model's."""
+    from copfl.core.calibration import tempered
     from copfl.core.evaluation import on_host_arrays
 
     runtime, columns = library("onnxruntime"), bundle.description.input.columns
@@ -215,6 +219,7 @@ def _compare(bundle: Bundle, content: bytes) -> None:
     own, _ = on_host_arrays(bundle.task, predicted, torch.zeros(0))
     if bundle.task.criterion.kind == "next_token":
         own = np.exp(own)
+    own = tempered(own, bundle.description.output.temperature)
     difference = float(np.abs(found.reshape(own.shape) - own).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(own).max())):
         problem = f"the ONNX file's outputs differ from the model's by {difference:.2g}"

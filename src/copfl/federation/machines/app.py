@@ -159,6 +159,12 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
             "ends a simulation by the validation scores of all clients, which nodes do not send; leave it "
             "out",
         )
+    if run.run.find_rounds == "first":
+        raise SettingError(
+            "run.find_rounds",
+            run.run.find_rounds,
+            "needs the losses of all clients in every round, which nodes do not send; name run.rounds",
+        )
     if run.run.precision not in PRECISIONS:
         raise SettingError(
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"

@@ -5,6 +5,7 @@ the client starts from the record after that one. So a round that is repeated af
 an upload that arrived too late has no effect.
 """
 
+import dataclasses
 import logging
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ from copfl.core.algorithm import ClientOutput
 from copfl.core.batches import plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
+from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, WireError
+from copfl.experiment.bundle.description import TEST
+from copfl.experiment.probabilities import of_client
 from copfl.federation.node import (
     halves_memory,
     measured_rounds,
@@ -70,7 +74,15 @@ class Trained(NamedTuple):
         run, primary = self.settings.run.run, self.settings.task.metrics[0]
         if run.select == "last" or is_best(primary, self.measured, kept_score(self.records.folder, primary)):
             scores = scores_of(self.data.task.metrics, self.measured, self.data.test, self.data.validation)
-            what = self.settings, self.data.bundled, self.head, self.output.trained, scores
+            bundled, task = self.data.bundled, self.data.task
+            if task.criterion.kind == CLASSIFICATION:
+                parts = self.data.test, self.data.validation
+                train = self.data.train.y[: int(self.data.train.size)].cpu().numpy()
+                worth = of_client(task, self.output.trained, train, *parts)
+                scores += worth.scores(TEST, [metric.name for metric in task.metrics])
+                output = dataclasses.replace(bundled.output, temperature=worth.temperature)
+                bundled = dataclasses.replace(bundled, output=output)
+            what = self.settings, bundled, self.head, self.output.trained, scores
             write_bundle(self.records.folder, *what, select=run.select)
 
 

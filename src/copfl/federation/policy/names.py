@@ -63,6 +63,7 @@ METRICS = (
     "auc",
     "balanced_accuracy",
     "calibration_error",
+    "log_loss",
     "macro_f1",
     "mae",
     "perplexity",

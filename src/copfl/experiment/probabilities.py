@@ -1,0 +1,180 @@
+"""What the probabilities of each client's model are worth, measured once, when the run ends.
+
+Beside accuracy: log loss, AUC and calibration error. They are computed from the predictions of the model that
+the client gets, and not in every round: AUC needs the predictions of all test samples on the host.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from copfl import files
+from copfl.core import tree
+from copfl.core.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
+from copfl.core.evaluation import predicted
+from copfl.core.metrics import METRICS, Array
+from copfl.core.task import Data, Personal, Task
+from copfl.data.clients.federation import Federation
+from copfl.data.samples import CLASSIFICATION
+from copfl.experiment.bundle.description import Score
+from copfl.experiment.models.client_models import ClientModels
+from copfl.stats import Numbers, mean_of_known, over_clients
+from copfl.tables import listed, plain
+
+FILE = "probabilities.json"
+MEASURED = ("log_loss", "auc", "calibration_error")  # the metrics, of copfl.core.metrics
+NAMED = 5  # clients that a sentence names
+LEAST = np.finfo(np.float64).tiny  # a probability of 0 has no logarithm
+
+
+class Probabilities(NamedTuple):
+    """The clients' probabilities on their test samples, [clients]; nan where the samples do not define it."""
+
+    log_loss: Numbers
+    auc: Numbers
+    calibration_error: Numbers
+    reference: Numbers  # the log loss of the class frequencies in the client's training samples
+    excess: Numbers  # the low end of the 95 % interval of log loss minus reference, over test samples
+    temperature: Numbers  # fitted on its validation samples; 1 without any
+    calibration: tuple[CalibrationBin, ...]  # of the test samples of all clients together
+
+    @property
+    def worse(self) -> list[int]:
+        """The clients whose probabilities are worse than the frequencies of the classes, by more than noise."""
+        return [int(n) for n in np.flatnonzero(self.excess > 0)]
+
+
+class OfClient(NamedTuple):
+    """The probabilities of one client's model; as of `Probabilities`."""
+
+    values: dict[str, float]  # by the names of MEASURED, "reference" and "excess"; none without test samples
+    temperature: float
+    tested: tuple[Array, Array] | None  # the probabilities of its test samples, and their classes
+
+    def scores(self, split: str, but: Collection[str] = ()) -> list[Score]:
+        """Those of a bundle; `but`: metrics that it has already."""
+        names = [name for name in MEASURED if name not in but and np.isfinite(self.values.get(name, np.nan))]
+        count = 0 if self.tested is None else len(self.tested[1])
+        return [Score(name, split, self.values[name], count) for name in names]
+
+
+def of_client(task: Task, model: Personal, train: Array, test: Data, validation: Data | None) -> OfClient:
+    """The probabilities of a client's model, in a simulation as at a node.
+
+    Args:
+        task: What is learned: classes.
+        model: The client's.
+        train: The classes of its training samples.
+        test: Its test samples.
+        validation: Its validation samples, which alone decide on the temperature.
+    """
+    model = tree.each(lambda t: t.to(task.device), model)
+    temperature = 1.0
+    with torch.no_grad():
+        if validation is not None and int(validation.size):
+            found, y = predicted(task, model, validation)
+            temperature = fitted_temperature(found, y) if np.isfinite(found).all() else 1.0
+        if not int(test.size) or not len(train):
+            return OfClient({}, temperature, None)
+        found, y = predicted(task, model, test)
+    if not np.isfinite(found).all():
+        return OfClient({}, temperature, None)
+    found = tempered(found, temperature)
+    values = {name: METRICS[name].of(found, y) for name in MEASURED}
+    usual = np.repeat(frequencies(train, task.classes)[None], len(y), axis=0)
+    own, reference = (-np.log(np.maximum(p[np.arange(len(y)), y], LEAST)) for p in (found, usual))
+    low = over_clients(own - reference).low  # over samples; of one it is unbounded
+    values |= {"reference": float(reference.mean()), "excess": low if np.isfinite(low) else np.nan}
+    return OfClient(values, temperature, (found, y))
+
+
+def measured(task: Task, federation: Federation, models: ClientModels) -> Probabilities | None:
+    """The probabilities of the clients' models; None where targets are no classes.
+
+    Args:
+        task: What the rounds trained.
+        federation: Its samples.
+        models: The model of each client; one that is not kept is not measured.
+    """
+    if task.criterion.kind != CLASSIFICATION:
+        return None
+    values = {name: np.full(federation.clients, np.nan) for name in (*MEASURED, "reference", "excess")}
+    temperature = np.ones(federation.clients)
+    parts: list[tuple[Array, Array]] = []
+    for n in range(federation.clients):
+        if (kept := models.get(n)) is None:
+            continue
+        train = federation.train.targets(n).cpu().numpy()
+        test = tree.row(federation.test.rows([n]), 0)
+        held_out = federation.validation
+        validation = None if held_out is None else tree.row(held_out.rows([n]), 0)
+        found = of_client(task, kept.model, train, test, validation)
+        temperature[n] = found.temperature
+        for name, value in found.values.items():
+            values[name][n] = value
+        parts += [] if found.tested is None else [found.tested]
+    return Probabilities(**values, temperature=temperature, calibration=pooled(parts))
+
+
+def as_json(found: Probabilities) -> dict[str, Any]:
+    """For probabilities.json and the summary of a run."""
+    return dict(plain(found._asdict() | {"calibration": [one._asdict() for one in found.calibration]}))
+
+
+def write(found: Probabilities, folder: Path) -> None:
+    """Writes the file of a run folder."""
+    files.write_bytes(folder / FILE, (json.dumps(as_json(found)) + "\n").encode())
+
+
+def read(folder: Path) -> Probabilities | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    bins = tuple(CalibrationBin(**one) for one in content.pop("calibration"))
+    values = {name: np.array(content[name], np.float64) for name in Probabilities._fields[:-1]}
+    return Probabilities(**values, calibration=bins)
+
+
+def in_words(found: Probabilities, names: Sequence[str]) -> list[str]:
+    """The means over clients, and a sentence about clients for which the class frequencies are better.
+
+    Args:
+        found: The probabilities.
+        names: Of the clients.
+    """
+    if np.isnan(found.log_loss).all():
+        return []
+    means = []
+    for name in MEASURED:
+        metric, value = METRICS[name], float(mean_of_known(getattr(found, name)))
+        reference = METRICS["log_loss"].text(float(mean_of_known(found.reference)))
+        beside = f" (class frequencies in training: {reference})" if name == "log_loss" else ""
+        means.append(f"{metric.title} {metric.text(value)}{metric.unit}{beside}")
+    sentences = [f"Probabilities, mean over clients: {', '.join(means)}."]
+    text = METRICS["log_loss"].text
+    if found.worse:
+        shown = [
+            f"{names[n]} ({text(found.log_loss[n])}; frequencies {text(found.reference[n])})"
+            for n in found.worse
+        ]
+        sentences.append(
+            "Worse than always answering the frequencies of the classes, by log loss and more than the noise of the "
+            f"test samples: {listed(shown, NAMED)}. Do not use probabilities of these models; their most probable "
+            "class may still be right."
+        )
+    if others := int((found.log_loss > found.reference).sum()) - len(found.worse):
+        sentences.append(
+            f"{others} {'other ' * bool(found.worse)}client{'s' * (others > 1)} of {len(names)}: probabilities that "
+            "are not shown to be better than the frequencies of the classes."
+        )
+    fitted = found.temperature[found.temperature != 1]
+    if len(fitted):
+        bounds = f"{fitted.min():.2f} to {fitted.max():.2f}"
+        sentences.append(f"Temperatures of the probabilities, by validation samples: {bounds}.")
+    return sentences

@@ -1,0 +1,146 @@
+"""How many rounds to train for, found before the training: no round is chosen by a test sample.
+
+A first training holds out a part of each client's training samples and looks for the round with the lowest loss
+on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.clients.partition import hold_out
+from copfl.engine import simulate
+from copfl.engine.rounds import Round
+from copfl.errors import UsageError
+from copfl.experiment import preparation
+from copfl.experiment.preparation import Tell, prepare
+from copfl.experiment.progress import Pace
+from copfl.experiment.result import Experiment
+from copfl.experiment.training import baseline_of, executor_of, simulation_of
+from copfl.settings.schema import SELECTION, Run
+
+PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends
+ENOUGH = 500  # held-out samples: with fewer, the loss is a mean over several choices of them
+MOST_CHOICES = 3
+
+
+@dataclass
+class LossByRound:
+    """The mean loss on held-out samples after each evaluated round."""
+
+    sizes: NDArray[np.int64]  # held-out samples of each client
+    latest: NDArray[np.float64] = field(init=False)  # [clients], nan: not evaluated yet
+
+    def __post_init__(self) -> None:
+        self.latest = np.full(len(self.sizes), np.nan)
+
+    def after(self, round: Round) -> float | None:
+        """The mean over samples of each client's latest loss; None where the round was not evaluated.
+
+        A model that diverged has an infinite loss.
+        """
+        losses = round.clients.get("test_loss")
+        if losses is None:
+            return None
+        has_samples = self.sizes[round.ids] > 0
+        self.latest[round.ids[has_samples]] = np.nan_to_num(losses[has_samples], nan=math.inf)
+        known = ~np.isnan(self.latest)
+        return float(np.average(self.latest[known], weights=self.sizes[known])) if known.any() else None
+
+
+def best_round(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -> int:
+    """The first round, from 1, with the lowest loss.
+
+    The search ends after half as many rounds again without a lower one, at least `patience`.
+
+    Args:
+        losses: Evaluated rounds and their losses, as they come.
+        patience: In rounds.
+    """
+    best, lowest = 0, math.inf
+    for number, loss in losses:
+        if loss < lowest or not best:
+            best, lowest = number, loss
+        if number - best >= max(patience, best // 2):
+            break
+    return best
+
+
+def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
+    """The run with the number of rounds that the search found.
+
+    Args:
+        run: The settings. `run.rounds` is the most that the search looks at.
+        tell: Gets a line about the search.
+    """
+    settings = run.run
+    if run.privacy:
+        raise UsageError(
+            'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '
+            "privacy; name the number of rounds: --rounds"
+        )
+    tell = tell or (lambda line: None)
+    experiments = list(_held_out(run))
+    held_out = f"{SELECTION:g} of each client's training samples held out"
+    tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out}; --rounds sets it")
+    rounds = best_round(_losses(experiments, tell))
+    alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
+    others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
+    rounds_alone = best_round(_losses(others, tell)) if others else rounds
+    tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
+    found = dataclasses.replace(settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done")
+    return dataclasses.replace(run, run=found)
+
+
+def _held_out(run: Run) -> Iterator[Experiment]:
+    """The run with held-out training samples in place of test samples, once or for several choices of them."""
+    samples = preparation.dataset(run, lambda line: None)
+    whole = preparation.partition(run, samples)
+    held_out = SELECTION * sum(map(len, whole.train))
+    choices = min(MOST_CHOICES, max(1, math.ceil(ENOUGH / max(held_out, 1))))
+    settings = dataclasses.replace(
+        run.run, find_rounds="off", benefit=False, eval_models="final", workers=run.run.workers or 1
+    )
+    for choice in range(choices):
+        partition = hold_out(whole, SELECTION, samples, run.run.seed + choice)
+        chosen = dataclasses.replace(run.partition, value=partition)
+        experiment = prepare(dataclasses.replace(run, partition=chosen, run=settings))
+        settings = dataclasses.replace(settings, engine=experiment.settings.engine)  # measured once
+        yield experiment
+
+
+def _losses(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[int, float]]:
+    """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
+    pace = Pace()
+    curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
+    with contextlib.ExitStack() as stack:
+        loops = [stack.enter_context(contextlib.closing(_rounds(e, stack))) for e in experiments]
+        for rounds in zip(*loops, strict=True):
+            losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
+            known = [loss for loss in losses if loss is not None]
+            if known:
+                number, loss = rounds[0].number + 1, float(np.mean(known))
+                tell(f"round {number}: loss {loss:.4g} on held-out samples" if pace.is_due() else "")
+                yield number, loss
+
+
+def _rounds(e: Experiment, stack: contextlib.ExitStack) -> Generator[Round, None, None]:
+    """The rounds of an experiment as they end; the stack ends the processes that train them."""
+    settings, simulation = e.settings, simulation_of(e)
+    state = simulate.begin(e.algorithm, e.task, e.clients)
+    e.training.compute()
+    return simulate.simulate(
+        simulation,
+        state,
+        rounds=settings.rounds,
+        participation=settings.participation,
+        eval_every=settings.eval_every,
+        eval_models=settings.eval_models,
+        population=settings.split_clients[0],
+        executor=stack.enter_context(executor_of(simulation, state, settings, None)),
+    )

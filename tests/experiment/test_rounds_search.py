@@ -1,0 +1,149 @@
+"""The number of rounds that a first training with held-out samples finds: by hand, and laws."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.engine.rounds import Round
+from copfl.errors import UsageError
+from copfl.experiment import rounds_search
+from copfl.experiment.rounds_search import LossByRound, best_round, with_found_rounds
+from copfl.settings.checking import SettingError
+from copfl.settings.complete import complete
+from copfl.settings.identity import identity
+
+FEW: dict[str, Any] = {"rounds": 6, "clients": 3, "find_rounds": "first"}
+
+
+def test_the_first_round_of_the_lowest_loss_counts() -> None:
+    assert best_round(enumerate([3.0, 1.0, 2.0, 1.0], 1)) == 2
+    assert best_round([(5, 2.0), (10, 1.5), (12, 1.6)]) == 10  # rounds that were evaluated
+    assert best_round([(1, math.inf), (2, math.inf)]) == 1
+
+
+def test_the_search_ends_after_its_patience() -> None:
+    seen = []
+
+    def losses() -> Any:
+        for number, loss in enumerate([3.0, 1.0, 2.0, 2.0, 2.0, 0.5], 1):
+            seen.append(number)
+            yield number, loss
+
+    assert best_round(losses(), patience=3) == 2
+    assert seen == [1, 2, 3, 4, 5]
+    late = [*range(20, 0, -1), *[1.5] * 9, 0.5]  # lowest in round 20, and lower again ten rounds later
+    assert best_round(enumerate(late, 1), patience=3) == 30
+    assert best_round(enumerate([*late[:-1], 1.5, 0.5], 1), patience=3) == 20
+
+
+def test_the_loss_is_a_mean_over_samples() -> None:
+    def after(ids: list[int], losses: list[float]) -> Round:
+        return Round(0, np.array(ids), {}, {"test_loss": np.array(losses)})
+
+    curve = LossByRound(np.array([1, 3, 0]))
+    assert curve.after(after([0, 2], [2.0, math.nan])) == 2.0  # the client without samples has no loss
+    assert curve.after(after([1], [1.0])) == (1 * 2.0 + 3 * 1.0) / 4  # the first keeps its latest
+    assert curve.after(Round(1, np.array([0]), {}, {})) is None
+    assert curve.after(after([0], [math.nan])) == math.inf  # it diverged
+
+
+def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_search, "best_round", lambda losses: 4)
+    found = copfl.run("fedavg", "wine", **FEW)
+    settings = found.experiment.settings
+    assert (settings.rounds, settings.find_rounds, len(found.records)) == (4, "done", 4)
+    given = copfl.run("fedavg", "wine", rounds=4, clients=3)
+    assert found.records == given.records
+    np.testing.assert_array_equal(found.client_model(0), given.client_model(0))
+
+
+def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter([2, 3])
+    monkeypatch.setattr(rounds_search, "best_round", lambda losses: next(numbers))
+    found = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
+    assert (found.experiment.settings.rounds, found.experiment.settings.rounds_alone) == (2, 3)
+    alone = copfl.run("local", "wine", rounds=3, clients=3)
+    assert found.analysis is not None
+    np.testing.assert_array_equal(found.analysis.alone, alone.final("accuracy"))
+    assert len((tmp_path / "run/baseline/rounds.jsonl").read_text().splitlines()) == 3
+    again = copfl.resume(tmp_path / "run")  # finished: it searches nothing
+    assert again.records == found.records
+
+
+def test_no_test_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": FEW})
+    tested = []
+    for e in rounds_search._held_out(run):
+        partition = e.federation.partition
+        assert partition.test_from == "train"
+        tested.append(np.concatenate(partition.test))
+        for train, test in zip(partition.train, partition.test, strict=True):
+            assert not set(train) & set(test)
+    assert len(tested) == rounds_search.MOST_CHOICES  # of few samples, several choices
+    assert not np.array_equal(tested[0], tested[1])
+
+
+def test_a_lower_loss_is_found() -> None:
+    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {**FEW, "rounds": 8}})
+    found = with_found_rounds(run).run.rounds
+    losses = dict(rounds_search._losses(list(rounds_search._held_out(run)), lambda line: None))
+    assert losses[found] == min(losses.values())
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        ({}, "off"),  # the small sets have a number of rounds
+        ({"data": {"name": "cifar10"}}, "off"),  # the paper's protocol
+    ],
+)
+def test_auto_is_off_where_the_rounds_are_known(layer: dict[str, Any], expected: str) -> None:
+    layers = [{"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {"find_rounds": "auto"}}]
+    assert complete(*layers, layer).run.find_rounds == expected
+
+
+def test_auto_searches_on_own_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=rng.normal(size=(60, 3)).astype(np.float32), y=rng.integers(0, 2, 60))
+
+    def found(**run: Any) -> str:
+        return complete({"data": {"name": str(path)}, "run": {"find_rounds": "auto", **run}}).run.find_rounds
+
+    assert found() == "first"
+    for named in ({"rounds": 5}, {"select": "best"}, {"validation": 0.2}):
+        assert found(**named) == "off"
+    private: dict[str, Any] = {
+        "data": {"name": str(path)},
+        "privacy": {"noise": 1.0},
+        "run": {"find_rounds": "auto"},
+    }
+    assert complete(private).run.find_rounds == "off"
+
+
+def test_what_cannot_search_is_refused(tmp_path: Path) -> None:
+    wine = {"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}}
+    private = complete({**wine, "privacy": {"noise": 1.0}, "run": FEW})
+    with pytest.raises(UsageError, match="spend privacy; name the number of rounds"):
+        with_found_rounds(private)
+    with pytest.raises(SettingError, match="does not fit a comparison"):
+        copfl.compare(
+            ["fedavg"],
+            "wine",
+            base_tables={"run": {"find_rounds": "first"}},
+            out=tmp_path / "comparison",
+            seeds=[0],
+        )
+
+
+def test_how_rounds_were_found_is_no_part_of_what_a_run_is() -> None:
+    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 4}})
+    found = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="done", rounds_alone=7))
+    assert identity(run) == identity(found)

@@ -30,7 +30,7 @@ EXPLODED = 2.0  # the training loss of a round, as a multiple of that of the fir
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
-    """A sentence for outputs that are no logits, for inputs that are not scaled, for skewed classes; usually none."""
+    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes."""
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     by_accuracy = task.metrics[0].name == "accuracy"
@@ -39,7 +39,7 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
         _inputs(by_name(x)),
         skew(dataset) if by_accuracy else "",
     )
-    return [sentence for sentence in found if sentence]
+    return [*dataset.warnings, *filter(None, found)]
 
 
 def padding(dataset: Dataset, max_length: int) -> str:

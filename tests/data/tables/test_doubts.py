@@ -190,7 +190,11 @@ def test_a_giveaway_must_be_one_at_every_site() -> None:
 
 
 def test_a_giveaway_of_values() -> None:
-    rows = {"pounds": AGE * 2.2046, "log": np.log(AGE), "noisy": AGE + GENERATOR.normal(size=N) * 5}
+    rows: dict[str, Any] = {
+        "pounds": AGE * 2.2046,
+        "log": np.log(AGE),
+        "noisy": AGE + GENERATOR.normal(size=N) * 5,
+    }
     found = data_of(target="age", **rows)
     assert [warning.split('"')[1] for warning in found.warnings] == ["pounds", "log"]
     assert "of its variance" in found.warnings[0]

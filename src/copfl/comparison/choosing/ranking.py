@@ -58,7 +58,7 @@ def table_of(choice: Choice) -> Table:
         rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in choice.ranking if row.status == ALIKE]
-    equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
+    equal = f" It has the best mean, and is not shown to be better than {listed(alike, 5)}." if alike else ""
     notes = [f"{choice.chosen} is chosen.{equal}", choice.verdict.text]
     untrained = [row for row in choice.ranking if not row.rounds]
     for status in dict.fromkeys(row.status for row in untrained):

@@ -155,6 +155,21 @@ def test_few_candidates_race_where_the_budget_is_small_by_hand() -> None:
     assert raceable(40, 1, 3, 1) == 3
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_what_can_be_decided_is_of_those_that_race(tmp_path: Path) -> None:
+    """Of seven candidates with 16 rounds, 44 rounds are enough for five: 5 * 4 and 2 * 12."""
+    base = {**BASE, "run": {**BASE["run"], "rounds": 16}}
+    entries = ["fedavg", "fedper", "ditto", "lg_fedavg", "apfl", "fedrep"]
+    assert raceable(16, 1, 7, 44) == 5
+    assert plan(16, 1, 5, 44) == [Rung(4, 1, 5), Rung(16, 1, 2)]
+    found = copfl.choose(entries, budget=44, seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
+    assert "With a budget of 44 rounds, 5 of 7 candidates race: " in " ".join(found.notes)
+    assert "What 4 clients can decide: with 5 candidates " in " ".join(found.notes)
+    assert found.spent <= 44
+    left_out = [row.label for row in found.ranking if row.status == "left out, with a budget of 44 rounds"]
+    assert left_out == ["apfl", "fedrep"]
+
+
 def test_the_first_candidates_race_and_the_others_are_named() -> None:
     race, every = (
         Race(Path(), {}, [0], 0.2, Pool(1), print),

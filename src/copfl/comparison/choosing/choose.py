@@ -24,10 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from copfl.comparison.choosing.budget import Limit, limit_of
-from copfl.comparison.choosing.deciding import Decidable, most_candidates
+from copfl.comparison.choosing.deciding import most_candidates
 from copfl.comparison.choosing.race import Race
 from copfl.comparison.choosing.ranking import LOCAL, Choice, write
 from copfl.comparison.jobs.forecast import Forecast
@@ -147,13 +145,11 @@ def choose(
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)
-    samples = experiment.federation.test.sizes  # of validation
+    race.samples = experiment.federation.test.sizes.tolist()
     if _names_all(entries):
-        most = most_candidates(len(samples))
-        few = f"{len(samples)} client{'s' * (len(samples) > 1)}"
-        candidates = race.first(candidates, most, few, "more could not be told apart")
-    if decidable := Decidable(len(samples), len(candidates), int(np.median(samples))).text:
-        race.note(decidable)
+        clients = len(race.samples)
+        few = f"{clients} client{'s' * (clients > 1)}"
+        candidates = race.first(candidates, most_candidates(clients), few, "more could not be told apart")
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
     limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}

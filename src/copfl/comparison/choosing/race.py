@@ -15,7 +15,6 @@ import numpy as np
 from copfl.comparison.choosing import verdict as judging
 from copfl.comparison.choosing.budget import (
     FINALISTS,
-    FIRST,
     Limit,
     Rung,
     Speed,
@@ -24,6 +23,7 @@ from copfl.comparison.choosing.budget import (
     plan,
     raceable,
 )
+from copfl.comparison.choosing.deciding import Decidable
 from copfl.comparison.choosing.ranking import ALIKE, CHOSEN, LOCAL, Ranked
 from copfl.comparison.choosing.verdict import Against, Verdict
 from copfl.comparison.jobs.forecast import Forecast
@@ -47,7 +47,7 @@ from copfl.stats import LEVEL, Difference, Numbers
 from copfl.tables import capital
 
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
-FEW_BETTER = f"few with {FIRST:.0%} of the rounds and more decide more than all with less"
+FEW_BETTER = "few with a quarter of the rounds and more decide more than all with less"
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
@@ -115,6 +115,7 @@ class Race:
         passes: Trainings of the choice that must end before that: the choice and its baseline.
         forecast: Says how long the rest takes.
         constant: The metric of each client's constant answer, on the samples that decide with the first seed.
+        samples: For validation, of each client with the first seed; none: not known.
     """
 
     out: Path
@@ -127,6 +128,7 @@ class Race:
     passes: int = 0
     forecast: Forecast = field(default_factory=Forecast)
     constant: Numbers | None = None
+    samples: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
@@ -185,6 +187,7 @@ class Race:
         if not limit.usual:
             most = raceable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
             candidates = self.first(candidates, most, f"a budget of {limit.amount:,.0f} rounds", FEW_BETTER)
+        self.say_what_can_be_decided(len(candidates))
         stages = plan(rounds, len(self.seeds), len(candidates), limit.amount - extra)
         if not limit.usual and cost(stages) + extra > limit.amount:
             wanted = cost(stages) + extra
@@ -216,6 +219,7 @@ class Race:
     def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
         """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
         begin, spent = time.monotonic(), self.spent
+        self.say_what_can_be_decided(len(candidates))
         first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
         standing = self.stage(candidates, first)
         candidates = [candidate for candidate in candidates if candidate in standing.order]
@@ -364,6 +368,13 @@ class Race:
             self.register(candidates[:most])
             self.note(f"With {limit}, {most} of {len(candidates)} candidates race: {why}.")
         return candidates[:most]
+
+    def say_what_can_be_decided(self, candidates: int) -> None:
+        """A note before so many candidates race, where clients are few."""
+        if len(self.samples) and (
+            text := Decidable(len(self.samples), candidates, int(np.median(self.samples))).text
+        ):
+            self.note(text)
 
     def at_constant(self, standing: Standing, candidate: Candidate) -> bool:
         """Whether a candidate is not better than each client's constant answer, on average over the clients."""

@@ -566,7 +566,7 @@ def test_a_constant_channel_keeps_a_deviation_of_one() -> None:
 def test_names_that_differ_in_capital_letters_or_spaces_are_noted() -> None:
     y, sites = np.array(["Yes", "no", "yes"] * 10), np.array(["north", "north "] * 15)
     note = from_arrays(np.zeros((30, 2)), y, group=sites).note
-    alike = "that differ only in capital letters or spaces, to make alike if they are the same:"
+    alike = "that differ only in capital letters, spaces or zeros, to make alike if they are the same:"
     assert f'classes {alike} "Yes", "yes"' in note
     assert f'groups {alike} "north", "north "' in note
     assert "differ" not in from_arrays(np.zeros((30, 2)), np.arange(30) % 3).note

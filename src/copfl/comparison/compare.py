@@ -61,6 +61,7 @@ from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS
 from copfl.settings.schema import KINDS
 from copfl.stats import Difference
+from copfl.tables import capital
 
 
 @left_as_found()
@@ -130,8 +131,9 @@ def compare(
             complete(*layers_of(entry, base), by_kind(entry, base, cell))
     first = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(complete(*first), validation=validation if any(map(space, rows)) else 0.0)
-    rows, left_out = _suitable(rows, base, experiment)
-    for note in left_out:
+    rows, remarks = _suitable(rows, base, experiment)
+    remarks += [f"{capital(warning)}." for warning in experiment.federation.dataset.warnings]
+    for note in remarks:
         log(note)
     labels = [entry.label for entry in rows]
     chosen = labels[0] if reference is None else reference
@@ -152,7 +154,7 @@ def compare(
         Row(entry, runs, best, {} if entry.label == chosen else _differences(runs, against))
         for entry, runs, best in zip(rows, records, tuned, strict=True)
     ]
-    notes = left_out + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
+    notes = remarks + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes, rivals=rivals)
     result.notes.extend(still_rising(result))

@@ -78,6 +78,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
+    warnings: tuple[str, ...] = ()  # what the owner should look at before training, and what to do
     kind: str = CLASSIFICATION  # of the targets: see Samples
     table: Any = (
         None  # of a table, its columns and how they became numbers: copfl.data.tables.encoders.TableInfo

@@ -1,5 +1,6 @@
 """Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from copfl.tables import listed
 MOST_CLASSES = 2**16  # more are taken for a mistake
 LARGEST_NUMBER = 1e30  # its square must fit into float64 and ten times it into float32
 MOST_SHOWN = 6  # names in a note
+WHOLE_NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.0*)?")  # 1, 01 and 1.0
 MOST_AMBIGUOUS = 20  # so many different whole numbers of a float array may be classes or values
 
 
@@ -106,8 +108,15 @@ def numbered(what: str, splits: Sequence[ArrayLike], names: Sequence[str] | None
     return Targets(numbers, shown, CLASSIFICATION, "" if is_plain else f"{what}s {few} are numbered from 0")
 
 
+def plain_spelling(text: str) -> str:
+    """The text without capital letters and spaces; a whole number without leading zeros and without ".0"."""
+    plain = "".join(text.split()).casefold()
+    number = WHOLE_NUMBER.fullmatch(plain)
+    return plain if number is None else f"{number[1].strip('+')}{number[2]}"
+
+
 def spelled_alike(what: str, names: Sequence[str]) -> str:
-    """A note about names that differ only in capital letters or spaces, such as Yes and yes; "" if none do.
+    """A note about names that differ only in their spelling, such as Yes and yes or 1 and 1.0; "" if none do.
 
     Args:
         what: The names are of.
@@ -115,12 +124,12 @@ def spelled_alike(what: str, names: Sequence[str]) -> str:
     """
     spellings: dict[str, list[str]] = {}
     for name in names:
-        spellings.setdefault("".join(name.split()).casefold(), []).append(name)
+        spellings.setdefault(plain_spelling(name), []).append(name)
     doubtful = [f'"{name}"' for alike in spellings.values() if len(alike) > 1 for name in alike]
     if not doubtful:
         return ""
     return (
-        f"{what} that differ only in capital letters or spaces, to make alike if they are the same: "
+        f"{what} that differ only in capital letters, spaces or zeros, to make alike if they are the same: "
         f"{listed(doubtful, MOST_SHOWN)}"
     )
 

@@ -15,15 +15,26 @@ import copfl
 from copfl import charts
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing import choose as racing
-from copfl.comparison.choosing.budget import Limit, Rung, Speed, affordable, cost, limit_of, plan
+from copfl.comparison.choosing.budget import (
+    FEWEST,
+    Limit,
+    Rung,
+    Speed,
+    affordable,
+    cost,
+    limit_of,
+    plan,
+    raceable,
+)
 from copfl.comparison.choosing.race import Candidate, Race, Standing
+from copfl.comparison.choosing.ranking import LOCAL
 from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN, STAY_ALONE
 from copfl.comparison.jobs.job import Job
 from copfl.comparison.jobs.processes import Pool
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import TimeIsUp
 from copfl.comparison.results.results import Record, record_of
-from copfl.comparison.rows.entries import Entry
+from copfl.comparison.rows.entries import Entry, entry_of
 from copfl.comparison.rows.entry_settings import with_optimizer
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
@@ -98,6 +109,101 @@ def test_who_goes_on_by_hand() -> None:
     }
     assert [one.label for one in race.kept(late, 3)] == ["fedper", "fedavg"]
     assert race.left["local"] == "worse, at round 6"
+
+
+def test_what_has_not_left_the_constant_answer_is_not_dropped_early() -> None:
+    """Of four candidates two may go on; two still answer as the most frequent class does."""
+    values = {"a": [[0.7, 0.8]], "b": [[0.6, 0.8]], "c": [[0.5, 0.6]], "d": [[0.4, 0.65]]}
+    race = Race(Path(), {}, [0], 0.2, Pool(1), print, constant=np.array([0.5, 0.6]))
+    race.rounds = 12
+    early, late = (standing(rounds, **values) for rounds in (2, 6))
+    assert [race.at_constant(early, one) for one in early.order] == [False, False, True, True]
+    asked = list[int]()
+
+    def pays(count: int) -> bool:
+        asked.append(count)
+        return True
+
+    assert [one.label for one in race.kept(early, 2, pays)] == ["a", "b", "c", "d"]
+    assert asked == [4]
+    assert race.notes == [
+        "At round 2 of 12, 2 of 4 candidates are not better than a constant answer, so none of them is dropped yet."
+    ]
+    assert [one.label for one in race.kept(early, 1, pays)] == [
+        "a",
+        "c",
+        "d",
+    ]  # b has left it, and is dropped
+    assert race.left == {"b": "dropped for the budget, at round 2"}
+    race.left.clear()
+    assert [one.label for one in race.kept(early, 2)] == ["a", "b"]  # the budget cannot pay
+    assert race.left["c"] == "dropped for the budget, at round 2, not better than a constant answer yet"
+    race.left.clear()
+    assert [one.label for one in race.kept(late, 2, pays)] == ["a", "b"]  # half of the rounds are enough
+
+
+def test_few_candidates_race_where_the_budget_is_small_by_hand() -> None:
+    """Of 62 candidates with 40 rounds, 300 rounds are enough for so many that each has ten rounds or more."""
+    count = raceable(40, 1, 62, 300)
+    assert FEWEST < count < 62
+    stages = plan(40, 1, count, 300)
+    assert stages[0].rounds >= 10
+    assert cost(stages) <= 300
+    assert plan(40, 1, count + 1, 300)[0].rounds < 10
+    assert raceable(40, 1, 62, 10**6) == 62
+    assert raceable(40, 3, 62, 1) == FEWEST
+    assert raceable(40, 1, 3, 1) == 3
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_can_be_decided_is_of_those_that_race(tmp_path: Path) -> None:
+    """Of seven candidates with 16 rounds, 44 rounds are enough for five: 5 * 4 and 2 * 12."""
+    base = {**BASE, "run": {**BASE["run"], "rounds": 16}}
+    entries = ["fedavg", "fedper", "ditto", "lg_fedavg", "apfl", "fedrep"]
+    assert raceable(16, 1, 7, 44) == 5
+    assert plan(16, 1, 5, 44) == [Rung(4, 1, 5), Rung(16, 1, 2)]
+    found = copfl.choose(entries, budget=44, seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
+    assert "With a budget of 44 rounds, 5 of 7 candidates race: " in " ".join(found.notes)
+    assert "What 4 clients can decide: with 5 candidates " in " ".join(found.notes)
+    assert found.spent <= 44
+    left_out = [row.label for row in found.ranking if row.status == "left out, with a budget of 44 rounds"]
+    assert left_out == ["apfl", "fedrep"]
+
+
+def test_the_first_candidates_race_and_the_others_are_named() -> None:
+    race, every = (
+        Race(Path(), {}, [0], 0.2, Pool(1), print),
+        standing(1, a=[[1.0]], b=[[1.0]], c=[[1.0]]).order,
+    )
+    assert race.first(every, 3, "4 clients", "so") == every
+    assert not race.notes
+    assert [one.label for one in race.first(every, 2, "4 clients", "more could not be told apart")] == [
+        "a",
+        "b",
+    ]
+    assert race.notes == ["With 4 clients, 2 of 3 candidates race: more could not be told apart."]
+    assert race.left == {"c": "left out, with 4 clients"}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_with_few_clients_few_of_all_methods_race_and_it_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(racing, "FIRST", (LOCAL, "fedper", "fedavg"))
+    base = {**BASE, "run": {**BASE["run"], "rounds": 1, "clients": 2}}
+    said = list[str]()
+    found = copfl.choose(seeds=(0,), base_tables=base, out=tmp_path, retrain=False, log=said.append)
+    assert {row.label for row in found.ranking if row.rounds} == {"local", "fedper", "fedavg"}
+    (few,) = (note for note in found.notes if note.startswith("With 2 clients, 3 of "))
+    (what,) = (
+        note for note in found.notes if note.startswith("What 2 clients can decide: with 3 candidates")
+    )
+    started = next(line for line in said if line.startswith("3 candidates to round 1"))
+    assert said.index(few) < said.index(what) < said.index(started)
+    assert (
+        "learning rate 0.01, not tuned" in found.verdict.text
+    )  # and not the rates of those that do not race
+    assert "candidates: left out, with 2 clients (" in str(found).replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -343,6 +449,8 @@ def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
     assert "fedpac server.name=fedexp head_speed=3.0" in labels
     assert len(labels) == len({*labels}) == len(ALGORITHMS) + len(racing.SERVER_STEPS)
     assert [row.label for row in racing._entries(["fedavg"])] == ["fedavg", "local"]
+    first = [entry_of(text).label for text in racing.FIRST]
+    assert labels[: len(first)] == first  # all of them are among the candidates
     more = [row.label for row in racing._entries(["all"], [0.01])]
     assert {"fedpac server.name=momentum lr=0.01", "local lr=0.01"} <= {*more}
     assert len(more) == len({*more}) == len(labels) + len(racing.SERVER_STEPS) + 1

@@ -60,7 +60,7 @@ def test_no_relevant_gain_needs_an_interval_that_excludes_one() -> None:
     assert "[-2.0, +0.5]" in found.text
     assert "after 40 of 40 rounds, 2 seeds, learning rates 0.01, 0.1" in found.text
     wider = judged(against(-0.01, -0.04, 0.02))
-    assert (wider.kind, "What to run next: more seeds" in wider.text) == (UNDECIDED, True)
+    assert (wider.kind, "What to run next: more clients, more seeds" in wider.text) == (UNDECIDED, True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from copfl.errors import UsageError
 
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
+FIRST = 0.25  # of the rounds, or more, are trained before anything is dropped
+FEWEST = 4  # candidates that race, even where the budget gives them fewer rounds than that
 FINALISTS = 2  # or more are trained for all rounds, with this many seeds or more
 
 
@@ -64,6 +66,20 @@ def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Pr
         if price(stages) <= limit:
             return stages
     return []
+
+
+def raceable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> int:
+    """How many candidates can race within the limit: as many as have a quarter of the rounds in the first stage.
+
+    Few candidates with many rounds decide more than many with few: in the first rounds most networks still give a
+    constant answer, and their order is luck.
+    """
+    for count in range(candidates, FEWEST, -1):
+        races = (plan(rounds, runs, count, limit, price) for runs in dict.fromkeys((seeds, 1)))
+        stages = next((stages for stages in races if price(stages) <= limit), None)
+        if stages is not None and stages[0].total >= FIRST * rounds:
+            return count
+    return min(candidates, FEWEST)
 
 
 def _steps(rounds: int) -> int:

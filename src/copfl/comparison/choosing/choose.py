@@ -3,10 +3,12 @@
 Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are
 dropped. The others train for all rounds, and the last eighth with the other seeds. The order after few rounds
 is not that after all of them, so half of the rounds come before more seeds. From half of the rounds on, what
-is distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples never
-enter the race. Local training is always in it. Beside the race, each client trains scikit-learn's usual models
-alone; the verdict is against the best of them, too, so the answer may be to stay alone. A budget is a limit:
-what does not fit is not begun, and what is running when the time is up is stopped.
+is distinguishably worse than the best is dropped too; earlier, what is not better than a constant answer yet is
+kept where the budget allows it. With few clients or a small budget, fewer of all methods race. A run continues
+from its checkpoint. Test samples never enter the race. Local training is always in it. Beside the race, each
+client trains scikit-learn's usual models alone; the verdict is against the best of them, too, so the answer may
+be to stay alone. A budget is a limit: what does not fit is not begun, and what is running when the time is up is
+stopped.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.comparison.choosing.budget import Limit, limit_of
+from copfl.comparison.choosing.deciding import most_candidates
 from copfl.comparison.choosing.race import Race
 from copfl.comparison.choosing.ranking import LOCAL, Choice, write
 from copfl.comparison.choosing.verdict import against_rivals
@@ -62,8 +65,7 @@ from copfl.settings.toml import Tables
 from copfl.stats import mean_of_known
 
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
-# The server's steps that were best for some federation of studies/defaults; they race beside "all", and
-# first.
+# The server's steps that were best for some federation of studies/defaults; they race beside "all".
 SERVER_STEPS = (
     "fedpac:server.name=fedexp:head_speed=3.0",
     "fedpac:server.name=momentum",
@@ -73,6 +75,22 @@ SERVER_STEPS = (
     "fedper:server.name=momentum",
     "fedavg_ft:server.name=fedexp",
     "fedavg_ft:server.name=momentum",
+)
+# Of "all", these race first, and alone where clients or time are few: each suits another kind of data, and the first
+# choices of settings/first_choice.py are among them.
+FIRST = (
+    LOCAL,
+    "fedper:server.name=fedexp",
+    "fedavg_ft:server.name=momentum",
+    "fedpac:server.name=fedexp:head_speed=3.0",
+    "ditto",
+    "fedavg_ft",
+    "apfl",
+    "fedper:server.name=momentum",
+    "lg_fedavg",
+    "fedrod:server.name=fedexp",
+    "fedavg",
+    "fedper",
 )
 # Learning rates of Adam that these and training alone race with; the others have that of a first run.
 RATES = (1e-3, 3e-3, 1e-2)
@@ -148,6 +166,11 @@ def choose(
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)
+    race.samples = experiment.federation.test.sizes.tolist()
+    if _names_all(entries):
+        clients = len(race.samples)
+        few = f"{clients} client{'s' * (clients > 1)}"
+        candidates = race.first(candidates, most_candidates(clients), few, "more could not be told apart")
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
     limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
@@ -233,6 +256,10 @@ def _as_a_first_run(base: Tables) -> Tables:
     return tables
 
 
+def _names_all(given: Sequence[str | Entry | AnyAlgorithm]) -> bool:
+    return any(isinstance(row, str) and "all" in split(row) for row in given)
+
+
 def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[float] = ()) -> list[Entry]:
     """The entries, beside all algorithms the best steps of the server, and local training.
 
@@ -241,14 +268,16 @@ def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[f
         more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
     """
     rows = entries_of(given)
-    if any(isinstance(row, str) and "all" in split(row) for row in given):
+    if _names_all(given):
         steps = [
             *SERVER_STEPS,
             *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),
         ]
         named = {row.label for row in rows}
         extra = [entry_of(text)._replace(optional=True) for text in steps]
-        rows = [row for row in extra if row.label not in named] + rows  # first: the time may be short
+        rows = [row for row in extra if row.label not in named] + rows
+        first = [entry_of(text).label for text in FIRST]
+        rows.sort(key=lambda row: first.index(row.label) if row.label in first else len(first))
     if not any(row.name == LOCAL for row in rows):
         rows.append(entry_of(LOCAL))
     labels = [row.label for row in rows]

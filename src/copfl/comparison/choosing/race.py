@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.comparison.choosing import verdict as judging
-from copfl.comparison.choosing.budget import FINALISTS, Limit, Rung, Speed, affordable, cost, plan
+from copfl.comparison.choosing.budget import (
+    FINALISTS,
+    Limit,
+    Rung,
+    Speed,
+    affordable,
+    cost,
+    plan,
+    raceable,
+)
+from copfl.comparison.choosing.deciding import Decidable
 from copfl.comparison.choosing.ranking import ALIKE, CHOSEN, LOCAL, Ranked
 from copfl.comparison.choosing.verdict import Against, Verdict
 from copfl.comparison.jobs.forecast import Forecast
@@ -29,13 +39,15 @@ from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.analysis.convergence import rises
-from copfl.experiment.analysis.gains import Gains
+from copfl.experiment.analysis.gains import EQUAL, Gains
 from copfl.experiment.progress import span
 from copfl.experiment.result import Experiment
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Numbers
+from copfl.tables import capital
 
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
+FEW_BETTER = "few with a quarter of the rounds and more decide more than all with less"
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
@@ -70,6 +82,11 @@ class Standing(NamedTuple):
     def best(self) -> Candidate:
         return self.order[0]
 
+    def of(self, candidates: Sequence[Candidate]) -> Standing:
+        """The same of these candidates only."""
+        order = [candidate for candidate in self.order if candidate in candidates]
+        return self._replace(order=order, records={one.label: self.records[one.label] for one in order})
+
     def value(self, label: str) -> float:
         return float(np.mean([record.mean() for record in self.records[label]]))
 
@@ -98,6 +115,7 @@ class Race:
         passes: Trainings of the choice that must end before that: the choice and its baseline.
         forecast: Says how long the rest takes.
         constant: The metric of each client's constant answer, on the samples that decide with the first seed.
+        samples: For validation, of each client with the first seed; none: not known.
     """
 
     out: Path
@@ -110,6 +128,7 @@ class Race:
     passes: int = 0
     forecast: Forecast = field(default_factory=Forecast)
     constant: Numbers | None = None
+    samples: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
@@ -125,7 +144,8 @@ class Race:
         grid = grid_of(tune, "tune")
         check_own("tune", grid)
         candidates = []
-        for entry in sorted(rows, key=lambda row: row.name != LOCAL):  # others are compared with it
+        alone = [row for row in rows if row.name == LOCAL][:1]  # first: others are compared with it
+        for entry in [*alone, *(row for row in rows if row not in alone)]:
             concerned = {at: values for at, values in grid.items() if concerns(entry, self.base, at[0])}
             for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
@@ -135,12 +155,17 @@ class Race:
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
         layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
         make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        jobs = [make(seed) for seed in self.seeds]
-        self.algorithms[entry.label] = entry.name
-        rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr
-        if rate is not None and rate not in rates:
-            rates.append(rate)
-        return Candidate(entry, layers, jobs)
+        candidate = Candidate(entry, layers, [make(seed) for seed in self.seeds])
+        self.register([candidate])
+        return candidate
+
+    def register(self, candidates: Sequence[Candidate]) -> None:
+        """Notes the algorithms of these candidates, and the learning rates that they race with."""
+        for entry, _, jobs in candidates:
+            self.algorithms[entry.label] = entry.name
+            rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr if jobs else None
+            if rate is not None and rate not in rates:
+                rates.append(rate)
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
         """Those that can train on the task; the others are named."""
@@ -159,6 +184,10 @@ class Race:
         if limit.seconds:
             return self.run_timed(candidates, addons)
         extra = FINALISTS * rounds * len(self.seeds) if addons else 0
+        if not limit.usual:
+            most = raceable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
+            candidates = self.first(candidates, most, f"a budget of {limit.amount:,.0f} rounds", FEW_BETTER)
+        self.say_what_can_be_decided(len(candidates))
         stages = plan(rounds, len(self.seeds), len(candidates), limit.amount - extra)
         if not limit.usual and cost(stages) + extra > limit.amount:
             wanted = cost(stages) + extra
@@ -176,15 +205,25 @@ class Race:
             self.forecast.later = len(candidates) * (rung.total - done) + following
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if number + 1 < len(stages):
-                candidates = self.kept(standing, stages[number + 1].candidates)
+                rest, budget = stages[number + 1 :], limit.amount - extra - self.spent
+
+                def pays(
+                    count: int, done: Rung = rung, rest: list[Rung] = rest, budget: float = budget
+                ) -> bool:
+                    further = [done, rest[0]._replace(candidates=count), *rest[1:]]
+                    return cost(further) - cost(further[:1]) <= budget
+
+                candidates = self.kept(standing, rest[0].candidates, pays)
         return self.with_addons(standing) if addons else standing
 
     def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
         """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
         begin, spent = time.monotonic(), self.spent
+        self.say_what_can_be_decided(len(candidates))
         first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
         standing = self.stage(candidates, first)
-        candidates, left = standing.order, self.end - time.monotonic()
+        candidates = [candidate for candidate in candidates if candidate in standing.order]
+        left = self.end - time.monotonic()
         speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
         again = self.passes * self.rounds * speed.round
         if again > RETRAINED * left:
@@ -202,6 +241,11 @@ class Race:
             return speed.seconds(rungs, first)
 
         left = self.end - time.monotonic()
+        most = raceable(self.rounds, len(self.seeds), len(candidates), left - extra, price)
+        candidates = self.first(
+            candidates, most, f"the time that is left ({span(max(0.0, left))})", FEW_BETTER
+        )
+        standing = standing.of(candidates)
         stages = affordable(self.rounds, len(self.seeds), len(candidates), left - extra, price)
         if addons and not stages:
             self.note(f"The add-ons do not race: that would take about {span(extra)}.")
@@ -223,7 +267,14 @@ class Race:
                         f"about {span(expected)} of {span(max(0.0, left))} that are left, and is not begun."
                     )
                     return standing
-                standing = self.stage(self.kept(standing, rung.candidates), rung.rounds, rung.seeds)
+                done = standing.rounds * standing.seeds
+
+                def pays(
+                    count: int, rung: Rung = rung, speed: Speed = speed, done: int = done, left: float = left
+                ) -> bool:
+                    return speed.seconds([rung._replace(candidates=count)], done) <= left / 2
+
+                standing = self.stage(self.kept(standing, rung.candidates, pays), rung.rounds, rung.seeds)
                 speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
                 if not stages:  # the rounds may be faster than at first
                     done, left = standing.rounds * standing.seeds, self.end - time.monotonic() - extra
@@ -302,17 +353,72 @@ class Race:
         self.stages.append(standing)
         return standing
 
-    def kept(self, standing: Standing, most: int) -> list[Candidate]:
-        """Those that go on: the best ones, without what is distinguishably worse."""
+    def first(self, candidates: list[Candidate], most: int, limit: str, why: str) -> list[Candidate]:
+        """The first candidates, where a limit allows no more; by their order, for no value tells them apart yet.
+
+        Args:
+            candidates: In the order of preference.
+            most: How many may race.
+            limit: What allows no more, such as "4 clients".
+            why: It is better so.
+        """
+        if len(candidates) > most:
+            self.left |= {candidate.label: f"left out, with {limit}" for candidate in candidates[most:]}
+            self.rates.clear()
+            self.register(candidates[:most])
+            self.note(f"With {limit}, {most} of {len(candidates)} candidates race: {why}.")
+        return candidates[:most]
+
+    def say_what_can_be_decided(self, candidates: int) -> None:
+        """A note before so many candidates race, where clients are few."""
+        if len(self.samples) and (
+            text := Decidable(len(self.samples), candidates, int(np.median(self.samples))).text
+        ):
+            self.note(text)
+
+    def at_constant(self, standing: Standing, candidate: Candidate) -> bool:
+        """Whether a candidate is not better than each client's constant answer, on average over the clients."""
+        if self.constant is None:
+            return False
+        record = standing.records[candidate.label][0]
+        values = np.array(record.clients[record.metric.name], np.float64)
+        gain = record.metric.gain(values, self.constant)
+        known = gain[~np.isnan(gain)]
+        return bool(len(known)) and float(known.mean()) <= EQUAL
+
+    def kept(
+        self, standing: Standing, most: int, pays: Callable[[int], bool] = lambda count: False
+    ) -> list[Candidate]:
+        """Those that go on: the best ones, without what is distinguishably worse.
+
+        Before half of the rounds, methods that begin slowly would be lost. So nothing counts as worse then, and
+        what has not left the constant answer yet goes on as well, if the budget can pay for it.
+
+        Args:
+            standing: After a stage.
+            most: Candidates of the next stage.
+            pays: Whether the budget is enough for so many candidates in it.
+        """
         at = f"at round {standing.rounds}"
-        late = 2 * standing.rounds >= self.rounds  # earlier, methods that begin slowly would be lost
-        worse = [candidate for candidate in standing.order if late and standing.worse(candidate.label)]
-        result = [candidate for candidate in standing.order if candidate not in worse][:most]
-        for candidate in standing.order:
+        order = standing.order
+        late = 2 * standing.rounds >= self.rounds
+        worse = [candidate for candidate in order if late and standing.worse(candidate.label)]
+        undecided = (
+            [] if late else [candidate for candidate in order if self.at_constant(standing, candidate)]
+        )
+        result = [candidate for candidate in order if candidate not in worse][:most]
+        more = [candidate for candidate in undecided if candidate not in result]
+        if more and pays(len(result) + len(more)):
+            self.note(
+                f"{capital(at)} of {self.rounds}, {len(undecided)} of {len(order)} candidates are not better than a "
+                "constant answer, so none of them is dropped yet."
+            )
+            result += more
+        for candidate in order:
             if candidate not in result:
-                self.left[candidate.label] = (
-                    f"worse, {at}" if candidate in worse else f"dropped for the budget, {at}"
-                )
+                why = "worse" if candidate in worse else "dropped for the budget"
+                unseen = ", not better than a constant answer yet" if candidate in undecided else ""
+                self.left[candidate.label] = f"{why}, {at}{unseen}"
         return result
 
     def ranking(self, final: Standing) -> list[Ranked]:

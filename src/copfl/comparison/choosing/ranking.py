@@ -71,7 +71,7 @@ def table_of(choice: Choice) -> Table:
             rows.append([f"{TITLES[name]}, alone", "", "1", metric.text(mean), "", "", status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in choice.ranking if row.status == ALIKE]
-    equal = f" Not distinguishable from it: {listed(alike, 5)}." if alike else ""
+    equal = f" It has the best mean, and is not shown to be better than {listed(alike, 5)}." if alike else ""
     first = f"Of the methods, {choice.chosen} is the best." if choice.rival else f"{choice.chosen} is chosen."
     notes = [f"{first}{equal}", choice.verdict.text]
     if choice.rivals is not None:

@@ -98,7 +98,7 @@ def verdict(
         begin = f"Not enough evidence: {excluded} ({shown}), but only {how}."
     else:
         begin = f"Not enough evidence: {shown} to training alone, {how}; a gain of {size} is not excluded."
-        open_questions = open_questions or ["more seeds, or more validation samples"]
+        open_questions = [*open_questions, "more clients, more seeds, or more validation samples"]
     return Verdict(UNDECIDED, f"{begin} What to run next: {'; '.join(open_questions)}.")
 
 

@@ -108,7 +108,7 @@ def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any
     sizes = f"{len(dataset.train):,} train and {len(dataset.test):,} test samples"
     facts = [f"{dataset.name}: {sizes}", shown(dataset.train.x), overview.targets(dataset)]
     facts += [f"{len(dataset.groups)} groups"] if dataset.groups else []
-    return ", ".join(facts) + (f". {dataset.note}" if dataset.note else "")
+    return ". ".join(filter(None, (", ".join(facts), dataset.note, *dataset.warnings)))
 
 
 def digits(data_dir: Path | None) -> Dataset:

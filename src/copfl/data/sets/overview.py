@@ -30,7 +30,8 @@ def overview(dataset: Dataset) -> str:
     }
     notes = [note for note in (*dataset.note.split("; "), skew(dataset)) if note]
     lines = [f"{name:<10}{fact}" for name, fact in facts.items()]
-    lines += [f"{'' if n else 'notes':<10}{note}" for n, note in enumerate(notes)]
+    for title, texts in (("notes", notes), ("warnings", dataset.warnings)):
+        lines += [f"{'' if n else title:<10}{text}" for n, text in enumerate(texts)]
     return "\n".join([dataset.name, *lines, *_picture(dataset)])
 
 

@@ -13,7 +13,18 @@ from copfl.data.samples import Dataset, Samples, by_name
 from copfl.errors import DataError
 
 LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
-NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "groups_are_clients")
+NAMES = (
+    "name",
+    "classes",
+    "groups",
+    "mean",
+    "std",
+    "augment",
+    "note",
+    "warnings",
+    "kind",
+    "groups_are_clients",
+)
 
 
 def stored(dataset: Dataset) -> bytes | None:

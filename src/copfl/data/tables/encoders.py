@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ Rows = slice | NDArray[np.int64]
 
 MOST_CATEGORIES = 1000
 MOST_SHOWN = 5  # values in a note
+WITH_POINT = re.compile(r"([+-]?(?:0|[1-9]\d*))\.0*")  # 1.0, a spelling of the whole number 1
+FRACTION = re.compile(r"[+-]?\d*\.0*[1-9]\d*")
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,19 @@ class Encoder:
         """The index of the category of each value, -1 for one that is none.
 
         A number is the category of any of its spellings: a data frame has 1.0 for 1 beside missing values,
-        and true for the text True.
+        and true for the text True. So is the text 1.0, unless the column has fractions, as versions do.
         """
         index = {category: number for number, category in enumerate(self.categories)}
+        has_fractions = any(map(FRACTION.fullmatch, self.categories))
 
         def of(value: Any) -> int:
             is_whole = not isinstance(value, str) and float(value).is_integer()
-            spellings = (str(value), str(int(value)), str(float(value))) if is_whole else (str(value),)
+            if is_whole:
+                spellings: tuple[str, ...] = (str(value), str(int(value)), str(float(value)))
+            else:
+                text = str(value)
+                whole = whole_number(text)
+                spellings = (text,) if has_fractions else (text, whole, f"{whole}.0")
             return next((index[text] for text in spellings if text in index), -1)
 
         return np.array([of(value) for value in values], np.int64)
@@ -129,6 +138,22 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
     return notes
 
 
+def whole_number(text: str) -> str:
+    """The text "1" of "1.0"; any other text as it is."""
+    number = WITH_POINT.fullmatch(text)
+    return text if number is None else number[1]
+
+
+def one_spelling(texts: Iterable[str]) -> list[str]:
+    """The different texts, sorted, without 1.0 beside 1 in a column whose numbers are all whole."""
+    different = set(texts)
+    if not any(map(FRACTION.fullmatch, different)):
+        different = {
+            text for text in different if (whole := whole_number(text)) == text or whole not in different
+        }
+    return sorted(different)
+
+
 def encoder(
     name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool, indicator: bool = False
 ) -> Encoder:
@@ -150,7 +175,7 @@ def encoder(
         return Encoder(name, mean, std if std > 1e-12 else 1.0, (), indicator and bool(is_missing.any()))
     values, codes = coded(columns[0])
     in_train = np.unique(codes[rows])
-    different = tuple(sorted(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))
+    different = tuple(one_spelling(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))
     if len(different) > MOST_CATEGORIES:
         raise DataError(
             f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '

@@ -27,17 +27,20 @@ from copfl.data.tables.columns import (
     coded,
     column_of,
     floats,
+    joined,
     not_numbers,
     present,
     text_of,
     words,
 )
+from copfl.data.tables.doubts import Doubts, doubts_of, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
 
+FEW = 1000  # rows that tell at once that a column varies
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
 LEAST_REPEATED = 5  # rows of one whole number, on average, in a target that may be classes
@@ -125,6 +128,7 @@ def from_tables(
         raise DataError("there is no column left to predict from; besides the target at least one is needed")
     notes = [note for table in tables for note in table.notes]
     labelling = [*roles.targets, *roles.clients, *roles.texts]
+    rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
     tables = [
         Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
     ]
@@ -143,9 +147,18 @@ def from_tables(
     train, test = (
         replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
     )
-    doubts = _doubtful_target(data, roles.targets) if kind is None else []
-    note = "; ".join(filter(None, (data.note, *notes, *missing_notes, *doubts, *samples.notes)))
-    return replace(data, train=train, test=test, table=samples.info, note=note)
+    about_target = _doubtful_target(data, roles.targets) if kind is None else []
+    are_all_rows = sum(map(len, tables)) == rows
+    # Where encoders are agreed, the owner of the table has checked it against the contract.
+    doubts = Doubts([], []) if encoders else doubts_of(tables, data, samples.info, are_all_rows)
+    warnings = doubts.warnings
+    if not roles.clients and not encoders:
+        columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
+        site = site_column(Table(columns))
+        warnings = [*([] if site is None else [site.text]), *warnings]
+    about_rows = (*missing_notes, *about_target, *samples.notes, *doubts.notes)
+    note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
+    return replace(data, train=train, test=test, table=samples.info, note=note, warnings=tuple(warnings))
 
 
 class _Roles(NamedTuple):
@@ -220,6 +233,11 @@ def _of_columns(
                 table.columns[column] = cells  # in place of their texts, which take more memory
         elif column in of_numbers:
             raise DataError(f'the column "{column}" has texts, and numbers in the federation')
+    constant = [] if agreed else [c for c in roles.features if _is_constant([t.columns[c] for t in tables])]
+    if len(constant) == len(roles.features):
+        raise DataError(
+            f"every column has one value in all rows ({listed(constant, 5)}): nothing can be learned"
+        )
     encoders = agreed or [
         encoder(
             column,
@@ -229,8 +247,11 @@ def _of_columns(
             indicator=missing == "fill",
         )
         for column in roles.features
+        if column not in constant
     ]
     notes = [_summary(encoders), *_doubtful(encoders, tables[0])]
+    if constant:
+        notes.append(f"left out, as all rows have one value: {', '.join(constant)}")
     if agreed:
         notes += unknown_categories(encoders, tables[0], "the federation does not have")
     notes += [f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)]
@@ -311,6 +332,14 @@ def numbers_of(name: str, column: Column) -> Column | None:
             f"{LARGEST_NUMBER:g}"
         )
     return numbers
+
+
+def _is_constant(parts: Sequence[Column]) -> bool:
+    """Whether all rows have the same value, or none has one; a value beside missing ones tells rows apart."""
+    cells = joined(parts)
+    if 0 < cells.null_count < len(cells):
+        return False
+    return all(len(some.unique()) == 1 for some in (cells[:FEW], cells))  # most columns vary at once
 
 
 def _origins(columns: Sequence[Column]) -> list[NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from copfl.errors import RunError, how_to_set
 from copfl.experiment import records
 from copfl.experiment.analysis.convergence import still_falls
 from copfl.experiment.analysis.gains import constant_answers
+from copfl.stats import mean_of_known
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
 USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be for a hint
@@ -28,10 +29,11 @@ SMALL, LARGE = 0.01, 20.0  # standard deviations; models and learning rates are 
 ROUNDS = 3  # a run ends after so many rounds without a finite update
 TRAINED = 10  # rounds before accuracy at chance is worth a warning
 EXPLODED = 2.0  # the training loss of a round, as a multiple of that of the first
+FAR, HOPELESS = 5.0, 1000.0  # training losses, as multiples of an untrained model's: too high, and the end
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
-    """A sentence for outputs that are no logits, for inputs that are not scaled, for skewed classes; usually none."""
+    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes."""
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     by_accuracy = task.metrics[0].name == "accuracy"
@@ -40,7 +42,7 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
         _inputs(by_name(x)),
         skew(dataset) if by_accuracy else "",
     )
-    return [sentence for sentence in found if sentence]
+    return [*dataset.warnings, *filter(None, found)]
 
 
 def padding(dataset: Dataset, max_length: int) -> str:
@@ -95,12 +97,12 @@ def _inputs(x: dict[str, Any]) -> str:
     )
 
 
-# Training that failed: the loss exploded, all clients diverged, some did, or no model beats a constant answer
+# Training that failed: the loss exploded, clients diverged or learned nothing, or no model beats a constant answer
 
 
 @dataclass
 class DivergenceCheck:
-    """Called after every round; a RunError once no client's update is finite any more."""
+    """Called after every round; a RunError once no client's update is finite, or the training loss is hopeless."""
 
     federation: Federation
     rounds: int  # of the whole run
@@ -108,9 +110,14 @@ class DivergenceCheck:
     server: str = ""  # the server's step; empty: the plain mean
     lost: list[Round] = field(default_factory=list)  # the latest rounds, in which every client diverged
     finite: bool = False  # whether there was a round with a finite update
+    untrained: float = math.nan  # see `untrained_loss`
 
     def __call__(self, round: Round, seconds: float) -> None:
         diverged = round.clients["healthy"] == 0
+        means = {name: float(mean_of_known(round.clients[name])) for name in LOSSES if name in round.clients}
+        if math.isnan(self.untrained):
+            self.untrained = untrained_loss(means if round.number == 0 else {}, self.federation)
+        diverged |= means.get("loss", 0.0) > HOPELESS * self.untrained
         if "test_loss" in round.clients:  # a huge model may be finite, and its output not
             diverged |= np.isnan(round.clients["test_loss"]) & (self.federation.test.sizes[round.ids] > 0)
         self.lost = [*self.lost, round] if diverged.all() else []
@@ -120,17 +127,39 @@ class DivergenceCheck:
         clients = named(sorted({int(n) for one in self.lost for n in one.ids}))
         first, last = self.lost[0].number + 1, round.number + 1
         when = f"round {first}" if first == last else f"rounds {first} to {last}"
+        what = f"no client had a finite model ({clients})"
+        if any((one.clients["healthy"] > 0).any() for one in self.lost):
+            loss = min(float(mean_of_known(one.clients["loss"])) for one in self.lost)
+            what = (
+                f"the training loss was {loss:.3g} or more, where an untrained model has {self.untrained:.3g}"
+            )
         kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
-        raise RunError(
-            f"training diverged: in {when}, no client had a finite model ({clients}){kept}. "
-            f"Start a new run: {_remedy(self.server)}"
-        )
+        raise RunError(f"training diverged: in {when}, {what}{kept}. Start a new run: {_remedy(self.server)}")
+
+
+LOSSES = ("loss", "test_loss_before", "test_loss_global")
+
+
+def untrained_loss(first: Mapping[str, float | None], federation: Federation) -> float:
+    """The loss of an untrained model: as it was measured, of classes at least a uniform answer's.
+
+    Args:
+        first: The means of the first round; before it a client's model and the global one are untrained.
+        federation: The clients.
+
+    Returns:
+        The loss; nan if it was not measured and the targets are no classes.
+    """
+    dataset = federation.dataset
+    uniform = math.log(max(2, len(dataset.classes))) if dataset.kind == CLASSIFICATION else math.nan
+    measured = [loss for name in LOSSES[1:] if (loss := first.get(name)) is not None and math.isfinite(loss)]
+    return max([loss for loss in (*measured, uniform) if not math.isnan(loss)], default=math.nan)
 
 
 def _remedy(server: str) -> str:
     lower = how_to_set("optimizer.lr", "RATE", "--lr")
     others = f"use a lower learning rate ({lower}), or look for extreme values in the data"
-    return f"{_shorter(server)}, {others}" if server else others
+    return f"{others}; {_shorter(server)}" if server else others
 
 
 def _shorter(server: str) -> str:
@@ -167,6 +196,15 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         rise = f"the training loss rose from {losses[0]:.3g} to {max(losses):.3g} and did not recover"
         lower = how_to_set("optimizer.lr", "RATE", "--lr")
         found.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
+    elif losses:
+        first = lines[0]["mean"] if lines[0]["round"] == 1 else {}
+        untrained, lowest = untrained_loss(first, federation), min(losses[-max(1, len(losses) // 3) :])
+        if max(losses) > FAR * untrained and lowest > untrained:
+            found.append(
+                f"training diverged: the training loss reached {max(losses):.3g}, and at the end it is {lowest:.3g} or "
+                f"more, where an untrained model has {untrained:.3g}, so the results say nothing about the method; "
+                f"{_remedy(server)}"
+            )
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         falls = still_falls(records.table(lines, "test_loss", federation.clients))

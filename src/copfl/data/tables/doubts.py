@@ -1,0 +1,466 @@
+"""What the owner of a table should hear before anything is trained on it, each with what to do.
+
+`tables.from_tables` asks every question once for a data set. An answer is a record whose `text` is for the owner:
+
+1. `spellings`: a category that is written in several ways is several categories.
+2. `repeated_rows`: copies of a row, above all those of a train row among the test rows.
+3. `giveaways`: a column from which alone the target follows.
+4. `site_column`: a column that looks like a site, where no column was named as the client.
+
+Every question is bounded: for a table of 100,000 rows and 40 columns all of them take about a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION, Dataset
+from copfl.data.tables.columns import Column, Table, coded, floats, is_number, joined, text_of
+from copfl.data.tables.encoders import TableInfo, one_spelling
+from copfl.data.targets import plain_spelling
+from copfl.errors import how_to_set
+from copfl.tables import listed
+
+SHOWN = 3  # examples in a sentence
+Codes = NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """All rows of a data set, those for training first."""
+
+    table: Table  # the columns that are used
+    numbers: Codes  # in their file, from 0
+    y: NDArray[Any]
+    site: Codes  # 0 where no column was named as the client
+    sites: tuple[str, ...]  # their names; none: no column was named
+    is_test: NDArray[np.bool_]
+    kind: str
+
+
+def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> Rows:
+    """The rows of train and test in one table.
+
+    Args:
+        tables: One, or train and test.
+        data: Says by the number of a row, x [n, 1], which rows of the tables are train and test.
+        columns: Those that are compared.
+    """
+    splits = [(tables[0], data.train), (tables[-1], data.test)]
+    taken = {
+        name: joined([table.columns[name].take(split.x[:, 0]) for table, split in splits]) for name in columns
+    }
+    sites = [np.zeros(len(split), np.int64) if split.group is None else split.group for _, split in splits]
+    return Rows(
+        Table(taken),
+        np.concatenate([split.x[:, 0] for _, split in splits]),
+        np.concatenate([split.y for _, split in splits]),
+        np.concatenate(sites),
+        data.groups,
+        np.repeat([False, True], [len(data.train), len(data.test)]),
+        data.kind,
+    )
+
+
+# 1. A category in several spellings
+
+
+class Spelling(NamedTuple):
+    text: str
+    rows: int
+    sites: tuple[str, ...]  # that write it so; none: no column was named as the client
+
+    def __str__(self) -> str:
+        where = f", at {listed(self.sites, SHOWN)}" if self.sites else ""
+        return f'"{self.text[:40]}" ({self.rows:,} row{"s" * (self.rows != 1)}{where})'
+
+
+class Spellings(NamedTuple):
+    """Texts of a column that are probably spellings of the same categories."""
+
+    column: str
+    alike: tuple[tuple[Spelling, ...], ...]  # of each category
+    are_united: bool  # they are spellings of whole numbers, which become one category each
+
+    @property
+    def text(self) -> str:
+        shown = listed([" and ".join(map(str, spellings)) for spellings in self.alike], SHOWN)
+        if self.are_united:
+            return f'in the column "{self.column}" these are one category: {shown}'
+        return (
+            f'the column "{self.column}" has as different categories {shown}; if they mean the same, write them '
+            "alike in the file"
+        )
+
+
+def spellings(column: str, rows: Rows) -> list[Spellings]:
+    """The categories of a column that are written in several ways: those that are united, and the others.
+
+    Args:
+        column: Its name.
+        rows: With this column.
+    """
+    values, codes = coded(rows.table.columns[column])
+    texts = [text_of(value) for value in values]
+    kept = set(one_spelling(texts))
+    numbers_of: dict[str, list[int]] = {}
+    for number, text in enumerate(texts):
+        numbers_of.setdefault(plain_spelling(text), []).append(number)
+
+    def spelling(number: int) -> Spelling:
+        where = codes == number
+        sites = tuple(rows.sites[site] for site in np.unique(rows.site[where])) if rows.sites else ()
+        return Spelling(texts[number], int(where.sum()), sites)
+
+    alike: dict[bool, list[tuple[Spelling, ...]]] = {True: [], False: []}
+    for numbers in numbers_of.values():
+        if len(numbers) > 1:
+            are_united = len(kept & {texts[number] for number in numbers}) == 1
+            alike[are_united].append(tuple(map(spelling, numbers)))
+    return [Spellings(column, tuple(found), are_united) for are_united, found in alike.items() if found]
+
+
+# 2. The same row several times
+
+BY_CHANCE = 0.05  # of the pairs of equal rows that may be expected by chance, so that they count as copies
+TELLING = 8  # columns that rarely have the same value in two rows; by them the chance is computed
+PRIOR = 100.0  # pairs: of fewer, a frequency is uncertain
+MOST_LOOKED_AT = 10_000  # rows
+
+
+class RepeatedRows(NamedTuple):
+    """Rows that equal an earlier row of their site in all columns that are used."""
+
+    repeats: int
+    total: int
+    in_test: int  # test rows that equal a train row
+    tested: int
+    examples: tuple[tuple[int, ...], ...]  # rows that are alike, by their number in the file from 1
+    are_copies: bool  # it is improbable that they are alike by chance
+    of_sites: bool  # a column was named as the client
+
+    @property
+    def text(self) -> str:
+        where = " of their site" if self.of_sites else ""
+        shown = ", ".join(" and ".join(map(str, numbers)) for numbers in self.examples)
+        examples = f" (such as rows {shown})" if shown else ""
+        what = "are copies of" if self.are_copies else "equal"
+        text = f"{self.repeats:,} of {self.total:,} rows {what} another row{where}{examples}"
+        if self.in_test:
+            text += f", and {self.in_test:,} of {self.tested:,} test rows {what} a train row"
+        if not self.are_copies:
+            return f"{text}: its columns have so few values that this may be chance"
+        memory = ", so that the test also rewards memory" if self.in_test else ""
+        return f"{text}{memory}; leave copies out of the file, unless they are different cases"
+
+
+def repeated_rows(rows: Rows, are_numbered: bool = True, is_text: bool = False) -> RepeatedRows | None:
+    """How many rows repeat another row of their site; None: no row does.
+
+    Args:
+        rows: With the targets among their columns.
+        are_numbered: Whether the numbers of the rows are those in the file.
+        is_text: Whether a row is a text; texts are not alike by chance.
+    """
+    columns = [_bits(cells) for cells in rows.table.columns.values()]
+    digest = _mixed(rows.site.astype(np.uint64))
+    for bits in columns:
+        digest = _mixed(digest * np.uint64(0x9E3779B97F4A7C15) + bits)
+    _, row_of, counts = np.unique(digest, return_inverse=True, return_counts=True)
+    if not (counts > 1).any():
+        return None
+    repeated = np.flatnonzero(counts > 1)
+    trained = np.bincount(row_of[~rows.is_test], minlength=len(counts)) > 0
+    order = np.argsort(row_of, kind="stable")
+    firsts = np.searchsorted(row_of[order], np.arange(len(counts)))
+    members = [rows.numbers[order[firsts[k] : firsts[k] + counts[k]]] + 1 for k in repeated]
+    members.sort(key=lambda alike: int(alike.min()))
+    pairs = float((counts * (counts - 1) / 2).sum())
+    different = order[firsts]  # one of each
+    return RepeatedRows(
+        int(counts[repeated].sum() - len(repeated)),
+        len(row_of),
+        int(trained[row_of[rows.is_test]].sum()),
+        int(rows.is_test.sum()),
+        tuple(tuple(sorted(alike.tolist())[:SHOWN]) for alike in members[:SHOWN]) if are_numbered else (),
+        is_text or _pairs_by_chance(columns, rows.site, different) < BY_CHANCE * pairs,
+        bool(rows.sites),
+    )
+
+
+def _bits(cells: Column) -> NDArray[np.uint64]:
+    """A number for each cell, equal where the cells are."""
+    if is_number(cells):
+        return (floats(cells) + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
+    return coded(cells).codes.view(np.uint64)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64: different numbers stay different, and all of their bits count."""
+    with np.errstate(over="ignore"):
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return numbers ^ (numbers >> np.uint64(31))
+
+
+def _pairs_by_chance(columns: Sequence[NDArray[np.uint64]], site: Codes, different: Codes) -> float:
+    """How many pairs of rows of one site are alike by chance, at most.
+
+    Two rows of a site share a value of the first column with the frequency of such pairs. That they share a value of
+    the next column, too, depends on the columns before; the one that says most about it counts. More columns make
+    the chance smaller, so some suffice.
+
+    Args:
+        columns: Numbers that are equal where the cells are.
+        site: Of each row.
+        different: Rows of which no two are equal: copies say nothing about how frequent a value is.
+    """
+    some = np.random.default_rng(0).permutation(different)[:MOST_LOOKED_AT]
+
+    def pairs(key: NDArray[Any]) -> float:
+        """The pairs of rows that have the same key."""
+        count = np.unique(key, return_counts=True)[1]
+        return float((count * (count - 1.0) / 2).sum())
+
+    at_a_site = _mixed(site[some].astype(np.uint64))
+    keys = [_mixed(at_a_site + bits[some]) for bits in columns]
+    sharing = [pairs(key) for key in keys]
+    order: list[int] = np.argsort(sharing, kind="stable")[:TELLING].tolist()
+    if not sharing[order[0]]:
+        return 0.0
+    every_pair = pairs(at_a_site)
+    expected = pairs(site) * sharing[order[0]] / every_pair
+    for number, k in enumerate(order[1:], 1):
+        usual = sharing[k] / every_pair  # as if the columns were independent; PRIOR pairs say so
+
+        def shared_given(j: int, k: int = k, usual: float = usual) -> float:
+            return (pairs(_mixed(keys[j]) + keys[k]) + PRIOR * usual) / (sharing[j] + PRIOR)
+
+        expected *= max(usual, *map(shared_given, order[:number]))
+    return expected
+
+
+# 3. A column that gives the target away
+
+NEARLY = 0.97  # of the errors of a constant answer that such a column avoids
+NEARLY_OF_VALUES = 0.995  # of the variance of values that it explains
+NEARLY_AT_A_SITE = 0.9  # of either, at each site that can be judged by itself
+FEWEST_ERRORS = 10  # of constant answers, from which a column is judged
+MOST_TRIED = 4_000  # rows
+BINS = 512  # of a column of numbers
+
+
+class Giveaway(NamedTuple):
+    """A column from which alone the target follows, at every site."""
+
+    column: str
+    target: str
+    share: float  # of the errors of a constant answer that it avoids, or of the variance that it explains
+    kind: str
+
+    @property
+    def text(self) -> str:
+        share = f"{int(1000 * self.share) / 10:g} %"
+        of = "of its variance" if self.kind == REGRESSION else "of the errors of a constant answer avoided"
+        leave_out = how_to_set("data.drop", self.column)
+        return (
+            f'the column "{self.column}" alone predicts the target "{self.target}" ({share} {of}, on rows that it '
+            f"was not fitted to); if it is not known before the target, leave it out with {leave_out}"
+        )
+
+
+def giveaways(rows: Rows, columns: Sequence[str], targets: Sequence[str]) -> list[Giveaway]:
+    """The columns that predict a target perfectly or nearly so, each fitted on one half and tried on the other.
+
+    Args:
+        rows: With these columns.
+        columns: Those that a model learns from.
+        targets: The names of what it predicts.
+    """
+    if rows.kind not in (CLASSIFICATION, MULTILABEL, REGRESSION):
+        return []
+    looked_at = np.random.default_rng(0).permutation(len(rows.numbers))[:MOST_TRIED]
+    halves = looked_at[::2], looked_at[1::2]
+    site = rows.site[looked_at]
+    answers = []
+    for target, y in zip(targets, (rows.y[:, None] if rows.y.ndim == 1 else rows.y).T, strict=True):
+        constant = _errors(rows.site.astype(np.float64), False, y, halves, rows.kind)
+        to_lose = np.bincount(site, constant)  # by site
+        wrong = np.bincount(site, constant > 0)
+        if wrong.sum() < FEWEST_ERRORS:
+            continue
+        for name in columns:
+            cells = rows.table.columns[name]
+            numbers = floats(cells) if is_number(cells) else coded(cells).codes.astype(np.float64)
+            lost = np.bincount(site, _errors(numbers, is_number(cells), y, halves, rows.kind))
+            share = 1 - lost.sum() / to_lose.sum()
+            at_sites = 1 - lost[wrong >= FEWEST_ERRORS] / to_lose[wrong >= FEWEST_ERRORS]
+            is_nearly_all = share >= (NEARLY_OF_VALUES if rows.kind == REGRESSION else NEARLY)
+            if is_nearly_all and (at_sites >= NEARLY_AT_A_SITE).all():
+                answers.append(Giveaway(name, target, float(share), rows.kind))
+    return answers
+
+
+def _errors(
+    x: NDArray[np.float64], is_ordered: bool, y: NDArray[Any], halves: tuple[Codes, Codes], kind: str
+) -> NDArray[np.float64]:
+    """The error of each row of the halves, interleaved, of what the other half says about it by one column."""
+    errors = np.zeros(len(halves[0]) + len(halves[1]))
+    for first, (tried, fitted) in enumerate((halves, halves[::-1])):
+        predicted = _predicted(x[fitted], y[fitted], x[tried], is_ordered, kind == REGRESSION)
+        errors[first::2] = (predicted - y[tried]) ** 2 if kind == REGRESSION else predicted != y[tried]
+    return errors
+
+
+def _predicted(
+    x: NDArray[np.float64], y: NDArray[Any], further: NDArray[np.float64], is_ordered: bool, is_value: bool
+) -> NDArray[Any]:
+    """The targets of further values of a column: the mean, or the most frequent class, of its bin."""
+    edges = np.unique(x[~np.isnan(x)])
+    if is_ordered and len(edges) > 1:
+        edges = (edges[1:] + edges[:-1]) / 2  # the bin of a value is that of the nearest fitted one
+        edges = edges[:: len(edges) // BINS + 1]
+    bins, further_bins = (np.searchsorted(edges, values, side="right") for values in (x, further))
+    bins[np.isnan(x)] = further_bins[np.isnan(further)] = len(edges) + 1
+    if is_value:
+        count = np.bincount(bins, minlength=len(edges) + 2)
+        mean = np.bincount(bins, y, minlength=len(edges) + 2) / np.maximum(count, 1)
+        return np.where(count > 0, mean, y.mean())[further_bins]
+    classes, labels = np.unique(y, return_inverse=True)
+    counts = np.zeros((len(edges) + 2, len(classes)), np.int32)
+    np.add.at(counts, (bins, labels), 1)
+    usual = np.bincount(labels).argmax()
+    best = np.where(counts.any(axis=1), counts.argmax(axis=1), usual)
+    return np.asarray(classes[best][further_bins])
+
+
+# 4. A column that looks like a site
+
+SITES = re.compile(
+    "(bank|branch|center|centre|client|clinic|cluster|customer|desk|device|district|facility|factory|farm|hospital|"
+    "household|institute|institution|lab|laboratory|machine|node|participant|patient|person|plant|practice|school|"
+    "sensor|shop|site|speaker|station|store|subject|tenant|user|vehicle|ward|writer)s?"
+)
+ENDINGS = ("id", "ids", "name", "no", "nr", "num", "number", "code", "key")  # hospital_id is a hospital
+FEWEST_ROWS = 3  # of a site, in the median
+FEWEST_BLOCKS = 4  # sites whose rows follow each other
+MOST_BLOCKS = 1.1  # of each site
+FEWEST_SHARED = 2  # columns whose value is one for all rows of a site
+
+
+class SiteColumn(NamedTuple):
+    """A column that looks like a site, where no column was named as the client."""
+
+    column: str
+    sites: int
+    rows: int  # of a site, in the median
+    shared: tuple[
+        str, ...
+    ]  # columns that have one value at each site, by which it was found; else by its name
+
+    @property
+    def text(self) -> str:
+        client = how_to_set("data.client", self.column, "--client")
+        drop = how_to_set("data.drop", self.column)
+        why = f": {self.sites:,} values, each in {self.rows:,} rows in the median"
+        if self.shared:
+            why += f", one block after the other, with one value of {listed(self.shared, SHOWN)} in each"
+        return (
+            f'the column "{self.column}" looks like a site{why}, and no column is named as the client; if its '
+            f"values are your sites, add {client}; if not, and it should be no feature, {drop}"
+        )
+
+
+def site_column(table: Table) -> SiteColumn | None:
+    """The column that looks most like a site: by its name, or as the file has one block of rows for each value.
+
+    Args:
+        table: The columns that nobody has named as target, client, text or left out, in the order of the file.
+    """
+    codes = {name: coded(cells) for name, cells in table.columns.items() if _may_be_names(cells)}
+    grouping = {
+        name: column
+        for name, column in codes.items()
+        if len(column.values) > 1 and _rows_of_a_value(column.codes) >= FEWEST_ROWS
+    }
+    named = [name for name in grouping if _is_called_site(name)]
+    if named:
+        name = max(
+            named, key=lambda name: _rows_of_a_value(codes[name].codes)
+        )  # a hospital, not its patients
+        return SiteColumn(name, len(codes[name].values), _rows_of_a_value(codes[name].codes), ())
+    for name, column in grouping.items():
+        count = len(column.values)
+        blocks = 1 + np.count_nonzero(np.diff(column.codes))
+        is_in_blocks = count >= FEWEST_BLOCKS and blocks <= MOST_BLOCKS * count and (column.codes >= 0).all()
+        if not is_in_blocks:
+            continue
+        shared = tuple(
+            other
+            for other, cells in codes.items()
+            if 1 < len(cells.values) < count
+            and len(np.unique(column.codes * len(cells.values) + cells.codes)) == count
+        )
+        if len(shared) >= FEWEST_SHARED:
+            return SiteColumn(name, count, _rows_of_a_value(column.codes), shared)
+    return None
+
+
+def _may_be_names(cells: Column) -> bool:
+    """Whether the cells are neither lists nor, by the first rows, fractions: no site is called 1.5."""
+    import pyarrow as pa
+
+    if not is_number(cells):
+        return not pa.types.is_nested(cells.type)
+    first = floats(cells[:1000])
+    return bool((first[~np.isnan(first)] % 1 == 0).all())
+
+
+def _rows_of_a_value(codes: Codes) -> int:
+    return int(np.median(np.bincount(codes[codes >= 0])))
+
+
+def _is_called_site(name: str) -> bool:
+    """Whether the name is of a site, such as hospital, Site_ID or schoolName."""
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    words = [word.casefold() for word in parts]
+    while len(words) > 1 and words[-1] in ENDINGS:
+        words.pop()
+    return bool(words) and SITES.fullmatch(words[-1]) is not None
+
+
+# All of them
+
+
+class Doubts(NamedTuple):
+    """What is said about a table: before training, and beside its results."""
+
+    warnings: list[str]
+    notes: list[str]
+
+
+def doubts_of(tables: Sequence[Table], data: Dataset, info: TableInfo, are_numbered: bool = True) -> Doubts:
+    """The answers to the questions about the rows that are used.
+
+    Args:
+        tables: One, or train and test.
+        data: Says by the number of a row which rows are train and test.
+        info: The columns to predict, and those to learn from.
+        are_numbered: Whether rows have the numbers that they have in the file.
+    """
+    features = [column.name for column in info.columns]
+    rows = rows_of(tables, data, [*([info.text] if info.text else features), *info.targets])
+    answers = Doubts([], [])
+    for column in info.columns:
+        if column.categories:
+            for alike in spellings(column.name, rows):
+                (answers.notes if alike.are_united else answers.warnings).append(alike.text)
+    repeated = repeated_rows(rows, are_numbered and len(tables) == 1, bool(info.text))
+    if repeated is not None:
+        (answers.warnings if repeated.are_copies else answers.notes).append(repeated.text)
+    answers.warnings.extend(giveaway.text for giveaway in giveaways(rows, features, info.targets))
+    return answers

@@ -20,10 +20,9 @@ from copfl.errors import RunError
 from copfl.federation.node import audit_log
 from copfl.federation.node.audit_log import FILE, Entry, append, verified
 from copfl.federation.operations.status import as_text, status
-from copfl.federation.protocol.greeting import CHALLENGE
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.messages import HELLO, TRAIN
-from copfl.federation.protocol.proposal import KEY
+from copfl.federation.protocol.proposal import CHALLENGE, KEY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.secure_rounds import server_class

@@ -17,10 +17,10 @@ from copfl.federation.node.acceptance import FOLDER, MOST_PENDING, approve, pend
 from copfl.federation.policy.file import FILE, strict, write_policy
 from copfl.federation.policy.record import Policy, Proposals
 from copfl.federation.protocol import proposal
-from copfl.federation.protocol.greeting import CHALLENGE
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import HELLO, JOIN, TRAIN, Field
 from copfl.federation.protocol.proposal import (
+    CHALLENGE,
     KEY,
     Member,
     Rotation,

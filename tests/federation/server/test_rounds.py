@@ -40,6 +40,7 @@ from tests.federation.network import (
     digits,
     farthest,
     kept,
+    node_of,
     play,
     server_of,
     simulated,
@@ -272,7 +273,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
         write_nodes(federation, tmp_path / "others"),
     )
     with pytest.raises(WireError, match="its training diverged: its model or its upload is not finite"):
-        update.local_update(settings, others[0], asked)
+        update.local_update(settings, node_of(others[0]), asked)
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
     shown = next(
@@ -396,7 +397,7 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
     with pytest.raises(RunError, match=r"already taken part in round 3.*asked for round 1"):
-        update.local_update(settings_of(CONFIG), nodes[0], first)
+        update.local_update(settings_of(CONFIG), node_of(nodes[0]), first)
 
 
 def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_path: Path) -> None:
@@ -406,7 +407,7 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
     fields = {**wire.opened_head(first), "run": "../other"}
     head = wire._canonical({**fields, "sha256": wire._checksum(fields, first.body)})
     with pytest.raises(WireError, match="not a plain name"):
-        update.local_update(settings_of(CONFIG), nodes[0], first._replace(head=head))
+        update.local_update(settings_of(CONFIG), node_of(nodes[0]), first._replace(head=head))
     assert not (tmp_path / "n" / "other").exists()
 
 
@@ -615,17 +616,17 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
             for n in range(count):
                 Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
     settings = settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "bird", "cat"]})
-    assert node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
+    assert node_data(settings, node_of({"data": str(tmp_path)})).train.y.tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(DataError, match="no class 'bird'"):
         node_data(
             settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "cat"]}),
-            {"data": str(tmp_path)},
+            node_of({"data": str(tmp_path)}),
         )
 
 
 def test_data_of_a_custom_function(federation: Federation) -> None:
     settings = settings_of(CONFIG)
-    data = node_data(settings, {"data": "tests.federation.server.test_rounds:custom_data"})
+    data = node_data(settings, node_of({"data": "tests.federation.server.test_rounds:custom_data"}))
     assert data.train.y.shape[0] > 1000
 
 
@@ -643,7 +644,7 @@ def custom_data(node_config: dict[str, Any]) -> Any:
 )
 def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], expected: str) -> None:
     with pytest.raises((UsageError, DataError), match=expected):
-        node_data(settings_of(CONFIG), config)
+        node_data(settings_of(CONFIG), node_of(config))
 
 
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:

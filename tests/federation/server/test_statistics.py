@@ -34,6 +34,7 @@ from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 from tests.code_blocks import call
 from tests.data.sites import CANDIDATES, CONTRACT, WARDS, rows_of, write_pooled, write_rows, write_sites
+from tests.federation.network import node_of
 from tests.federation.signing import MessageTransport, answer, knowing, proposed, state_of
 from tests.slow import slow
 
@@ -152,7 +153,7 @@ def test_three_sites_train_on_the_same_columns(nodes: list[dict[str, Any]], tmp_
     settings = settings_of(read_app(app)["config"])
     assert settings.shape == (7,)
     assert settings.federation.samples.names == ("ill", "well")
-    data = [node_data(settings, node) for node in nodes]
+    data = [node_data(settings, node_of(node)) for node in nodes]
     assert {tuple(d.train.x.shape[1:]) for d in data} == {(7,)}
     north = data[0].train.x[:, 3:].sum(0).tolist()  # bone, heart, lung, skin
     assert north == [0, 30, 30, 0]
@@ -355,7 +356,7 @@ def test_other_encoders_do_not_make_other_data(nodes: list[dict[str, Any]], tmp_
             "samples.classes": ["ill", "well"],
             "samples.contract": contract.as_json(),
         }
-        samples.append(node_data(settings_of(config), nodes[0]).samples.tolist())
+        samples.append(node_data(settings_of(config), node_of(nodes[0])).samples.tolist())
     assert samples[0] == samples[1] == samples[2]
 
 

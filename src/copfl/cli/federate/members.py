@@ -120,8 +120,7 @@ def approve(
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
     print("\n".join(proposal_text.described(signed.proposal)))
-    node_config = {"policy": str(policy)} if policy else {}
-    lines = explained(policy_of(node_config, state), signed.proposal.settings)
+    lines = explained(policy_of(policy, state), signed.proposal.settings)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.errors import RunError, UsageError
-from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.policy.record import Privacy
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.chained_log import AuditLog, verified
 from copfl.federation.protocol.events import Event
+from copfl.federation.protocol.node_config import MEMORY
 from copfl.files import locked
 
 FILE, LOCK = "ledger.jsonl", "ledger.lock"  # in the folder of known data
@@ -151,7 +152,7 @@ class Spent(NamedTuple):
 
 def spent(state_dir: Path, privacy: Privacy, *further: float) -> Spent | None:
     """What the node's last used data have spent, and with further releases of these noises; None: nothing."""
-    ledger = Ledger(state_dir / FOLDER)
+    ledger = Ledger(state_dir / MEMORY)
     everything = ledger.releases()
     releases = ledger.of(everything[-1].samples) if everything else []
     if not (releases or further):

@@ -13,11 +13,11 @@ and those of a second seed or of other numbers, are other sums.
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.errors import RunError, WireError, raised_as
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
 from copfl.federation.protocol.files import write_json
@@ -105,14 +105,6 @@ class History(tuple[Added, ...]):
 def fingerprint(members: Collection[str]) -> str:
     """A short name of a set of members, which people can compare."""
     return keys.fingerprint("\n".join(sorted(members)))
-
-
-def changes_allowed(node_config: Mapping[str, Any]) -> int:
-    """How often the node's owner allows the cohort, or the rows that train, to change."""
-    changes = node_config.get(CHANGES, 0)
-    if type(changes) is not int or changes < 0:
-        raise UsageError(f"{CHANGES}={changes!r} must be a whole number: how often the cohort may change")
-    return changes
 
 
 class Memory(KnownData):

@@ -199,7 +199,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
         problems.append(f"the node has no contact with its server {since}")
-    privacy = spent(folder, policy_of({}, folder).privacy)
+    privacy = spent(folder, policy_of(None, folder).privacy)
     return {
         "kind": "node",
         "running": is_running,

@@ -20,11 +20,11 @@ from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
 from copfl.experiment.bundle.writing import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
-from copfl.federation.node.request import private_folder
 from copfl.federation.policy import own_code
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.protocol.app_folder import last_run, read_app
+from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.settings import TEXT, Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.schema import table_of

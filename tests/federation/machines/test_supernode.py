@@ -27,8 +27,9 @@ from copfl.errors import UsageError
 from copfl.federation.machines import supernode
 from copfl.federation.machines.flower_transport import as_record, content_of
 from copfl.federation.machines.supernode import ConnectedNode, Connection
-from copfl.federation.node import audit_log, respond
+from copfl.federation.node import respond
 from copfl.federation.protocol import keys
+from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.messages import HELLO, TRAIN, Content
 from copfl.federation.protocol.messages import Message as Asked
 from copfl.federation.protocol.settings import settings_of
@@ -123,7 +124,7 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert "does not answer 'wave'" in respond.respond(unknown, CONFIG, node.options, 0)[0]
     foreign = Asked(TRAIN, None)
     assert "does not carry a copfl packet" in respond.respond(foreign, CONFIG, node.options, 0)[0]
-    lines = audit_log.verified(Path(node.options["state-dir"]) / audit_log.FILE).lines
+    lines = verified(Path(node.options["state-dir"]) / AUDIT).lines
     assert lines[-1]["reason"] == "the message does not carry a copfl packet"
 
 

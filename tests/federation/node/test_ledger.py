@@ -91,7 +91,7 @@ def test_a_line_says_what_was_done(tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
     ask(config)
     (line,) = [json.loads(text) for text in ledger_of(config).path.read_text().splitlines()]
-    del line["at"], line["value"], line["samples"]
+    del line["at"], line["value"], line["samples"], line["hash"]
     assert line == {
         "event": "released",
         "run": "test",
@@ -104,6 +104,7 @@ def test_a_line_says_what_was_done(tmp_path: Path) -> None:
         "relation": "replace-one-client",
         "sampling": 1.0,
         "steps": 1,
+        "n": 1,
         "previous": "0" * 64,
     }
 

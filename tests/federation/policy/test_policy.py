@@ -25,7 +25,7 @@ from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
 from copfl.federation.machines.app import init
 from copfl.federation.machines.superlink import COMPONENTS, check_app
-from copfl.federation.node import audit_log, respond
+from copfl.federation.node import respond
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy import names, own_code, request
 from copfl.federation.policy.admission import admitted
@@ -35,6 +35,7 @@ from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Pri
 from copfl.federation.policy.refusal import KEYS
 from copfl.federation.policy.request import DEFAULT_CLIP, refusals
 from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.chained_log import AUDIT
 from copfl.federation.protocol.messages import HELLO, TRAIN, Content, Message
 from copfl.federation.protocol.settings import settings_of
 from copfl.models import MODELS, adapters
@@ -82,7 +83,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         return
     subject = str(arguments[0]) if arguments else ""
     # A node's own log is no effect of a run config: every refusal is in it.
-    if not subject.endswith(audit_log.FILE):
+    if not subject.endswith(AUDIT):
         seen.append((event, subject))
 
 

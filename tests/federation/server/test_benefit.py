@@ -34,7 +34,7 @@ from copfl.federation.machines.app import init
 from copfl.federation.machines.local import follow
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.node import halves_memory, secure_update
-from copfl.federation.node.audit_log import FILE, entry_of, verified
+from copfl.federation.node.audit_log import entry_of
 from copfl.federation.node.explanation import explained
 from copfl.federation.node.message import message_like
 from copfl.federation.node.secure_memory import Added, History, Memory, Upload, fingerprint
@@ -44,6 +44,7 @@ from copfl.federation.policy.record import Policy, Privacy, SecureAggregation
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals, require_half
 from copfl.federation.protocol import halves as kinds
+from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.halves import BENEFIT, COMPARED, LOSSES
 from copfl.federation.protocol.messages import TRAIN, Field
 from copfl.federation.protocol.secure_sum import Rules, Words, dequantised
@@ -329,7 +330,7 @@ def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
     federated: Federated = request.getfixturevalue("secure" if is_secure else "plain")
     state = tmp_path / "state"
     shutil.copytree(federated.nodes[2]["state-dir"], state)
-    (state / "test" / halves_memory.FILE).unlink()
+    (state / "test" / halves_memory.AUDIT).unlink()
     settings = federated.played.transport.settings
     like, head = message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
     most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
@@ -348,7 +349,7 @@ def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
     """With run.validation near zero it would be of one, and run.seed chooses which."""
     one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
     shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
-    (tmp_path / "state" / "test" / halves_memory.FILE).unlink()
+    (tmp_path / "state" / "test" / halves_memory.AUDIT).unlink()
     settings = settings_of(HALVES | {"run.validation": 1e-9})
     answer = secure_update.local_update(settings, node_of(one), last_message(plain, 2))
     assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
@@ -720,7 +721,7 @@ def test_six_nodes_as_processes_with_secure_sums(tmp_path: Path, simulated: list
     content = json.loads((app / "runs" / "test" / BENEFIT).read_text())
     expected = benefit_of(simulated)
     np.testing.assert_allclose(content["value"], expected.value, atol=1e-2 * float(expected.error.min()))
-    left = {tuple(line["left"]) for line in verified(Path(nodes[0]["state-dir"]) / FILE).lines}
+    left = {tuple(line["left"]) for line in verified(Path(nodes[0]["state-dir"]) / AUDIT).lines}
     assert {("comparison",), ("masked judgement",)} <= left
     assert ("losses",) not in left
     (table,) = next(part for part in document_of(read(app)).sections if part.name == "benefit").tables

@@ -18,11 +18,11 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.machines import deployed
 from copfl.federation.machines.app import init
 from copfl.federation.machines.local import up
-from copfl.federation.node.audit_log import verified
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.record import Policy, Privacy, Statistics
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.chained_log import verified
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import like_centres, terms_of

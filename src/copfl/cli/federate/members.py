@@ -176,8 +176,9 @@ def log(
 ) -> None:
     """Print what left a node, or verify that no line of it was changed or removed."""
     from copfl.federation.node import audit_log
+    from copfl.federation.protocol.chained_log import AUDIT, verified
 
-    found = audit_log.verified(state / audit_log.FILE, noted or ())
+    found = verified(state / AUDIT, noted or ())
     if not verify:
         print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
     if found.problem:

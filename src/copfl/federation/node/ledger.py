@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from copfl.errors import RunError, UsageError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.policy.record import Privacy
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.chained_log import AuditLog, verified
+from copfl.federation.protocol.chained_log import append, verified
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.node_config import MEMORY
 from copfl.files import locked
@@ -60,7 +60,7 @@ class Ledger:
             raise RunError(f"the ledger of spent epsilon is damaged: {found.problem}; restore the state-dir")
         releases: dict[int, Release] = {}
         of_value: dict[str, int] = {}
-        for number, line in enumerate(found.events):
+        for number, line in enumerate(found.lines):
             if line["event"] == Event.RELEASED:
                 release = Release(**{name: line[name] for name in Release._fields})
                 releases[number] = release
@@ -90,25 +90,18 @@ class Ledger:
             why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the limit is"
             refusal = Refusal("privacy.lifetime_epsilon", f"{why} {limit:g} at delta {privacy.delta:g}")
             raise PolicyError((refusal,), "request")
-        self._add(Event.RELEASED, **release._asdict(), **MECHANISM)
+        append(self.path, {"event": Event.RELEASED, **release._asdict(), **MECHANISM})
 
     def settle(self, value: str, noise: float) -> None:
         """Writes down that a secure sum has this noise: its members are certain."""
         with self._alone():
             current = [release.noise for release in self.releases() if release.value == value]
             if current and current[-1] < noise:
-                self._add(Event.SETTLED, value=value, noise=noise)
+                append(self.path, {"event": Event.SETTLED, "value": value, "noise": noise})
 
     def _alone(self) -> AbstractContextManager[None]:
         """The right to read and append: without it two processes would both spend what is left for one."""
         return locked(self.path.with_name(LOCK), WAIT)
-
-    def _add(self, event: str, **fields: Any) -> None:
-        log = AuditLog(self.path)
-        try:
-            log.add(event, **fields)
-        finally:
-            log.close()
 
 
 def _is_same(release: Release, other: Release) -> bool:

@@ -28,6 +28,7 @@ from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
 from copfl.federation.policy import own_code
 from copfl.federation.policy.file import policy_of
+from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.files import write_bytes
@@ -168,9 +169,9 @@ def _spent(found: Spent) -> str:
 
 def _audit(state: Path, run: str) -> AuditSummary | None:
     """The audit log of the node, by what left in this run; None where there is no log."""
-    if not (state / audit_log.FILE).exists():
+    if not (state / AUDIT).exists():
         return None
-    log = audit_log.verified(state / audit_log.FILE)
+    log = verified(state / AUDIT)
     answers = [line for line in log.lines if line.get("event") == audit_log.SENT]
     ours = [line for line in answers if line.get("run") == run]
     messages, sizes = Counter[str](), Counter[str]()

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 from copfl.errors import RunError
-from copfl.federation.node import audit_log
 from copfl.federation.node.acceptance import pending
 from copfl.federation.node.ledger import Spent, spent
 from copfl.federation.operations.history import history_of
@@ -29,7 +28,7 @@ from copfl.federation.protocol.app_folder import (
     run_names,
     superlink_address,
 )
-from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.chained_log import AUDIT, CHAIN, NO_LOG, Verified, verified
 from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.node_config import WORKER
 from copfl.federation.server.certificates import expiries, expiry_warnings
@@ -66,7 +65,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         raise RunError(f'no run "{run}" in {folder / "runs"}; there are: {known}')
     if name:
         path = folder / "runs" / name
-        found = verified(path / AUDIT) if (path / AUDIT).exists() else Verified([], "", "")
+        found = verified(path / AUDIT) if (path / AUDIT).exists() else NO_LOG
         result |= {"run": name, **_of_run(path, found)}
         problems += [result["audit"]["problem"]] if result["audit"]["problem"] else []
         problems += [f"the run {result['state']}"] if result["state"] in ("failed", "was interrupted") else []
@@ -110,7 +109,7 @@ def answers(host: str, port: int) -> bool:
 def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     """The state of one run, from its audit log; of an older run without one, from its rounds."""
     is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
-    history = history_of(found.events)
+    history = history_of(found.lines)
     unlogged = [
         n
         for n in done
@@ -145,7 +144,7 @@ def _of_run(path: Path, found: Verified) -> dict[str, Any]:
         "last_round": _line(history.rounds[max(history.rounds)]) if history.rounds else None,
         "last_error": _line(history.last_error) if history.last_error else None,
         "audit": {
-            "lines": len(found.events),
+            "lines": len(found.lines),
             "problem": found.problem or removed,
             "last_hash": found.last_hash,
         },
@@ -173,7 +172,7 @@ def _late(
 
 
 def _line(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key != "previous"}
+    return {key: value for key, value in event.items() if key not in CHAIN}
 
 
 # -- a node --------------------------------------------------------------------------------------------------
@@ -191,10 +190,10 @@ def _of_node(folder: Path) -> dict[str, Any]:
             runs[path.parent.name] = int(number) + 1
     problems = [] if is_running else ["the node is not running"]
     audit = None
-    if (folder / audit_log.FILE).exists():
-        found = audit_log.verified(folder / audit_log.FILE)
+    if (folder / AUDIT).exists():
+        found = verified(folder / AUDIT)
         audit = {"lines": len(found.lines), "problem": found.problem, "last_hash": found.last_hash}
-        problems += [f"{audit_log.FILE}: {found.problem}"] if found.problem else []
+        problems += [f"{AUDIT}: {found.problem}"] if found.problem else []
     is_training = (worker / "message").exists()
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"

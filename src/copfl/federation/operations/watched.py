@@ -23,7 +23,7 @@ from copfl.federation.protocol.app_folder import (
     run_names,
     superlink_address,
 )
-from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.chained_log import AUDIT, NO_LOG, Verified, verified
 from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import read_json
 from copfl.federation.protocol.proposal import Member, Proposal
@@ -119,8 +119,8 @@ def read(folder: Path, run: str | None = None) -> Watched:
     name = run or (runs[-1] if runs else "")
     path = folder / "runs" / name
     is_running = bool(name) and is_locked(path / LOCK)
-    log = verified(path / AUDIT) if name and (path / AUDIT).exists() else Verified([], "", "")
-    history, roster = history_of(log.events), read_roster(folder)
+    log = verified(path / AUDIT) if name and (path / AUDIT).exists() else NO_LOG
+    history, roster = history_of(log.lines), read_roster(folder)
     rounds = read_rounds(path / ROUNDS) if name and (path / ROUNDS).exists() else []
     signed, problem = _signed(folder, path, name) if name else (None, "")
     problems = [*filter(None, (log.problem, problem)), *expiry_warnings(expiries(folder / "keys"), now)]

@@ -5,19 +5,18 @@ approved, and the keys that each coordinator revoked: its proposals from before 
 What one coordinator revokes says nothing of another's members: a node may take part in two federations.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import RunError, UsageError, raised_as
+from copfl.errors import UsageError
 from copfl.federation.node.node import Node
 from copfl.federation.node.request import Accepted
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import policy_of
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY, Proposal, Signed, differences, from_text, read
@@ -59,7 +58,8 @@ def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
 def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None:
     """PolicyError unless the owner's policy or the owner accepts the proposal; its revoked keys are kept."""
     folder, proposal = config.state_dir / FOLDER, signed.proposal
-    revoked = _revoked(folder)
+    damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
+    revoked = stored(folder / REVOKED, _revoked_keys, {}, damaged)
     known = revoked.get(proposal.coordinator, [])
     if gone := [member.name for member in proposal.members if member.key in known]:
         raise UsageError(f"the proposal has {gone[0]} as a member, whose key was revoked")
@@ -122,10 +122,6 @@ def _keep_pending(folder: Path, signed: Signed) -> None:
         oldest.unlink(missing_ok=True)
 
 
-def _revoked(folder: Path) -> dict[str, list[str]]:
+def _revoked_keys(content: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The keys that are revoked, by the key of the coordinator who did it."""
-    path = folder / REVOKED
-    damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, TypeError, AttributeError):
-        by_coordinator = json.loads(path.read_text()).items() if path.exists() else ()
-        return {str(coordinator): [str(key) for key in keys] for coordinator, keys in by_coordinator}
+    return {str(coordinator): [str(key) for key in keys] for coordinator, keys in content.items()}

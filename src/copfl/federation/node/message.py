@@ -1,6 +1,5 @@
 """What a node checks of a message first: whether it was asked for this run, and how many began within a day."""
 
-import json
 import time
 from typing import Any
 
@@ -8,10 +7,10 @@ import torch
 
 from copfl import wire
 from copfl.core.algorithm import received
-from copfl.errors import RunError, WireError, raised_as
+from copfl.errors import WireError
 from copfl.federation.node.node import Node
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.settings import Settings, Terms
 from copfl.settings.federation import is_plain_name
@@ -51,10 +50,7 @@ def admit_run(node: Node, run: str) -> None:
     Each run costs the node time and a folder, whatever its name.
     """
     path, now = node.memory / RUNS, time.time()
-    with raised_as(
-        RunError, f"{RUNS} cannot be used: {{}}; restore the node's state-dir", OSError, ValueError
-    ):
-        begun: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    begun = stored(path, lambda runs: {str(name): float(at) for name, at in runs.items()}, {})
     if run in begun or (node.folder / run).is_dir():
         return
     today = {name: at for name, at in begun.items() if at > now - DAY}

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ import numpy as np
 
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.tables.files import read_table
-from copfl.errors import RunError, raised_as
 from copfl.federation.node.known_data import KnownData, cells_of, row_hashes
 from copfl.federation.node.node import Node
+from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.node_config import MEMORY
 from copfl.federation.protocol.settings import Settings
 from copfl.files import write_bytes
@@ -77,8 +78,10 @@ def known_rows(folder: Path, data: Path) -> int:
 def recall(folder: Path) -> NodeRun:
     """The run of a folder in the node's state-dir; RunError if the file is damaged."""
     damaged = f"{folder / FILE} cannot be used ({{}}); restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = json.loads((folder / FILE).read_text("utf-8"))
-        return NodeRun(
-            dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
-        )
+    return stored(folder / FILE, _node_run, damaged=damaged)
+
+
+def _node_run(content: Mapping[str, Any]) -> NodeRun:
+    return NodeRun(
+        dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
+    )

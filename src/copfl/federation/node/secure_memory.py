@@ -11,16 +11,15 @@ The halves of a round follow from the run's seed and the clients' numbers. Other
 and those of a second seed or of other numbers, are other sums.
 """
 
-import json
 import logging
 from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
-from copfl.errors import RunError, WireError, raised_as
+from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import stored, write_json
 
 FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
@@ -134,11 +133,9 @@ class Memory(KnownData):
         write_json(self.folder / FILE, content)
 
     def _read(self) -> list[Added]:
-        path = self.folder / FILE
-        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
-            stored = json.loads(path.read_text()) if path.exists() else []
-            return [
+        return stored(
+            self.folder / FILE,
+            lambda sums: [
                 Added(
                     str(name),
                     frozenset(members),
@@ -146,5 +143,7 @@ class Memory(KnownData):
                     str(divided),
                     frozenset(Upload(*u) for u in uploads),
                 )
-                for name, members, rows, divided, uploads in stored
-            ]
+                for name, members, rows, divided, uploads in sums
+            ],
+            [],
+        )

@@ -8,7 +8,6 @@ allows more.
 
 import hashlib
 import json
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,22 +16,20 @@ import torch
 from copfl import wire
 from copfl.data.contract.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
 from copfl.data.tables.files import read_table
-from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.errors import UsageError, WireError, raised_as
 from copfl.federation.node.data import log_problems
 from copfl.federation.node.known_data import KnownData, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
 from copfl.federation.node.secure_phases import Asked, Contribution, added_up
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.secure_sum import quantised
 from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres
-from copfl.files import locked
 from copfl.wire import Head, Packet
 
-FILE, LOCK = "statistics.json", "statistics.lock"  # in the folder of known data
-WAIT = 60.0  # seconds for another process of this node
+FILE = "statistics.json"  # in the folder of known data
 
 
 # -- what was given ------------------------------------------------------------------------------------------
@@ -43,51 +40,43 @@ class Given(KnownData):
 
     def ask(self, samples: str, part: int, question: str, allowed: int) -> None:
         """Notes a question before it is answered; WireError if it is another one about the same data."""
-        with self._alone():
-            self._ask(samples, part, question, allowed)
-
-    def _ask(self, samples: str, part: int, question: str, allowed: int) -> None:
-        asked, cohorts = self._read()
-        known = {(s, q) for s, p, q in asked if p == part and self.overlap(samples, s)}
-        if (samples, question) in known:
-            return
-        if len(known) >= allowed:
-            raise WireError(
-                "statistics of this node's data were given: another question, or the same about other rows, "
-                "could be subtracted. Give the means and categories in the contract, or ask the node's owner "
-                f"to raise statistics.questions above {allowed}"
-            )
-        self._write([*asked, (samples, part, question)], cohorts)
+        with alone(self.folder / FILE):
+            asked, cohorts = self._read()
+            known = {(s, q) for s, p, q in asked if p == part and self.overlap(samples, s)}
+            if (samples, question) in known:
+                return
+            if len(known) >= allowed:
+                raise WireError(
+                    "statistics of this node's data were given: another question, or the same about other "
+                    "rows, could be subtracted. Give the means and categories in the contract, or ask the "
+                    f"node's owner to raise statistics.questions above {allowed}"
+                )
+            self._write([*asked, (samples, part, question)], cohorts)
 
     def add(self, samples: str, cohort: frozenset[str], allowed: int) -> None:
         """Writes down with whom data are added up; WireError if they were with others."""
-        with self._alone():
-            self._add(samples, cohort, allowed)
-
-    def _add(self, samples: str, cohort: frozenset[str], allowed: int) -> None:
-        asked, cohorts = self._read()
-        known = {members for s, members in cohorts if self.overlap(samples, s)}
-        if cohort in known:
-            return
-        if len(known) >= allowed:
-            raise WireError(
-                "statistics of this node's data were added up with other members: the difference of both "
-                "sums would reveal single members; ask the node's owner to raise statistics.questions above "
-                f"{allowed}"
-            )
-        self._write(asked, [*cohorts, (samples, cohort)])
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """The right to read and write: without it two processes would both give what is given once."""
-        return locked(self.folder / LOCK, WAIT)
+        with alone(self.folder / FILE):
+            asked, cohorts = self._read()
+            known = {members for s, members in cohorts if self.overlap(samples, s)}
+            if cohort in known:
+                return
+            if len(known) >= allowed:
+                raise WireError(
+                    "statistics of this node's data were added up with other members: the difference of "
+                    "both sums would reveal single members; ask the node's owner to raise "
+                    f"statistics.questions above {allowed}"
+                )
+            self._write(asked, [*cohorts, (samples, cohort)])
 
     def _read(self) -> tuple[list[tuple[str, int, str]], list[tuple[str, frozenset[str]]]]:
-        path = self.folder / FILE
-        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError, TypeError, KeyError):
-            stored = json.loads(path.read_text()) if path.exists() else {"asked": [], "cohorts": []}
-            asked = [(str(s), int(p), str(q)) for s, p, q in stored["asked"]]
-            return asked, [(str(s), frozenset(members)) for s, members in stored["cohorts"]]
+        return stored(
+            self.folder / FILE,
+            lambda given: (
+                [(str(s), int(p), str(q)) for s, p, q in given["asked"]],
+                [(str(s), frozenset(members)) for s, members in given["cohorts"]],
+            ),
+            ([], []),
+        )
 
     def _write(self, asked: list[tuple[str, int, str]], cohorts: list[tuple[str, frozenset[str]]]) -> None:
         content = {"asked": asked, "cohorts": [(s, sorted(members)) for s, members in cohorts]}

@@ -1,17 +1,49 @@
-"""Small files of a federation: written whole, readable by this user alone. Without torch."""
+"""Small files of a federation: read with one error, written whole, readable by this user alone. Without torch."""
 
 import json
 import os
 import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from copfl.errors import RunError, raised_as
-from copfl.files import write_bytes
+from copfl.files import locked, write_bytes
+
+T = TypeVar("T")
+MALFORMED = ValueError, TypeError, KeyError, AttributeError, RecursionError  # of a file that is damaged
+WAIT = 60.0  # seconds for another process that has a file
+
+
+def stored(
+    path: Path,
+    parse: Callable[[Any], T],
+    empty: T | None = None,
+    damaged: str = "{name} cannot be used: {}; restore the node's state-dir",
+) -> T:
+    """What a file of JSON has; RunError if it is damaged.
+
+    Args:
+        path: The file.
+        parse: Makes the value of its content.
+        empty: The value where there is no file; None: that is an error.
+        damaged: The text of the error.
+    """
+    with raised_as(RunError, damaged.replace("{name}", path.name), OSError, *MALFORMED):
+        if empty is not None and not path.exists():
+            return empty
+        return parse(json.loads(path.read_text("utf-8")))
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Replaces a file of JSON: a reader sees the old content or the new one."""
     write_bytes(path, json.dumps(content).encode(), private=True)
+
+
+def alone(path: Path) -> AbstractContextManager[None]:
+    """The right to read a file and write it: without it two processes would both give what is given once."""
+    return locked(path.with_suffix(".lock"), WAIT)
 
 
 def private_folder(path: Path) -> Path:

@@ -5,8 +5,8 @@ part.
 """
 
 import dataclasses
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +14,6 @@ from copfl import __version__
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.task import Personal
 from copfl.data.contract.contract import ARRAYS, Contract
-from copfl.errors import RunError, raised_as
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
@@ -24,7 +23,7 @@ from copfl.federation.policy import own_code
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.protocol.app_folder import last_run, read_app
-from copfl.federation.protocol.files import private_folder
+from copfl.federation.protocol.files import private_folder, stored
 from copfl.federation.protocol.settings import TEXT, Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.schema import table_of
@@ -60,8 +59,8 @@ def write_global(app: Path) -> Path:
 
 def _settings_of_run(app: Path, folder: Path) -> Settings:
     """The settings of a run, which the server's policy admits."""
-    with raised_as(RunError, f"{folder / 'config.json'} cannot be read: {{}}", OSError, ValueError):
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+    path = folder / "config.json"
+    config = stored(path, dict[str, Any], damaged=f"{path} cannot be read: {{}}")
     plain = {key: value for key, value in config.items() if "." in key}
     run_config, code = admitted(read_policy(app / FILE), plain)
     own_code.load(code)

@@ -32,7 +32,7 @@ from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {
@@ -173,8 +173,7 @@ def play(
     folder = ServerFolder(
         str(runs), settings.federation.session.run, resume=settings.federation.session.resume
     )
-    kind = server_class(settings.federation.secure.aggregation)
-    server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
+    server = new_server(settings, transport, folder, kept(log), pause=0, retry=0, **options)
     return Played(list(itertools.islice(server.rounds(), stop)), server_of(settings, runs), log, transport)
 
 

@@ -34,7 +34,7 @@ from copfl.federation.protocol.messages import HELLO, TRAIN, Content
 from copfl.federation.protocol.messages import Message as Asked
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
 
 NODE = 17
@@ -105,7 +105,7 @@ def node_of(network: Network, tmp_path: Path) -> ConnectedNode:
 def asked(tmp_path: Path) -> Content:
     settings = settings_of(CONFIG)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    return Server(settings, DirectTransport(settings, {}), folder).down(0)
+    return new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
 
 def test_messages_are_answered(network: Network, tmp_path: Path) -> None:

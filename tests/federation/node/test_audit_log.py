@@ -20,7 +20,7 @@ from copfl.federation.protocol.messages import HELLO, TRAIN
 from copfl.federation.protocol.proposal import CHALLENGE, KEY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, write_nodes
 from tests.federation.signing import COORDINATOR, MessageTransport, answer, knowing, proposed, state_of
@@ -58,8 +58,7 @@ def trained(
     transport = MessageTransport(run_config | {KEY: signed.text}, nodes)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
     settings = settings_of(run_config)
-    kind = server_class(settings.federation.secure.aggregation)
-    server = kind(settings, transport, folder, pause=0, retry=0, proposal=signed.proposal)
+    server = new_server(settings, transport, folder, pause=0, retry=0, proposal=signed.proposal)
     list(server.rounds())
     answer(nodes[1], run_config, TRAIN, ("", b""))  # unsigned
     found = verified(state_of(nodes[1]) / AUDIT)

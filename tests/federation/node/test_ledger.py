@@ -30,7 +30,7 @@ from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.node_config import MEMORY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.wire import Head, Packet
 from tests.federation.attacks.test_secure_attacks import Malicious
 from tests.federation.network import CONFIG, DirectTransport, digits, node_of, play, write_nodes
@@ -193,7 +193,9 @@ def test_no_metric_leaves_where_epsilon_is_limited(tmp_path: Path) -> None:
     assert "accuracy" not in record["mean"]
     assert {entry.noise for config in nodes for entry in ledger_of(config).releases()} == {8 / 3**0.5}
     settings = settings_of(CONFIG)
-    server = Server(settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "x", resume=True))
+    server = new_server(
+        settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "x", resume=True)
+    )
     down = message_to_new_client(server.algorithm, server.state, torch.arange(3))
     packet = wire.encode(down, Head("down", "test", settings.layout, 3, 3), about={Field.UPDATES: 1})
     new = {"data": nodes[0]["data"], "state-dir": str(tmp_path / "new")}

@@ -30,7 +30,7 @@ from copfl.federation.protocol.messages import TRAIN, Content, Message
 from copfl.federation.protocol.node_config import WORKER
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from tests.federation.network import (
     CONFIG,
     DirectTransport,
@@ -80,7 +80,7 @@ def message(tmp_path: Path) -> Content:
     """The server's first message to client 0."""
     settings = settings_of(CONFIG)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    return Server(settings, DirectTransport(settings, {}), folder).down(0)
+    return new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
 
 def asked(node_config: dict[str, Any], content: Content) -> Content:

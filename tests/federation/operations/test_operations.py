@@ -28,7 +28,7 @@ from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.log_lines import JsonFormatter
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.files import locked
 from copfl.settings.flat import nested
 from copfl.wire import Packet
@@ -112,7 +112,7 @@ class Operated:
         server_folder = ServerFolder(str(self.app / "runs"), "test", resume=False)
         with server_folder.claimed(), operations(server_folder.path, "test") as log:
             (self.path / "config.json").write_text(json.dumps(config))
-            server = Server(settings, transport, server_folder, log, pause=0)
+            server = new_server(settings, transport, server_folder, log, pause=0)
             for record in server.rounds():
                 self.records, self.during = record, status(self.app)
             url = f"http://127.0.0.1:{port}/metrics"

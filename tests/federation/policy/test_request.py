@@ -31,7 +31,7 @@ from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.messages import TRAIN, Content, Field, Message, refusal
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server, check_metrics, check_values
+from copfl.federation.server.rounds import Server, check_metrics, check_values, new_server
 from copfl.models import build
 from copfl.parts.averaging import Upload
 from copfl.settings.flat import nested
@@ -63,7 +63,7 @@ def allow(nodes: list[dict[str, Any]], policy: Policy) -> None:
 def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
     settings = settings_of(config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    return Server(settings, DirectTransport(settings, {}), folder)
+    return new_server(settings, DirectTransport(settings, {}), folder)
 
 
 # -- a run config --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
     """The answer of a new client to a message that asks for so many local updates."""
     server = server_of(tmp_path)
     record = message_to_new_client(server.algorithm, server.state, torch.arange(3))
-    head = server._head("down", 3, 3)
+    head = server.exchange.head("down", 3, 3)
     packet = wire.encode(record, head, about={Field.UPDATES: updates})
     config = write_nodes(digits(), tmp_path / "n", named=False)[0]
     allow([config], policy)
@@ -496,7 +496,7 @@ def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(tmp_path: Path) -
     run_config = CONFIG | {"algorithm.name": "fedavg", "run.batch": 100_000, "model.width": 64}
     settings = settings_of(run_config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    content = Server(settings, DirectTransport(settings, {}), folder).down(0)
+    content = new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
     def answer(memory: float) -> str:
         allow([config], Policy(bounds=Bounds(memory=memory)))
@@ -520,7 +520,7 @@ def test_runs_under_other_names_are_bounded(tmp_path: Path, monkeypatch: pytest.
         settings = settings_of(CONFIG | {"session.run": run, "algorithm.name": "fedavg"})
         folder = ServerFolder(str(tmp_path / "runs"), run, resume=True)
         return update.local_update(
-            settings, node_of(config), Server(settings, DirectTransport(settings, {}), folder).down(0)
+            settings, node_of(config), new_server(settings, DirectTransport(settings, {}), folder).down(0)
         )
 
     for run in ("first", "second", "first"):

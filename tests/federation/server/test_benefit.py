@@ -49,10 +49,10 @@ from copfl.federation.protocol.halves import BENEFIT, COMPARED, LOSSES
 from copfl.federation.protocol.messages import TRAIN, Field
 from copfl.federation.protocol.secure_sum import Rules, Words, dequantised
 from copfl.federation.protocol.settings import Settings, settings_of
-from copfl.federation.server import secure_rounds
+from copfl.federation.server import secure_benefit
 from copfl.federation.server.exchange import Round
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server, _record
+from copfl.federation.server.rounds import _record, new_server
 from copfl.settings.flat import nested
 from copfl.stats import Numbers
 from copfl.wire import Head, Packet
@@ -330,7 +330,7 @@ def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
     federated: Federated = request.getfixturevalue("secure" if is_secure else "plain")
     state = tmp_path / "state"
     shutil.copytree(federated.nodes[2]["state-dir"], state)
-    (state / "test" / halves_memory.AUDIT).unlink()
+    (state / "test" / halves_memory.FILE).unlink()
     settings = federated.played.transport.settings
     like, head = message_like(settings, 2), Head(kinds.HALVES, "test", settings.layout, ROUNDS - 1, 2)
     most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
@@ -349,7 +349,7 @@ def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
     """With run.validation near zero it would be of one, and run.seed chooses which."""
     one = {**plain.nodes[2], "state-dir": str(tmp_path / "state")}
     shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
-    (tmp_path / "state" / "test" / halves_memory.AUDIT).unlink()
+    (tmp_path / "state" / "test" / halves_memory.FILE).unlink()
     settings = settings_of(HALVES | {"run.validation": 1e-9})
     answer = secure_update.local_update(settings, node_of(one), last_message(plain, 2))
     assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
@@ -382,7 +382,7 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
     path = secure.runs / "test" / BENEFIT
     content = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(secure_rounds, "question_of", forged)
+    monkeypatch.setattr(secure_benefit, "question_of", forged)
     again = HALVES | SECURE | {"session.resume": True, "network.deadline": 0.5}
     played = play(again, secure.nodes, secure.runs)
     assert not path.exists()
@@ -679,7 +679,7 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
     """A member of a secure sum may add any numbers to a half; the server goes on."""
     settings = settings_of(HALVES | {"network.wire": "fp16"})
     folder, log = ServerFolder(str(tmp_path), "test", resume=False), list[str]()
-    server = Server(settings, DirectTransport(settings, {}), folder, kept(log))
+    server = new_server(settings, DirectTransport(settings, {}), folder, kept(log))
     total = settings.algorithm.summand(settings.task, server.state, torch.tensor(0), server.upload)
     now = Round(0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)])
     now.half = tree.wide(
@@ -693,10 +693,10 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
 @pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])
 def test_nonsense_in_place_of_losses_is_refused(losses: Any, tmp_path: Path) -> None:
     settings = settings_of(HALVES)
-    server = Server(
+    server = new_server(
         settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "test", resume=False)
     )
-    head = server._head(LOSSES, 0, 1)
+    head = server.exchange.head(LOSSES, 0, 1)
     with pytest.raises(WireError, match=r"two losses|a loss that is no number"):
         server._losses(1, wire.encode((), head, about={Field.LOSSES: losses}))
     assert server._losses(1, wire.encode((), head, about={Field.LOSSES: [None, 0.1]})) is None

@@ -29,7 +29,7 @@ from copfl.federation.protocol.messages import TRAIN
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.wire import Packet
 from tests.federation.network import (
@@ -491,7 +491,7 @@ def run_with_changes(
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, {})
     folder = ServerFolder(str(runs), settings.federation.session.run, resume=False)
-    server = Server(settings, transport, folder, kept(log), pause=0, retry=0)
+    server = new_server(settings, transport, folder, kept(log), pause=0, retry=0)
     rounds, records = server.rounds(), []
     for round in range(settings.federation.rounds):
         transport.online = {100 + client: nodes[client] for client in online(round)}
@@ -673,7 +673,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     settings = settings_of(CONFIG | {"session.join": 3})
     transport = DirectTransport(settings, {1: nodes[3], 2: members[0]})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    server = Server(settings, transport, folder, pause=0)
+    server = new_server(settings, transport, folder, pause=0)
     results = server.personalise_new_clients()
     new_client, member = sorted(results, key=lambda r: r["node"])
     assert new_client["accuracy_after"] > new_client["accuracy_before"]
@@ -697,7 +697,7 @@ def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) 
     for updates in (1, 3):
         settings = settings_of(config | {"session.join": updates})
         folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-        server = Server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
+        server = new_server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
         assert "accuracy_after" in server.personalise_new_clients()[0]
         moved.append(float((vectors_of(copfl.load(nodes[3]["state-dir"]).model) - start).norm()))
     assert moved[1] > 2 * moved[0]

@@ -23,8 +23,8 @@ from copfl.federation.protocol.secure_members import Subject, context_of
 from copfl.federation.protocol.secure_sum import PHASES
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.rounds import new_server
 from copfl.federation.server.secure_exchange import REVEALING
-from copfl.federation.server.secure_rounds import SecureServer
 from copfl.wire import Head, Packet
 from tests.federation.network import (
     CONFIG,
@@ -194,7 +194,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
             raise KeyboardInterrupt
 
     folder = ServerFolder(str(tmp_path), settings.federation.session.run, resume=False)
-    server = SecureServer(settings, transport, folder, stop, pause=0)
+    server = new_server(settings, transport, folder, stop, pause=0)
     with pytest.raises(KeyboardInterrupt):
         next(server.rounds())
     assert not any(kind(packet) == "masked" for packet in transport.received)
@@ -267,7 +267,7 @@ def test_a_second_run_without_one_client_ends_without_a_sum(tmp_path: Path) -> N
         if "begins again" in line:
             raise KeyboardInterrupt
 
-    server = SecureServer(
+    server = new_server(
         settings, transport, ServerFolder(str(tmp_path), "second", resume=False), stop, pause=0
     )
     with pytest.raises(KeyboardInterrupt):

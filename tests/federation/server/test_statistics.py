@@ -29,7 +29,8 @@ from copfl.federation.protocol.statistics import like_centres, terms_of
 from copfl.federation.server.agreement import FILE as CONTRACT_FILE
 from copfl.federation.server.agreement import contract_at, freeze
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.statistics import _names, statistics_server_class
+from copfl.federation.server.secure_exchange import exchange_of
+from copfl.federation.server.statistics import StatisticsServer, _names
 from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 from tests.code_blocks import call
@@ -72,9 +73,8 @@ def agree(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> Ag
     terms, transport = terms_of(config), MessageTransport({**config, KEY: signed.text}, nodes)
     folder = ServerFolder(str(runs), config["session.run"], resume=False)
     folder.path.mkdir(parents=True, exist_ok=True)
-    kind = statistics_server_class(terms.federation.secure.aggregation)
-    server = kind(terms, transport, folder, pause=0, retry=0, proposal=signed.proposal)
-    return Agreed(server.agreed(), transport)
+    exchange = exchange_of(terms, transport, folder, pause=0, retry=0, proposal=signed.proposal)
+    return Agreed(StatisticsServer(terms, exchange).agreed(), transport)
 
 
 def pooled(folder: Path) -> Encoders:
@@ -252,9 +252,8 @@ def test_other_centres_are_another_question(nodes: list[dict[str, Any]], tmp_pat
     config = config_of(CONTRACT)
     _made, transport = agree(config, nodes, tmp_path / "a")
     terms = terms_of(config)
-    server = statistics_server_class(False)(
-        terms, transport, ServerFolder(str(tmp_path / "a"), "first", resume=True)
-    )
+    folder = ServerFolder(str(tmp_path / "a"), "first", resume=True)
+    server = StatisticsServer(terms, exchange_of(terms, transport, folder))
     server.round, server.centres = 1, like_centres(terms.question) + 17.0
     head, _ = answer(nodes[0], transport.run_config, "train", server.down(0))
     assert "statistics of this node's data were given" in json.loads(head)["refused"]
@@ -279,7 +278,7 @@ def test_a_policy_keeps_statistics_at_home(
     run_config = {**config, KEY: proposed(config, nodes).text}
     terms = terms_of(config)
     folder = ServerFolder(str(tmp_path), "first", resume=False)
-    server = statistics_server_class(False)(terms, MessageTransport(run_config, nodes), folder)
+    server = StatisticsServer(terms, exchange_of(terms, MessageTransport(run_config, nodes), folder))
     server.centres = like_centres(terms.question)
     head, body = answer(nodes[1], run_config, "train", server.down(1))
     assert f"[{line}]" in json.loads(head)["refused"]

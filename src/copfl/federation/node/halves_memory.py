@@ -40,7 +40,7 @@ def read(folder: Path) -> dict[int, Losses]:
 
 def answered(folder: Path) -> str:
     """The SHA-256 of the question that this node has answered; empty: none."""
-    return stored(folder / QUESTION, lambda question: str(question["sha256"]), "")
+    return stored(folder / QUESTION, lambda question: str(question["sha256"]), {"sha256": ""})
 
 
 def answer(folder: Path, digest: str) -> None:

@@ -75,7 +75,7 @@ class Given(KnownData):
                 [(str(s), int(p), str(q)) for s, p, q in given["asked"]],
                 [(str(s), frozenset(members)) for s, members in given["cohorts"]],
             ),
-            ([], []),
+            {"asked": [], "cohorts": []},
         )
 
     def _write(self, asked: list[tuple[str, int, str]], cohorts: list[tuple[str, frozenset[str]]]) -> None:

@@ -19,7 +19,7 @@ WAIT = 60.0  # seconds for another process that has a file
 def stored(
     path: Path,
     parse: Callable[[Any], T],
-    empty: T | None = None,
+    empty: object = None,
     damaged: str = "{name} cannot be used: {}; restore the node's state-dir",
 ) -> T:
     """What a file of JSON has; RunError if it is damaged.
@@ -27,13 +27,12 @@ def stored(
     Args:
         path: The file.
         parse: Makes the value of its content.
-        empty: The value where there is no file; None: that is an error.
+        empty: Its content where there is no file; None: that is an error.
         damaged: The text of the error.
     """
     with raised_as(RunError, damaged.replace("{name}", path.name), OSError, *MALFORMED):
-        if empty is not None and not path.exists():
-            return empty
-        return parse(json.loads(path.read_text("utf-8")))
+        is_missing = empty is not None and not path.exists()
+        return parse(empty if is_missing else json.loads(path.read_text("utf-8")))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -101,7 +101,7 @@ def _answered(folder: Path) -> Answered:
     return stored(
         folder / ANSWERED,
         lambda answer: Answered(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
-        Answered(),
+        Answered()._asdict(),
         "{name} cannot be used; restore the node's state-dir",
     )
 

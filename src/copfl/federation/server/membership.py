@@ -55,7 +55,9 @@ class Roster(NamedTuple):
 
 def read_roster(folder: Path) -> Roster:
     """The members of the app in the folder; none if the list was not begun."""
-    return stored(folder / FILE, _roster, Roster(), f"{folder / FILE} cannot be used: {{}}")
+    return stored(
+        folder / FILE, _roster, {"members": [], "revoked": {}}, f"{folder / FILE} cannot be used: {{}}"
+    )
 
 
 def _roster(fields: Mapping[str, Any]) -> Roster:

@@ -49,7 +49,7 @@ def conclude(exchange: SecureExchange) -> None:
     number = exchange.federation.rounds
 
     def down(client: int, **further: Any) -> Packet:
-        about = {Field.ROUNDS: len(rounds), **further}
+        about = {Field.ROUNDS: len(asked.rounds), **further}
         return wire.encode(asked, exchange.head("down", number, client), about=about)
 
     needed = max(exchange.federation.minimum, exchange.rules.threshold)

@@ -98,7 +98,7 @@ class Watched:
     address: str  # of the SuperLink
     answers: bool  # whether it does
     other_runs: Sequence[Mapping[str, Any]]  # of the SuperLink, without a folder
-    certificates: Mapping[str, datetime.datetime]  # when they expire
+    certificates: dict[str, datetime.datetime]  # when they expire
     problems: Sequence[str]
     remarks: Sequence[str]  # on the server, without a run in which they matter
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from copfl.core.halves import first_half
-from copfl.federation.protocol.chained_log import AUDIT, AuditLog
+from copfl.federation.protocol.chained_log import AUDIT, append
 from copfl.federation.protocol.keys import SigningKey, new_key, openssh_line
 from copfl.federation.protocol.proposal import Member
 from copfl.federation.server.membership import Roster, propose, write_roster
@@ -65,9 +65,7 @@ class ServerState:
         propose(self.app, {}, self.coordinator, self.roster)
 
     def log(self, event: str, **fields: Any) -> None:
-        log = AuditLog(self.path / AUDIT)
-        log.add(event, **fields)
-        log.close()
+        append(self.path / AUDIT, {"event": event, **fields}, durable=False)
 
     def start(self) -> None:
         """The run, with all members connected."""

@@ -15,8 +15,9 @@ from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREE, freeze
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
-from copfl.federation.server.statistics import statistics_server_class
+from copfl.federation.server.rounds import new_server
+from copfl.federation.server.secure_exchange import exchange_of
+from copfl.federation.server.statistics import StatisticsServer
 from copfl.settings import toml
 from copfl.settings.complete import complete
 from copfl.settings.flat import flattened, nested
@@ -38,7 +39,7 @@ def up(
         freeze(folder, _agreed(folder, _settings(folder) | given, nodes))
     settings = _settings(folder) | given | {"session.run": RUN}
     signed = proposed(settings, nodes)
-    yield from server_class(bool(settings.get("secure.aggregation")))(
+    yield from new_server(
         settings_of(settings),
         MessageTransport({**settings, KEY: signed.text}, nodes),
         ServerFolder(str(folder / "runs"), RUN, resume=False),
@@ -54,14 +55,9 @@ def _agreed(folder: Path, settings: dict[str, Any], nodes: list[dict[str, Any]])
     signed, terms = proposed(settings, nodes), terms_of(settings)
     runs = ServerFolder(str(folder / AGREEMENTS), settings["session.run"], resume=False)
     runs.path.mkdir(parents=True)
-    return statistics_server_class(terms.federation.secure.aggregation)(
-        terms,
-        MessageTransport({**settings, KEY: signed.text}, nodes),
-        runs,
-        pause=0,
-        retry=0,
-        proposal=signed.proposal,
-    ).agreed()
+    transport = MessageTransport({**settings, KEY: signed.text}, nodes)
+    exchange = exchange_of(terms, transport, runs, pause=0, retry=0, proposal=signed.proposal)
+    return StatisticsServer(terms, exchange).agreed()
 
 
 def _settings(folder: Path) -> dict[str, Any]:

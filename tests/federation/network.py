@@ -19,18 +19,20 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import CopflError
-from copfl.federation.node import secure_update
+from copfl.federation.node import respond, secure_update
 from copfl.federation.node.join import personalise
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.resident import Resident
-from copfl.federation.policy.file import FILE, write_policy
+from copfl.federation.policy.file import FILE, policy_of, write_policy
 from copfl.federation.policy.record import Policy, Proposals
 from copfl.federation.protocol.events import Log
-from copfl.federation.protocol.messages import HELLO, JOIN, Content, Reply
-from copfl.federation.protocol.node_config import known_client
+from copfl.federation.protocol.messages import HELLO, JOIN, TRAIN, Content, Message, Reply
+from copfl.federation.protocol.node_config import NodeConfig
+from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {
@@ -82,6 +84,19 @@ def unsigned(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def node_of(config: dict[str, Any], proposal: Proposal | None = None) -> Node:
+    """The node of these options, as its door makes it; its folder is of no matter if none is named."""
+    parsed = NodeConfig.parse({"state-dir": "nowhere"} | config)
+    return Node(parsed, policy_of(parsed.policy, parsed.state_dir), proposal)
+
+
+def answered(
+    config: dict[str, Any], run_config: dict[str, Any], content: Content = ("", b""), kind: str = TRAIN
+) -> Content:
+    """The node's answer to a message at its door, without a worker."""
+    return respond.respond(Message(kind, content), run_config, config | {"worker": False}, 0)
+
+
 class DirectTransport:
     """Calls the nodes. `fault` may change an upload, or return the error of its delivery, or None: it is lost."""
 
@@ -102,13 +117,13 @@ class DirectTransport:
     def send(self, node_id: int, request: str, content: Content, seconds: float) -> str:
         message_id, message = str(len(self.sent)), Packet(*content)
         self.sent.append((node_id, request, message))
-        config, fields = self.online[node_id], json.loads(message.head)
+        node, fields = node_of(self.online[node_id]), json.loads(message.head)
         try:
             if request == HELLO:
-                packet = Packet(json.dumps({"client": known_client(config, fields["run"])}), b"")
+                packet = Packet(json.dumps({"client": node.client_in(fields["run"])}), b"")
             else:
                 answer = personalise if request == JOIN else secure_update.local_update
-                packet = answer(self.settings, config, message, self.residents[node_id].data)
+                packet = answer(self.settings, node, message, self.residents[node_id].data)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")
         result: Packet | str | None = packet
@@ -158,8 +173,7 @@ def play(
     folder = ServerFolder(
         str(runs), settings.federation.session.run, resume=settings.federation.session.resume
     )
-    kind = server_class(settings.federation.secure.aggregation)
-    server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
+    server = new_server(settings, transport, folder, kept(log), pause=0, retry=0, **options)
     return Played(list(itertools.islice(server.rounds(), stop)), server_of(settings, runs), log, transport)
 
 

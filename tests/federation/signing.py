@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from copfl.federation.machines.flower_transport import as_record
 from copfl.federation.node import resident, respond
-from copfl.federation.node.request import Request
 from copfl.federation.protocol import proposal
-from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key, own_key
-from copfl.federation.protocol.messages import Content, Reply
-from copfl.federation.protocol.node_config import key_path
+from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
+from copfl.federation.protocol.messages import Content, Message, Reply
 from copfl.federation.protocol.proposal import Member, Signed
 from copfl.wire import Packet
-from tests.federation.network import DirectTransport
+from tests.federation.network import DirectTransport, node_of
 
 COORDINATOR = SigningKey(new_key())
 
 
 def key_of(config: dict[str, Any]) -> SigningKey:
     """The node's own key."""
-    return own_key(key_path(config))
+    return node_of(config).key
 
 
 def members_of(nodes: list[dict[str, Any]]) -> tuple[Member, ...]:
@@ -42,14 +38,9 @@ def knowing(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     return config | {"coordinator": fingerprint(COORDINATOR.public), "worker": False} | options
 
 
-def message_of(kind: str, content: Content) -> Any:
-    """A message as Flower delivers it."""
-    return SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content=as_record(content))
-
-
 def answer(node: dict[str, Any], run_config: dict[str, Any], kind: str, content: Content) -> Content:
     """The node's answer to a message, through its policy, its proposals and its audit log."""
-    return respond.respond(message_of(kind, content), Request(run_config, node), 0)
+    return respond.respond(Message(kind, content), run_config, node, 0)
 
 
 class MessageTransport(DirectTransport):

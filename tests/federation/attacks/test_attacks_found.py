@@ -38,7 +38,7 @@ from copfl.federation.protocol.secure_sum import Rules, Words, dequantised
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.wire import Head
 from tests.data.sites import rows_of, write_rows
-from tests.federation.network import CONFIG, digits, write_nodes
+from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import answer, knowing, proposed
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
@@ -57,7 +57,7 @@ def upload_for_zeros(settings: Settings, config: dict[str, Any]) -> torch.Tensor
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", "test", settings.layout, 0, 0)
     packet = wire.encode(tree.each(torch.zeros_like, down), head, about={"counted": -1})
-    trained = update.train(settings, config, packet, node_data)
+    trained = update.train(settings, node_of(config), packet, node_data)
     return max(tree.leaves(trained.output.upload), key=torch.numel)
 
 
@@ -206,7 +206,7 @@ def test_a_noised_upload_is_never_refused_for_its_values(
         model[0] = first
         message = down._replace(down=down.down._replace(w=model))
         packet = wire.encode(message, head, about={"counted": -1})
-        asked = Asked(settings, config, head, {}, Session(cohort=cohort), None, Training(node_data))
+        asked = Asked(settings, node_of(config), head, {}, Session(cohort=cohort), Training(node_data))
         return asked.summand.contribution(asked, packet).words
 
     with pytest.raises(WireError, match="a noised value may be"):

@@ -35,7 +35,7 @@ from copfl.federation.protocol.secure_members import Subject, context_of, keys_s
 from copfl.federation.protocol.secure_sum import Floats, Keys, Sum, neighbours
 from copfl.federation.protocol.settings import settings_of
 from copfl.wire import Head, Packet
-from tests.federation.network import CONFIG, digits, write_nodes
+from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import key_of, proposed
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -122,7 +122,7 @@ class Malicious:
         record = self.model(client) if phase == "masked" else ()
         packet = wire.encode(record, head, about={Field.SESSION: self.session, **fields})
         node_config = self.nodes[client]
-        return secure_update.local_update(self.settings, node_config, packet, proposal=self.proposal)
+        return secure_update.local_update(self.settings, node_of(node_config, self.proposal), packet)
 
     def about(self, phase: str, client: int, fields: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(self.ask(phase, client, fields).head)["about"])
@@ -191,7 +191,9 @@ def test_the_sum_is_that_of_the_uploads(nodes: Nodes) -> None:
     for n in ALL:
         server = Malicious(nodes)
         head = Head("down", "plain", settings.layout, 0, n)
-        trained = update.train(settings, nodes[n], wire.encode(server.model(n), head, about={}), node_data)
+        trained = update.train(
+            settings, node_of(nodes[n]), wire.encode(server.model(n), head, about={}), node_data
+        )
         upload = trained.output.upload
         uploads.append((upload.w.double() * upload.size).numpy())
     start = np.abs(first[: len(uploads[0])] - sum(uploads)).max()
@@ -331,10 +333,10 @@ def test_a_single_upload_after_a_secure_sum_is_refused(summed: Nodes) -> None:
     head = Head("down", "plain", plain.settings.layout, 0, 0)
     packet = wire.encode(plain.model(0), head, about={})
     with pytest.raises(WireError, match=REFUSED):
-        secure_update.local_update(plain.settings, summed[0], packet)
+        secure_update.local_update(plain.settings, node_of(summed[0]), packet)
     assert not list(Path(summed[0]["state-dir"]).glob("plain/round-*"))
     allowed = summed[0] | {secure_memory.CHANGES: 1}
-    assert secure_update.local_update(plain.settings, allowed, packet).body
+    assert secure_update.local_update(plain.settings, node_of(allowed), packet).body
 
 
 @pytest.mark.parametrize("phase", secure_sum.PHASES)

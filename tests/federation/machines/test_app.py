@@ -168,8 +168,7 @@ def test_messages_carry_packets() -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
     from flwr.app import ConfigRecord, RecordDict
 
-    from copfl.federation.machines.flower_transport import as_record
-    from copfl.federation.protocol.messages import content_of
+    from copfl.federation.machines.flower_transport import as_record, content_of
 
     class Message:
         def __init__(self, content: object) -> None:

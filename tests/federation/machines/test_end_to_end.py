@@ -12,7 +12,7 @@ from copfl.core import tree
 from copfl.federation import init
 from copfl.federation.machines.local import follow
 from copfl.federation.machines.local_federation import LocalFederation
-from copfl.federation.node.audit_log import FILE, verified
+from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.proposal import read
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
@@ -48,7 +48,7 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     assert not local.alive()
     agreed = read((runs / "test" / "proposal.json").read_bytes()).proposal
     for node in nodes:  # each one wrote down what left it, and which document it was for
-        found = verified(Path(node["state-dir"]) / FILE)
+        found = verified(Path(node["state-dir"]) / AUDIT)
         assert (found.problem, {line["proposal"] for line in found.lines}) == ("", {agreed.digest})
         left = [line["left"] for line in found.lines]
         assert left == [["number"], ["update", "metrics"], ["update", "metrics"]]

@@ -19,7 +19,7 @@ from copfl.federation.machines.deployed import superlink_options, write_connecti
 from copfl.federation.machines.local import up
 from copfl.federation.machines.local_federation import HOST, LocalFederation
 from copfl.federation.machines.superlink import COMPONENTS
-from copfl.federation.operations.status import answers
+from copfl.federation.operations.watched import answers
 from copfl.federation.policy.record import Policy
 from copfl.federation.protocol.app_folder import LOCAL_HOME
 from copfl.settings.flat import nested

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import copfl
-from copfl.federation.node.audit_log import verified
+from copfl.federation.protocol.chained_log import verified
 from tests import code_blocks
 from tests.slow import slow
 

@@ -28,7 +28,7 @@ from fastapi.routing import iter_route_contexts
 from copfl.federation import init
 from copfl.federation.machines.deployed import serve, write_connection
 from copfl.federation.machines.planes import Planes, is_served, is_this_machine
-from copfl.federation.operations.status import answers
+from copfl.federation.operations.watched import answers
 from copfl.federation.protocol.keys import make_key
 from copfl.federation.server.certificates import make_certificates
 from copfl.settings.flat import nested

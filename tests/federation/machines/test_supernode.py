@@ -9,7 +9,6 @@ import json
 import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,15 +25,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from copfl.errors import UsageError
 from copfl.federation.machines import supernode
-from copfl.federation.machines.flower_transport import as_record
-from copfl.federation.machines.supernode import Connection, Node
+from copfl.federation.machines.flower_transport import as_record, content_of
+from copfl.federation.machines.supernode import ConnectedNode, Connection
 from copfl.federation.node import respond
-from copfl.federation.node.request import Request
 from copfl.federation.protocol import keys
-from copfl.federation.protocol.messages import HELLO, TRAIN, Content, content_of
+from copfl.federation.protocol.chained_log import AUDIT, verified
+from copfl.federation.protocol.messages import HELLO, TRAIN, Content
+from copfl.federation.protocol.messages import Message as Asked
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
 
 NODE = 17
@@ -93,19 +93,19 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(Node, "_app", lambda self, run: Request(CONFIG, self.node_config))
+    monkeypatch.setattr(ConnectedNode, "_run_config", lambda self, run: CONFIG)
     return Network()
 
 
-def node_of(network: Network, tmp_path: Path) -> Node:
+def node_of(network: Network, tmp_path: Path) -> ConnectedNode:
     config = unsigned(write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False})
-    return Node(network.connection(), config, tmp_path)
+    return ConnectedNode(network.connection(), config, tmp_path)
 
 
 def asked(tmp_path: Path) -> Content:
     settings = settings_of(CONFIG)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    return Server(settings, DirectTransport(settings, {}), folder).down(0)
+    return new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
 
 def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
@@ -120,8 +120,12 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert json.loads(greeting[0]) == {"client": 0} == json.loads(other[0])
     assert '"kind":"upload"' in upload[0]
     assert network.sent[1].object_id in network.pushed
-    unknown = SimpleNamespace(metadata=SimpleNamespace(message_type="wave"), content=as_record(("", b"")))
-    assert "does not answer 'wave'" in respond.respond(unknown, node.app, 0)[0]
+    unknown = Asked("wave", ("", b""))
+    assert "does not answer 'wave'" in respond.respond(unknown, CONFIG, node.options, 0)[0]
+    foreign = Asked(TRAIN, None)
+    assert "does not carry a copfl packet" in respond.respond(foreign, CONFIG, node.options, 0)[0]
+    lines = verified(Path(node.options["state-dir"]) / AUDIT).lines
+    assert lines[-1]["reason"] == "the message does not carry a copfl packet"
 
 
 def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def test_an_app_gives_a_node_its_run_config_and_no_code(tmp_path: Path) -> None:
     )
     app = Bundle(content)
     connection = Network().connection()._replace(get_run=lambda _: app, get_fab=lambda *_: app)
-    assert Node(connection, {}, tmp_path)._app(1) == Request({"run.rounds": 3}, {})
+    assert ConnectedNode(connection, {}, tmp_path)._run_config(1) == {"run.rounds": 3}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -255,7 +259,7 @@ def test_an_app_that_is_none_is_refused_and_the_node_continues(content: bytes, t
     connection = network.connection()._replace(get_run=lambda _: app, get_fab=lambda *_: app)
     config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
     network.add(TRAIN, ("", b""))
-    assert Node(connection, config, tmp_path)._receive()
+    assert ConnectedNode(connection, config, tmp_path)._receive()
     assert "the server's app cannot be read" in content_of(network.sent[0])[0]
 
 

@@ -11,7 +11,7 @@ import torch
 from copfl.errors import UsageError
 from copfl.federation.node.data import node_data, task_on
 from copfl.federation.protocol.settings import settings_of
-from tests.federation.network import CONFIG, client_of, digits, farthest, play, write_nodes
+from tests.federation.network import CONFIG, client_of, digits, farthest, node_of, play, write_nodes
 
 EXACT = {"run.batch": 64, "optimizer.lr": 0.001}
 
@@ -20,7 +20,7 @@ EXACT = {"run.batch": 64, "optimizer.lr": 0.001}
 def test_a_device_that_this_machine_does_not_have_is_an_error(device: str, tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
     with pytest.raises(UsageError, match=f"device={device}"):
-        node_data(settings_of(CONFIG), config | {"device": device})
+        node_data(settings_of(CONFIG), node_of(config | {"device": device}))
 
 
 def test_a_task_is_moved_as_a_whole() -> None:

@@ -117,18 +117,18 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
 ) -> None:
     """A broken file is refused with a sentence that contains neither its path nor its content."""
     pytest.importorskip("flwr", reason="Flower is an extra")
-    from copfl.federation.machines import client_app
+    from copfl.federation.machines import client_app, flower_transport
     from copfl.federation.server.folder import ServerFolder
-    from copfl.federation.server.rounds import Server
+    from copfl.federation.server.rounds import new_server
 
     config = config_of("copfl")
     settings = settings_of(config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
-    packet = Server(settings, DirectTransport(settings, {}), folder).down(0)
+    packet = new_server(settings, DirectTransport(settings, {}), folder).down(0)
     message: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="train"), packet=packet)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
-    monkeypatch.setattr("copfl.federation.node.respond.content_of", lambda message: message.packet)
+    monkeypatch.setattr(flower_transport, "content_of", lambda message: message.packet)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     node_config = unsigned(write_nodes(with_secrets(), tmp_path / "nodes")[0])

@@ -18,7 +18,7 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.node import update
 from copfl.federation.node.explanation import explained
 from copfl.federation.node.join import personalise
-from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import FILE as LEDGER
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release, epsilon, spent
 from copfl.federation.operations.status import as_text, status
@@ -27,12 +27,13 @@ from copfl.federation.policy.record import Policy, Privacy, SecureAggregation
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.messages import Field
+from copfl.federation.protocol.node_config import MEMORY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.wire import Head, Packet
 from tests.federation.attacks.test_secure_attacks import Malicious
-from tests.federation.network import CONFIG, DirectTransport, digits, play, write_nodes
+from tests.federation.network import CONFIG, DirectTransport, digits, node_of, play, write_nodes
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
@@ -48,7 +49,7 @@ def release(samples: str, noise: float, value: str, **fields: Any) -> Release:
 
 
 def ledger_of(config: dict[str, Any]) -> Ledger:
-    return Ledger(Path(config["state-dir"]) / FOLDER)
+    return Ledger(Path(config["state-dir"]) / MEMORY)
 
 
 def limit(configs: list[dict[str, Any]], lifetime_epsilon: float, **fields: Any) -> None:
@@ -64,7 +65,7 @@ def ask(
     settings = settings_of((PLAIN if plain else NOISED) | {"run.rounds": 3} | keys | {"session.run": run})
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", run, settings.layout, round, 0)
-    return update.local_update(settings, config, wire.encode(down, head, about={"counted": -1}))
+    return update.local_update(settings, node_of(config), wire.encode(down, head, about={"counted": -1}))
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def test_a_line_says_what_was_done(tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
     ask(config)
     (line,) = [json.loads(text) for text in ledger_of(config).path.read_text().splitlines()]
-    del line["at"], line["value"], line["samples"]
+    del line["at"], line["value"], line["samples"], line["hash"]
     assert line == {
         "event": "released",
         "run": "test",
@@ -103,6 +104,7 @@ def test_a_line_says_what_was_done(tmp_path: Path) -> None:
         "relation": "replace-one-client",
         "sampling": 1.0,
         "steps": 1,
+        "n": 1,
         "previous": "0" * 64,
     }
 
@@ -191,12 +193,14 @@ def test_no_metric_leaves_where_epsilon_is_limited(tmp_path: Path) -> None:
     assert "accuracy" not in record["mean"]
     assert {entry.noise for config in nodes for entry in ledger_of(config).releases()} == {8 / 3**0.5}
     settings = settings_of(CONFIG)
-    server = Server(settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "x", resume=True))
+    server = new_server(
+        settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "x", resume=True)
+    )
     down = message_to_new_client(server.algorithm, server.state, torch.arange(3))
     packet = wire.encode(down, Head("down", "test", settings.layout, 3, 3), about={Field.UPDATES: 1})
     new = {"data": nodes[0]["data"], "state-dir": str(tmp_path / "new")}
     limit([new], 1e4)
-    assert "accuracy" not in personalise(settings, new, packet).head
+    assert "accuracy" not in personalise(settings, node_of(new), packet).head
 
 
 def test_metrics_that_leave_beside_noised_uploads_are_counted(tmp_path: Path) -> None:
@@ -247,7 +251,7 @@ def test_what_was_written_before_a_kill_is_counted_once(
 
 def test_nothing_leaves_that_could_not_be_written(tmp_path: Path) -> None:
     (config, *_) = write_nodes(digits(), tmp_path)
-    (Path(config["state-dir"]) / FOLDER / LEDGER).mkdir(parents=True)
+    (Path(config["state-dir"]) / MEMORY / LEDGER).mkdir(parents=True)
     with pytest.raises((RunError, OSError)):
         ask(config)
     assert not list(Path(config["state-dir"]).rglob("round-*.copfl"))

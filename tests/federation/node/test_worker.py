@@ -19,15 +19,28 @@ import pytest
 import torch
 
 from copfl.errors import RunError
-from copfl.federation.node import request, respond, secure_update
-from copfl.federation.node.request import Request
+from copfl.federation.node import secure_update
+from copfl.federation.node.acceptance import accept
+from copfl.federation.node.request import Accepted
 from copfl.federation.node.resident import Resident
-from copfl.federation.protocol.messages import Content
+from copfl.federation.node.respond import respond
+from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Proposals
+from copfl.federation.protocol.files import private_folder
+from copfl.federation.protocol.messages import TRAIN, Content, Message
 from copfl.federation.protocol.node_config import WORKER
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
-from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
+from copfl.federation.server.rounds import new_server
+from tests.federation.network import (
+    CONFIG,
+    DirectTransport,
+    answered,
+    digits,
+    node_of,
+    unsigned,
+    write_nodes,
+)
+from tests.federation.signing import knowing, proposed
 
 
 def processes(folder: Path) -> list[int]:
@@ -67,11 +80,11 @@ def message(tmp_path: Path) -> Content:
     """The server's first message to client 0."""
     settings = settings_of(CONFIG)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    return Server(settings, DirectTransport(settings, {}), folder).down(0)
+    return new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
 
 def asked(node_config: dict[str, Any], content: Content) -> Content:
-    return respond.answer(Request(CONFIG, node_config, content=content), os.getpid()).content
+    return respond(Message(TRAIN, content), CONFIG, node_config, os.getpid())
 
 
 @pytest.mark.parametrize("module", ["machines.client_app", "machines.supernode", "node.respond"])
@@ -112,12 +125,11 @@ def test_a_worker_gives_the_same_bytes_survives_kills_and_ends_above_its_memory(
 
 def test_a_worker_ends_with_its_node(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     content, folder = message(tmp_path), folder_of(nodes[0])
-    request = Request(CONFIG, nodes[0], content=content)._asdict() | {"content": None}
     program = (
         "import json, os, sys; from copfl.federation.node.respond import *\n"
-        "given = json.loads(sys.stdin.readline()); head = sys.stdin.readline()[:-1]\n"
-        "given |= {'content': (head, bytes.fromhex(sys.stdin.readline()))}\n"
-        "print(call(Request(**given), os.getpid()).content[0])\n"
+        "settings, options = json.loads(sys.stdin.readline())\n"
+        "content = sys.stdin.readline()[:-1], bytes.fromhex(sys.stdin.readline())\n"
+        "print(respond(Message('train', content), settings, options, os.getpid())[0])\n"
         "sys.stdout.flush(); sys.stdin.readline()"
     )
     with subprocess.Popen(
@@ -125,7 +137,7 @@ def test_a_worker_ends_with_its_node(nodes: list[dict[str, Any]], tmp_path: Path
     ) as caller:
         assert caller.stdin is not None
         assert caller.stdout is not None
-        caller.stdin.write(f"{json.dumps(request)}\n{content[0]}\n{content[1].hex()}\n")
+        caller.stdin.write(f"{json.dumps([CONFIG, nodes[0]])}\n{content[0]}\n{content[1].hex()}\n")
         caller.stdin.flush()
         assert '"kind":"upload"' in caller.stdout.readline()
         assert len(processes(folder)) == 1
@@ -138,9 +150,9 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "other")
     with pytest.raises(RunError, match="is not a folder of this user"):
-        request.private_folder(tmp_path / "link")
+        private_folder(tmp_path / "link")
     (tmp_path / "open").mkdir(mode=0o755)
-    assert stat.S_IMODE(request.private_folder(tmp_path / "open").stat().st_mode) == 0o700
+    assert stat.S_IMODE(private_folder(tmp_path / "open").stat().st_mode) == 0o700
 
 
 def test_what_stays_in_memory_is_what_a_new_process_would_load(
@@ -149,22 +161,22 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(
     """Samples that changed on disk are read again, and no others; other settings are other settings."""
     monkeypatch.chdir(tmp_path)
     config, resident = write_nodes(digits(), tmp_path)[0], Resident()
-    settings = resident.settings(CONFIG)
-    assert resident.settings(dict(CONFIG)) is settings
-    data = resident.data(settings, config)
+    settings, node = resident.settings(CONFIG, (), Bounds()), node_of(config)
+    assert resident.settings(dict(CONFIG), (), Bounds()) is settings
+    data = resident.data(settings, node)
     (tmp_path / "log.txt").write_text("a file of the working folder")
-    assert resident.data(settings, config) is data
+    assert resident.data(settings, node) is data
     with np.load(config["data"]) as arrays:
         np.savez(config["data"], **{name: arrays[name][:5] for name in arrays})
-    assert len(resident.data(settings, config).train.y) == 5
-    assert resident.settings(CONFIG | {"run.batch": 8}).run.run.batch == 8
+    assert len(resident.data(settings, node).train.y) == 5
+    assert resident.settings(CONFIG | {"run.batch": 8}, (), Bounds()).run.run.batch == 8
 
 
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error may describe samples."""
     monkeypatch.setattr(secure_update, "local_update", lambda *_: 1 / 0)
     config = unsigned(write_nodes(digits(), tmp_path)[0])
-    head, _ = Resident().answer(Request(CONFIG, config))
+    head, _ = answered(config, CONFIG)
     assert "its program failed (ZeroDivisionError)" in head
     assert "division by zero" not in head
 
@@ -175,7 +187,27 @@ def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(
     drawn = []
     resident = Resident()
     monkeypatch.setattr(resident, "settings", lambda *_: drawn.append(float(torch.rand(1))))
-    config = unsigned({"state-dir": str(tmp_path)})
+    accepted = accept(node_of(unsigned({"state-dir": str(tmp_path)})).config, {})
     for _ in range(2):
-        resident.answer(Request({}, config))
+        resident.answer(accepted, TRAIN, ("", b""))
     assert drawn[0] == drawn[1]
+
+
+def test_a_worker_gets_all_that_the_door_let_in(tmp_path: Path) -> None:
+    """The node's options, its policy, the signed proposal, the settings and the owner's code, as text."""
+    nodes = [knowing(config) for config in write_nodes(digits(), tmp_path)]
+    signed = proposed(CONFIG, nodes)
+    written = accept(node_of(nodes[1]).config, CONFIG | {"proposal": signed.text})
+    assert written.node.proposal == signed.proposal
+    assert written.node.config.client == 1
+    assert Accepted.from_json(written.to_json()) == written
+    policy = Policy(
+        metrics=("accuracy",),
+        proposals=Proposals(unsigned=True),
+        bounds=Bounds(seconds=5.0),
+        code=(Code("ward_net:net", tmp_path, "0" * 64),),
+        bases=(Base("hf:bert", "1" * 64, tmp_path), Base("timm:vit")),
+        files=(File("public", "chest", tmp_path / "x.npz"),),
+    )
+    another = Accepted(written.node._replace(policy=policy, proposal=None), {"run.rounds": 1}, policy.code)
+    assert Accepted.from_json(another.to_json()) == another

@@ -26,7 +26,7 @@ from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.membership import coordinator_key, propose, read_roster
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 from copfl.report.document import Document, Section
 from copfl.report.serving import PageServer
 from copfl.settings.flat import nested
@@ -69,9 +69,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
         settings = settings_of(config)
         transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
         folder = ServerFolder(str(app / "runs"), "test", resume=False)
-        serve = server_class(settings.federation.secure.aggregation)
         with folder.claimed(), operations(folder.path, "test") as log:
-            records = list(serve(settings, transport, folder, log, pause=0).rounds())
+            records = list(new_server(settings, transport, folder, log, pause=0).rounds())
         found[name] = Trained(app, records)
     return found
 

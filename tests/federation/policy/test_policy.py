@@ -25,10 +25,8 @@ from copfl.core.metrics import METRICS, usual_metrics
 from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
 from copfl.federation.machines.app import init
-from copfl.federation.machines.flower_transport import as_record
 from copfl.federation.machines.superlink import COMPONENTS, check_app
-from copfl.federation.node import audit_log, respond
-from copfl.federation.node.request import Request
+from copfl.federation.node import respond
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy import names, own_code, request
 from copfl.federation.policy.admission import admitted
@@ -38,7 +36,8 @@ from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Pri
 from copfl.federation.policy.refusal import KEYS
 from copfl.federation.policy.request import DEFAULT_CLIP, refusals
 from copfl.federation.protocol.app_folder import read_app
-from copfl.federation.protocol.greeting import greeting
+from copfl.federation.protocol.chained_log import AUDIT
+from copfl.federation.protocol.messages import HELLO, TRAIN, Content, Message
 from copfl.federation.protocol.settings import settings_of
 from copfl.models import MODELS, adapters
 from copfl.models.pretrained import SOURCES
@@ -51,7 +50,7 @@ from copfl.settings.flat import flattened, nested
 from copfl.settings.record import declared
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
-from tests.federation.network import CONFIG, UNSIGNED, digits, write_nodes
+from tests.federation.network import CONFIG, UNSIGNED, answered, digits, node_of, write_nodes
 
 LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
@@ -85,7 +84,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         return
     subject = str(arguments[0]) if arguments else ""
     # A node's own log is no effect of a run config: every refusal is in it.
-    if not subject.endswith(audit_log.FILE):
+    if not subject.endswith(AUDIT):
         seen.append((event, subject))
 
 
@@ -243,7 +242,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 def test_a_hostile_run_config_is_refused_before_anything_happens(
     name: str, node_config: dict[str, Any]
 ) -> None:
-    """At the check, at the process that receives messages, and at the worker: nothing is imported or opened."""
+    """At the check, and at the node's door: nothing is imported or opened."""
     config = HOSTILE[name]
     refused = refusals(Policy(), config)
     assert refused
@@ -252,12 +251,9 @@ def test_a_hostile_run_config_is_refused_before_anything_happens(
         UsageError, match=r"the policy of this machine's owner refuses the run config: .* \[\w+"
     ):
         admitted(Policy(), config)
-    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="train"), content=None)
-    request, answers = Request(config, node_config), []
+    message, answers = Message(TRAIN, None), list[Content]()
     modules = set(sys.modules)
-    caused = effects(lambda: answers.append(respond.respond(message, request, os.getpid())))
-    caused += effects(lambda: answers.append(Resident().answer(request)))
-    assert caused == []
+    assert effects(lambda: answers.append(respond.respond(message, config, node_config, os.getpid()))) == []
     assert set(sys.modules) == modules
     for head, body in answers:
         text = json.loads(head)["refused"]
@@ -365,8 +361,7 @@ def test_no_random_run_config_imports_or_opens_anything(
         if refused:
             count += 1
             assert {refusal.line for refusal in refused} <= LINES, config
-            request = Request(config, node_config)
-            assert effects(lambda request=request: Resident().answer(request)) == [], config  # type: ignore[misc]
+            assert effects(lambda config=config: answered(node_config, config)) == [], config  # type: ignore[misc]
             continue
         caused = effects(lambda config=config: settings_of(admitted(Policy(), config).run_config))  # type: ignore[misc]
         named = json.dumps(list(config.values()), default=str)
@@ -486,7 +481,7 @@ def test_the_default_of_an_algorithm_is_what_it_means(
     Path(node_config["state-dir"]).mkdir(parents=True)
     (Path(node_config["state-dir"]) / FILE).write_text(f"{lines}\n[proposals]\nunsigned = true\n")
     plain = {key: value for key, value in CONFIG.items() if not key.startswith(("model.width", "optimizer"))}
-    head, _body = Resident().answer(Request(plain | config, node_config))
+    head, _body = answered(node_config, plain | config)
     assert f"[{line}]" in json.loads(head)["refused"]
 
 
@@ -595,7 +590,7 @@ def test_a_worker_builds_its_model_again_when_the_owner_enters_new_code(tmp_path
         code = entry(tmp_path / "own", content=NET.replace("width=16", f"width={width}"))
         run_config, needed = admitted(Policy(code=(code,)), config)
         own_code.load(needed)
-        sizes.append(resident.settings(run_config, needed).task.d)
+        sizes.append(resident.settings(run_config, needed, Policy().bounds).task.d)
     assert sizes == [64 * 16 + 16 + 160 + 10, 64 * 8 + 8 + 80 + 10]
 
 
@@ -702,10 +697,10 @@ def test_a_policy_is_a_file(tmp_path: Path) -> None:
     path = write_policy(tmp_path / "p.toml", written)
     assert read_policy(path) == written
     assert path.stat().st_mode & 0o077 == 0
-    assert policy_of({"policy": str(path)}, tmp_path) == written
-    assert policy_of({}, tmp_path) == Policy()
+    assert policy_of(path, tmp_path) == written
+    assert policy_of(None, tmp_path) == Policy()
     write_policy(tmp_path / FILE, written)
-    assert policy_of({}, tmp_path) == written
+    assert policy_of(None, tmp_path) == written
 
 
 @pytest.mark.parametrize(
@@ -742,7 +737,7 @@ def test_a_policy_that_everybody_can_write_is_an_error(tmp_path: Path) -> None:
 
 def test_a_policy_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        policy_of({"policy": str(tmp_path / "none.toml")}, tmp_path)
+        policy_of(tmp_path / "none.toml", tmp_path)
 
 
 # -- the server ----------------------------------------------------------------------------------------------
@@ -849,11 +844,9 @@ def test_a_greeting_reads_nothing_outside_of_the_state_dir(run: str, tmp_path: P
     node_config = {"state-dir": str(tmp_path / "state")}
     assert not is_plain_name(run)
     with pytest.raises(CopflError, match="names no run"):
-        greeting(node_config, (json.dumps({"run": run}), b""))
-    message: Any = SimpleNamespace(
-        metadata=SimpleNamespace(message_type="query"), content=as_record((json.dumps({"run": run}), b""))
-    )
-    assert effects(lambda: respond.respond(message, Request({}, node_config), 0)) == []
+        respond.greeting(node_of(node_config), (json.dumps({"run": run}), b""))
+    message = Message(HELLO, (json.dumps({"run": run}), b""))
+    assert effects(lambda: respond.respond(message, {}, node_config, 0)) == []
 
 
 def test_model_tables_have_no_other_key_that_names_a_file() -> None:
@@ -880,7 +873,7 @@ def test_a_refusal_does_not_name_what_else_is_in_an_owners_module(tmp_path: Path
     code = own_code.entered("ward_net:net", tmp_path / "own")
     write_policy(Path(config["state-dir"]) / FILE, Policy(code=(code,), proposals=UNSIGNED))
     run_config = {key: value for key, value in CONFIG.items() if key != "model.width"}
-    head, _ = Resident().answer(Request(run_config | {"model.name": "ward_net:net"}, config))
+    head, _ = answered(config, run_config | {"model.name": "ward_net:net"})
     assert "is not defined in its module" in head
     assert "secret_study" not in head
     assert "small" not in head

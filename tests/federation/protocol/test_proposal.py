@@ -17,10 +17,10 @@ from copfl.federation.node.acceptance import FOLDER, MOST_PENDING, approve, pend
 from copfl.federation.policy.file import FILE, strict, write_policy
 from copfl.federation.policy.record import Policy, Proposals
 from copfl.federation.protocol import proposal
-from copfl.federation.protocol.greeting import CHALLENGE
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import HELLO, JOIN, TRAIN, Field
 from copfl.federation.protocol.proposal import (
+    CHALLENGE,
     KEY,
     Member,
     Rotation,
@@ -31,8 +31,7 @@ from copfl.federation.protocol.proposal import (
 )
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import Server, new_server
 from tests.commands import called
 from tests.federation.network import (
     CONFIG,
@@ -315,9 +314,8 @@ def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, 
     transport = MessageTransport(config | {KEY: signed.text}, nodes)
     settings = settings_of(config)
     folder, lines = ServerFolder(str(runs), settings.federation.session.run, resume=False), list[str]()
-    kind = server_class(settings.federation.secure.aggregation)
     given: dict[str, Any] = {"pause": 0, "retry": 0, "proposal": signed.proposal} | options
-    return kind(settings, transport, folder, kept(lines), **given), lines
+    return new_server(settings, transport, folder, kept(lines), **given), lines
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
@@ -342,7 +340,7 @@ def test_a_member_cannot_take_the_number_of_another(nodes: list[dict[str, Any]],
     """A node that reports another number, with its own valid signature, is rejected: names are keys."""
     config = CONFIG | {"run.rounds": 1, "network.min_replies": 2}
     server, lines = signed_run(config, nodes, tmp_path / "runs")
-    transport: DirectTransport = server.transport
+    transport: DirectTransport = server.exchange.transport
     honest = transport.send
 
     def send(node_id: int, request: str, content: Any, seconds: float) -> str:
@@ -369,7 +367,7 @@ def test_an_old_answer_to_a_greeting_is_not_accepted_again(
     signed = proposed(CONFIG, nodes)
     old = answer(nodes[0], CONFIG | {KEY: signed.text}, HELLO, GREETING)
     server, lines = signed_run(CONFIG | {"network.min_replies": 2, "run.rounds": 1}, nodes, tmp_path / "runs")
-    transport, honest = server.transport, server.transport.send
+    transport, honest = server.exchange.transport, server.exchange.transport.send
 
     def send(node_id: int, request: str, content: Any, seconds: float) -> str:
         message_id = honest(node_id, request, content, seconds)
@@ -400,7 +398,7 @@ def test_an_answer_that_was_on_its_way_when_its_key_was_revoked_does_not_count(
     revoked: set[str] = set()
     config = CONFIG | {"run.rounds": 1, "network.min_replies": 2}
     server, _ = signed_run(config, nodes, tmp_path / "runs", revoked=lambda: revoked)
-    transport, honest = server.transport, server.transport.send
+    transport, honest = server.exchange.transport, server.exchange.transport.send
 
     def send(node_id: int, request: str, content: Any, seconds: float) -> str:
         message_id = honest(node_id, request, content, seconds)
@@ -422,13 +420,13 @@ def test_a_node_whose_owner_approves_later_is_greeted_again(
     assert isinstance(server, Server)
     write_policy(state_of(nodes[0]) / FILE, Policy(proposals=Proposals(by_hand=True)))
     for _ in range(3):
-        server.registry.refresh(server.transport)
-    assert sorted(server.registry.nodes) == [1, 2]
+        server.exchange.registry.refresh(server.exchange.transport)
+    assert sorted(server.exchange.registry.nodes) == [1, 2]
     assert sum("is rejected" in line for line in lines) == 1  # it says so once
     (signed,) = pending(state_of(nodes[0]))
     approve(state_of(nodes[0]), signed)
-    server.registry.refresh(server.transport)
-    assert sorted(server.registry.nodes) == [0, 1, 2]
+    server.exchange.registry.refresh(server.exchange.transport)
+    assert sorted(server.exchange.registry.nodes) == [0, 1, 2]
 
 
 def test_members_are_compared_by_a_short_fingerprint(nodes: list[dict[str, Any]]) -> None:

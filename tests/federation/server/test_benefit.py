@@ -34,7 +34,7 @@ from copfl.federation.machines.app import init
 from copfl.federation.machines.local import follow
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.node import halves_memory, secure_update
-from copfl.federation.node.audit_log import FILE, entry_of, verified
+from copfl.federation.node.audit_log import entry_of
 from copfl.federation.node.explanation import explained
 from copfl.federation.node.message import message_like
 from copfl.federation.node.secure_memory import Added, History, Memory, Upload, fingerprint
@@ -44,18 +44,19 @@ from copfl.federation.policy.record import Policy, Privacy, SecureAggregation
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals, require_half
 from copfl.federation.protocol import halves as kinds
+from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.halves import BENEFIT, COMPARED, LOSSES
 from copfl.federation.protocol.messages import TRAIN, Field
 from copfl.federation.protocol.secure_sum import Rules, Words, dequantised
 from copfl.federation.protocol.settings import Settings, settings_of
-from copfl.federation.server import secure_rounds
+from copfl.federation.server import secure_benefit
 from copfl.federation.server.exchange import Round
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server, _record
+from copfl.federation.server.rounds import _record, new_server
 from copfl.settings.flat import nested
 from copfl.stats import Numbers
 from copfl.wire import Head, Packet
-from tests.federation.network import CONFIG, DirectTransport, Played, digits, kept, play, write_nodes
+from tests.federation.network import CONFIG, DirectTransport, Played, digits, kept, node_of, play, write_nodes
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -286,11 +287,11 @@ def other_models(packet: Packet, settings: Settings) -> Packet:
 
 def test_a_node_gives_two_losses_a_round(plain: Federated) -> None:
     settings, packet = plain.played.transport.settings, last_message(plain, 2)
-    again = secure_update.local_update(settings, plain.nodes[2], packet)
+    again = secure_update.local_update(settings, node_of(plain.nodes[2]), packet)
     (first,) = [head for head in answers(plain, LOSSES) if (head["round"], head["client"]) == (ROUNDS - 1, 2)]
     assert json.loads(again.head) == first
     with pytest.raises(WireError, match="asked to compare other models: it gives two losses a round"):
-        secure_update.local_update(settings, plain.nodes[2], other_models(packet, settings))
+        secure_update.local_update(settings, node_of(plain.nodes[2]), other_models(packet, settings))
 
 
 def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_path: Path) -> None:
@@ -299,26 +300,26 @@ def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_pat
     back, packet = settings_of(HALVES | {"session.rollback": True}), last_message(plain, 2)
     other = other_models(packet, back)
     with pytest.raises(WireError, match="it gives two losses a round"):
-        secure_update.local_update(back, one, other)
+        secure_update.local_update(back, node_of(one), other)
     sent = [(p, json.loads(p.head)) for _, _, p in plain.played.transport.sent]
     train = [p for p, head in sent if (head.get("kind"), head.get("client")) == ("down", 2)][-1]
     for settings, is_answered in ((settings_of(HALVES), False), (back, True)):
-        secure_update.local_update(settings, one, train)
+        secure_update.local_update(settings, node_of(one), train)
         if is_answered:
-            assert '"losses"' in secure_update.local_update(settings, one, other).head
+            assert '"losses"' in secure_update.local_update(settings, node_of(one), other).head
         else:
             with pytest.raises(WireError, match="it gives two losses a round"):
-                secure_update.local_update(settings, one, other)
+                secure_update.local_update(settings, node_of(one), other)
 
 
 def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_path: Path) -> None:
     packet = last_message(plain, 2)
     without = settings_of(HALVES | {"run.benefit": False})
     with pytest.raises(WireError, match="the run does not measure the benefit"):
-        secure_update.local_update(without, plain.nodes[2], packet)
+        secure_update.local_update(without, node_of(plain.nodes[2]), packet)
     stranger = {**plain.nodes[2], "state-dir": str(tmp_path)}
     with pytest.raises(WireError, match=f"this node has not trained in round {ROUNDS}"):
-        secure_update.local_update(settings_of(HALVES), stranger, packet)
+        secure_update.local_update(settings_of(HALVES), node_of(stranger), packet)
 
 
 @pytest.mark.parametrize("is_secure", [True, False])
@@ -335,7 +336,9 @@ def test_with_secure_sums_nobody_learns_that_a_loss_is_not_finite(
     most = int(np.bincount(np.load(federated.nodes[2]["data"])["y"]).argmax())
     bias = torch.zeros(10).index_fill(0, torch.tensor(most), -3e38)  # of the last layer; all else is zero
     hostile = wire.encode(tree.each(lambda t: torch.cat([0 * t[:-10], bias]), (like, like)), head)
-    answer = secure_update.local_update(settings, {**federated.nodes[2], "state-dir": str(state)}, hostile)
+    answer = secure_update.local_update(
+        settings, node_of({**federated.nodes[2], "state-dir": str(state)}), hostile
+    )
     about = json.loads(answer.head)["about"]
     assert about == ({Field.COMPARED: True} if is_secure else {Field.LOSSES: [None, None]})
     if is_secure:
@@ -348,7 +351,7 @@ def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
     shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
     (tmp_path / "state" / "test" / halves_memory.FILE).unlink()
     settings = settings_of(HALVES | {"run.validation": 1e-9})
-    answer = secure_update.local_update(settings, one, last_message(plain, 2))
+    answer = secure_update.local_update(settings, node_of(one), last_message(plain, 2))
     assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
 
 
@@ -379,7 +382,7 @@ def test_a_node_answers_one_question_about_models_that_all_were_shown(
     path = secure.runs / "test" / BENEFIT
     content = path.read_bytes()
     path.unlink()
-    monkeypatch.setattr(secure_rounds, "question_of", forged)
+    monkeypatch.setattr(secure_benefit, "question_of", forged)
     again = HALVES | SECURE | {"session.resume": True, "network.deadline": 0.5}
     played = play(again, secure.nodes, secure.runs)
     assert not path.exists()
@@ -676,7 +679,7 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
     """A member of a secure sum may add any numbers to a half; the server goes on."""
     settings = settings_of(HALVES | {"network.wire": "fp16"})
     folder, log = ServerFolder(str(tmp_path), "test", resume=False), list[str]()
-    server = Server(settings, DirectTransport(settings, {}), folder, kept(log))
+    server = new_server(settings, DirectTransport(settings, {}), folder, kept(log))
     total = settings.algorithm.summand(settings.task, server.state, torch.tensor(0), server.upload)
     now = Round(0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)])
     now.half = tree.wide(
@@ -690,10 +693,10 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
 @pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])
 def test_nonsense_in_place_of_losses_is_refused(losses: Any, tmp_path: Path) -> None:
     settings = settings_of(HALVES)
-    server = Server(
+    server = new_server(
         settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "test", resume=False)
     )
-    head = server._head(LOSSES, 0, 1)
+    head = server.exchange.head(LOSSES, 0, 1)
     with pytest.raises(WireError, match=r"two losses|a loss that is no number"):
         server._losses(1, wire.encode((), head, about={Field.LOSSES: losses}))
     assert server._losses(1, wire.encode((), head, about={Field.LOSSES: [None, 0.1]})) is None
@@ -718,7 +721,7 @@ def test_six_nodes_as_processes_with_secure_sums(tmp_path: Path, simulated: list
     content = json.loads((app / "runs" / "test" / BENEFIT).read_text())
     expected = benefit_of(simulated)
     np.testing.assert_allclose(content["value"], expected.value, atol=1e-2 * float(expected.error.min()))
-    left = {tuple(line["left"]) for line in verified(Path(nodes[0]["state-dir"]) / FILE).lines}
+    left = {tuple(line["left"]) for line in verified(Path(nodes[0]["state-dir"]) / AUDIT).lines}
     assert {("comparison",), ("masked judgement",)} <= left
     assert ("losses",) not in left
     (table,) = next(part for part in document_of(read(app)).sections if part.name == "benefit").tables

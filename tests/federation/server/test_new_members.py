@@ -16,7 +16,7 @@ from copfl.federation.node.report import site_of
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.settings.flat import flattened, nested
 from tests.commands import called
 from tests.federation.network import DirectTransport
@@ -35,7 +35,7 @@ def join(app: Path, node: dict[str, Any]) -> dict[str, Any]:
     """What a new client reports, without processes."""
     config = flattened(nested(read_app(app)["config"])) | {"session.run": "test", "session.join": 3}
     settings, folder = settings_of(config), ServerFolder(str(app / "runs"), "test", resume=True)
-    (result,) = Server(
+    (result,) = new_server(
         settings, DirectTransport(settings, {1: node}), folder, pause=0
     ).personalise_new_clients()
     return result

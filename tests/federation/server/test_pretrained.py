@@ -20,7 +20,7 @@ from copfl.federation.machines.app import init
 from copfl.federation.node.data import node_data
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.settings import settings_of
-from tests.federation.network import client_of, farthest, play, simulated, write_nodes
+from tests.federation.network import client_of, farthest, node_of, play, simulated, write_nodes
 from tests.models import tiny
 
 CONFIG: dict[str, Any] = {
@@ -86,7 +86,7 @@ def test_every_machine_has_its_own_copy_of_the_base(tmp_path: Path, monkeypatch:
     shutil.copytree(base, disk / base.name)
     monkeypatch.setenv("COPFL_MODELS", str(disk))
     assert settings_of(config).layout == server.layout
-    node_data(server, {"data": str(tmp_path / "data.npz")})
+    node_data(server, node_of({"data": str(tmp_path / "data.npz")}))
     shutil.copy(tiny.base(tmp_path, seed=1) / "model.safetensors", disk / base.name)
     with pytest.raises(UsageError, match=r"has the SHA-256 \w+, but this run is of a base with \w+"):
         settings_of(config)

@@ -18,7 +18,7 @@ from copfl.federation.protocol.noise import SECRET, SecretNoise, epsilons
 from copfl.federation.protocol.settings import settings_of
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private, epsilon
-from tests.federation.network import CONFIG, digits, farthest, play, simulated, write_nodes
+from tests.federation.network import CONFIG, digits, farthest, node_of, play, simulated, write_nodes
 
 pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip install "copfl[privacy]"')
 
@@ -109,7 +109,7 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     def ask(down: Any, round: int = 0, known: int = 0) -> Packet:
         about = {"counted": -1, "evaluate": True, "known_masks": {str(known): ""}}
         packet = wire.encode(down, Head("down", "test", settings.layout, round, 0), about=about)
-        return update.local_update(settings, config, packet)
+        return update.local_update(settings, node_of(config), packet)
 
     once = ask(down)
     assert ask(down, known=1).body == once.body  # the same noise, whatever else the message has
@@ -137,7 +137,7 @@ def test_the_noise_of_a_round_is_on_one_upload(keys: dict[str, Any], tmp_path: P
         server = settings.algorithm.server_init(settings_of(NOISED).task, 3)
         down = received(settings.algorithm, server, torch.tensor(0))
         head = Head("down", "test", settings.layout, 0, 0)
-        return update.local_update(settings, config, wire.encode(down, head, about={"counted": -1}))
+        return update.local_update(settings, node_of(config), wire.encode(down, head, about={"counted": -1}))
 
     once = ask(NOISED)
     with pytest.raises(WireError, match="would have none"):
@@ -149,9 +149,9 @@ def test_the_noise_of_a_round_is_not_used_again_for_changed_data(tmp_path: Path)
     settings, (config, other, *_) = settings_of(NOISED), write_nodes(digits(), tmp_path)
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     packet = wire.encode(down, Head("down", "test", settings.layout, 0, 0), about={"counted": -1})
-    update.local_update(settings, config, packet)
+    update.local_update(settings, node_of(config), packet)
     with pytest.raises(WireError, match="would have none"):
-        update.local_update(settings, config | {"data": other["data"]}, packet)
+        update.local_update(settings, node_of(config | {"data": other["data"]}), packet)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from copfl.federation.protocol.messages import TRAIN
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import named_code
 from copfl.wire import Packet
@@ -42,6 +42,7 @@ from tests.federation.network import (
     digits,
     farthest,
     kept,
+    node_of,
     play,
     server_of,
     simulated,
@@ -278,7 +279,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
         write_nodes(federation, tmp_path / "others"),
     )
     with pytest.raises(WireError, match="its training diverged: its model or its upload is not finite"):
-        update.local_update(settings, others[0], asked)
+        update.local_update(settings, node_of(others[0]), asked)
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
     shown = next(
@@ -402,7 +403,7 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
     with pytest.raises(RunError, match=r"already taken part in round 3.*asked for round 1"):
-        update.local_update(settings_of(CONFIG), nodes[0], first)
+        update.local_update(settings_of(CONFIG), node_of(nodes[0]), first)
 
 
 def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_path: Path) -> None:
@@ -412,7 +413,7 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
     fields = {**wire.opened_head(first), "run": "../other"}
     head = wire._canonical({**fields, "sha256": wire._checksum(fields, first.body)})
     with pytest.raises(WireError, match="not a plain name"):
-        update.local_update(settings_of(CONFIG), nodes[0], first._replace(head=head))
+        update.local_update(settings_of(CONFIG), node_of(nodes[0]), first._replace(head=head))
     assert not (tmp_path / "n" / "other").exists()
 
 
@@ -496,7 +497,7 @@ def run_with_changes(
     settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, {})
     folder = ServerFolder(str(runs), settings.federation.session.run, resume=False)
-    server = Server(settings, transport, folder, kept(log), pause=0, retry=0)
+    server = new_server(settings, transport, folder, kept(log), pause=0, retry=0)
     rounds, records = server.rounds(), []
     for round in range(settings.federation.rounds):
         transport.online = {100 + client: nodes[client] for client in online(round)}
@@ -621,11 +622,11 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
             for n in range(count):
                 Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
     settings = settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "bird", "cat"]})
-    assert node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
+    assert node_data(settings, node_of({"data": str(tmp_path)})).train.y.tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(DataError, match="no class 'bird'"):
         node_data(
             settings_of({"samples.shape": [3, 8, 8], "samples.classes": ["ant", "cat"]}),
-            {"data": str(tmp_path)},
+            node_of({"data": str(tmp_path)}),
         )
 
 
@@ -633,7 +634,7 @@ def test_data_of_a_custom_function(federation: Federation) -> None:
     settings = settings_of(CONFIG)
     with named_code.scope():
         named_code.name("tests.federation.server.test_rounds")
-        data = node_data(settings, {"data": "tests.federation.server.test_rounds:custom_data"})
+        data = node_data(settings, node_of({"data": "tests.federation.server.test_rounds:custom_data"}))
     assert data.train.y.shape[0] > 1000
 
 
@@ -653,7 +654,7 @@ def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], e
     with named_code.scope():
         named_code.name("nowhere", "tests.federation.server.test_rounds")
         with pytest.raises((UsageError, DataError), match=expected):
-            node_data(settings_of(CONFIG), config)
+            node_data(settings_of(CONFIG), node_of(config))
 
 
 def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
@@ -682,7 +683,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     settings = settings_of(CONFIG | {"session.join": 3})
     transport = DirectTransport(settings, {1: nodes[3], 2: members[0]})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    server = Server(settings, transport, folder, pause=0)
+    server = new_server(settings, transport, folder, pause=0)
     results = server.personalise_new_clients()
     new_client, member = sorted(results, key=lambda r: r["node"])
     assert new_client["accuracy_after"] > new_client["accuracy_before"]
@@ -706,7 +707,7 @@ def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) 
     for updates in (1, 3):
         settings = settings_of(config | {"session.join": updates})
         folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-        server = Server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
+        server = new_server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
         assert "accuracy_after" in server.personalise_new_clients()[0]
         moved.append(float((vectors_of(copfl.load(nodes[3]["state-dir"]).model) - start).norm()))
     assert moved[1] > 2 * moved[0]

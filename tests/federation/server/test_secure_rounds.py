@@ -18,12 +18,13 @@ from copfl.core.algorithm import received, traits
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
+from copfl.federation.node.node import Node
 from copfl.federation.protocol.secure_members import Subject, context_of
 from copfl.federation.protocol.secure_sum import PHASES
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.rounds import new_server
 from copfl.federation.server.secure_exchange import REVEALING
-from copfl.federation.server.secure_rounds import SecureServer
 from copfl.wire import Head, Packet
 from tests.federation.network import (
     CONFIG,
@@ -31,6 +32,7 @@ from tests.federation.network import (
     Played,
     digits,
     farthest,
+    node_of,
     play,
     server_of,
     write_nodes,
@@ -192,7 +194,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
             raise KeyboardInterrupt
 
     folder = ServerFolder(str(tmp_path), settings.federation.session.run, resume=False)
-    server = SecureServer(settings, transport, folder, stop, pause=0)
+    server = new_server(settings, transport, folder, stop, pause=0)
     with pytest.raises(KeyboardInterrupt):
         next(server.rounds())
     assert not any(kind(packet) == "masked" for packet in transport.received)
@@ -213,7 +215,7 @@ class Client:
         self.requests = {kind(p): p for p in sent if json.loads(p.head)["client"] == 0}
 
     def ask(self, packet: Packet) -> Packet:
-        return secure_update.local_update(self.settings, self.node, packet)
+        return secure_update.local_update(self.settings, node_of(self.node), packet)
 
     def changed(self, phase: str, round: int, about: dict[str, Any], session: str = "") -> Packet:
         from copfl import wire
@@ -265,7 +267,7 @@ def test_a_second_run_without_one_client_ends_without_a_sum(tmp_path: Path) -> N
         if "begins again" in line:
             raise KeyboardInterrupt
 
-    server = SecureServer(
+    server = new_server(
         settings, transport, ServerFolder(str(tmp_path), "second", resume=False), stop, pause=0
     )
     with pytest.raises(KeyboardInterrupt):
@@ -299,18 +301,18 @@ def test_all_phases_of_a_sum_have_the_same_settings(
     others = [settings_of(config | {key: value}) for key, value in changes.items()]
     answers, local_update = list[str](), secure_update.local_update
 
-    def refused(node_config: dict[str, Any], packet: Packet) -> None:
+    def refused(node: Node, packet: Packet) -> None:
         for other in others:
             with pytest.raises(WireError, match="settings have changed"):
-                local_update(other, node_config, packet)
+                local_update(other, node, packet)
 
-    def twice(settings: Any, node_config: dict[str, Any], packet: Packet, load_data: LoadData) -> Packet:
-        if node_config["client"] == 0 and kind(packet) != "keys":
-            refused(node_config, packet)
-        reply = local_update(settings, node_config, packet, load_data)
-        if node_config["client"] == 0:
-            refused(node_config, packet)
-            assert local_update(settings, node_config, packet) == reply
+    def twice(settings: Any, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+        if node.config.client == 0 and kind(packet) != "keys":
+            refused(node, packet)
+        reply = local_update(settings, node, packet, load_data)
+        if node.config.client == 0:
+            refused(node, packet)
+            assert local_update(settings, node, packet) == reply
             answers.append(kind(packet))
         return reply
 
@@ -324,11 +326,11 @@ def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytes
     nodes, local_update = write_nodes(digits(), tmp_path / "nodes"), secure_update.local_update
     answers: list[Packet] = []
 
-    def twice(settings: Any, node_config: dict[str, Any], packet: Packet, load_data: LoadData) -> Packet:
-        reply = local_update(settings, node_config, packet, load_data)
-        if kind(packet) == "down" and node_config["client"] == 0:
+    def twice(settings: Any, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+        reply = local_update(settings, node, packet, load_data)
+        if kind(packet) == "down" and node.config.client == 0:
             with pytest.raises(WireError, match="the same masks"):
-                local_update(settings, node_config | {"data": nodes[1]["data"]}, packet)
+                local_update(settings, node_of(nodes[0] | {"data": nodes[1]["data"]}), packet)
             answers.append(reply)
         return reply
 

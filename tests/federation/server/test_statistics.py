@@ -18,22 +18,24 @@ from copfl.errors import RunError, UsageError, WireError
 from copfl.federation.machines import deployed
 from copfl.federation.machines.app import init
 from copfl.federation.machines.local import up
-from copfl.federation.node.audit_log import verified
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.record import Policy, Privacy, Statistics
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.chained_log import verified
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import like_centres, terms_of
 from copfl.federation.server.agreement import FILE as CONTRACT_FILE
 from copfl.federation.server.agreement import contract_at, freeze
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.statistics import _names, statistics_server_class
+from copfl.federation.server.secure_exchange import exchange_of
+from copfl.federation.server.statistics import StatisticsServer, _names
 from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 from tests.code_blocks import call
 from tests.data.sites import CANDIDATES, CONTRACT, WARDS, rows_of, write_pooled, write_rows, write_sites
+from tests.federation.network import node_of
 from tests.federation.signing import MessageTransport, answer, knowing, proposed, state_of
 from tests.slow import slow
 
@@ -71,9 +73,8 @@ def agree(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> Ag
     terms, transport = terms_of(config), MessageTransport({**config, KEY: signed.text}, nodes)
     folder = ServerFolder(str(runs), config["session.run"], resume=False)
     folder.path.mkdir(parents=True, exist_ok=True)
-    kind = statistics_server_class(terms.federation.secure.aggregation)
-    server = kind(terms, transport, folder, pause=0, retry=0, proposal=signed.proposal)
-    return Agreed(server.agreed(), transport)
+    exchange = exchange_of(terms, transport, folder, pause=0, retry=0, proposal=signed.proposal)
+    return Agreed(StatisticsServer(terms, exchange).agreed(), transport)
 
 
 def pooled(folder: Path) -> Encoders:
@@ -152,7 +153,7 @@ def test_three_sites_train_on_the_same_columns(nodes: list[dict[str, Any]], tmp_
     settings = settings_of(read_app(app)["config"])
     assert settings.shape == (7,)
     assert settings.federation.samples.names == ("ill", "well")
-    data = [node_data(settings, node) for node in nodes]
+    data = [node_data(settings, node_of(node)) for node in nodes]
     assert {tuple(d.train.x.shape[1:]) for d in data} == {(7,)}
     north = data[0].train.x[:, 3:].sum(0).tolist()  # bone, heart, lung, skin
     assert north == [0, 30, 30, 0]
@@ -251,9 +252,8 @@ def test_other_centres_are_another_question(nodes: list[dict[str, Any]], tmp_pat
     config = config_of(CONTRACT)
     _made, transport = agree(config, nodes, tmp_path / "a")
     terms = terms_of(config)
-    server = statistics_server_class(False)(
-        terms, transport, ServerFolder(str(tmp_path / "a"), "first", resume=True)
-    )
+    folder = ServerFolder(str(tmp_path / "a"), "first", resume=True)
+    server = StatisticsServer(terms, exchange_of(terms, transport, folder))
     server.round, server.centres = 1, like_centres(terms.question) + 17.0
     head, _ = answer(nodes[0], transport.run_config, "train", server.down(0))
     assert "statistics of this node's data were given" in json.loads(head)["refused"]
@@ -278,7 +278,7 @@ def test_a_policy_keeps_statistics_at_home(
     run_config = {**config, KEY: proposed(config, nodes).text}
     terms = terms_of(config)
     folder = ServerFolder(str(tmp_path), "first", resume=False)
-    server = statistics_server_class(False)(terms, MessageTransport(run_config, nodes), folder)
+    server = StatisticsServer(terms, exchange_of(terms, MessageTransport(run_config, nodes), folder))
     server.centres = like_centres(terms.question)
     head, body = answer(nodes[1], run_config, "train", server.down(1))
     assert f"[{line}]" in json.loads(head)["refused"]
@@ -355,7 +355,7 @@ def test_other_encoders_do_not_make_other_data(nodes: list[dict[str, Any]], tmp_
             "samples.classes": ["ill", "well"],
             "samples.contract": contract.as_json(),
         }
-        samples.append(node_data(settings_of(config), nodes[0]).samples.tolist())
+        samples.append(node_data(settings_of(config), node_of(nodes[0])).samples.tolist())
     assert samples[0] == samples[1] == samples[2]
 
 

@@ -16,7 +16,7 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 from tests.federation.network import CONFIG, DirectTransport, farthest, play, write_nodes
 
 NUMBERS = {
@@ -56,7 +56,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     new_client = write_nodes(federation, tmp_path / "new", named=False)[0]
     joining = settings_of(NUMBERS | {"session.join": 3})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    server = Server(joining, DirectTransport(joining, {1: new_client}), folder, pause=0)
+    server = new_server(joining, DirectTransport(joining, {1: new_client}), folder, pause=0)
     (result,) = server.personalise_new_clients()
     assert result["metric"] == "rmse"
     assert result["rmse_after"] < result["rmse_before"]

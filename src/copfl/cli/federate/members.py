@@ -120,8 +120,7 @@ def approve(
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
     print("\n".join(proposal_text.described(signed.proposal)))
-    node_config = {"policy": str(policy)} if policy else {}
-    lines = explained(policy_of(node_config, state), signed.proposal.settings)
+    lines = explained(policy_of(policy, state), signed.proposal.settings)
     print("\n".join(lines))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
@@ -177,8 +176,9 @@ def log(
 ) -> None:
     """Print what left a node, or verify that no line of it was changed or removed."""
     from copfl.federation.node import audit_log
+    from copfl.federation.protocol.chained_log import AUDIT, verified
 
-    found = audit_log.verified(state / audit_log.FILE, noted or ())
+    found = verified(state / AUDIT, noted or ())
     if not verify:
         print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
     if found.problem:

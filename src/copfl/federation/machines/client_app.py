@@ -5,8 +5,7 @@ import os
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from copfl.federation.machines.flower_transport import as_record
-from copfl.federation.node.request import Request
+from copfl.federation.machines.flower_transport import as_message, as_record
 from copfl.federation.node.respond import respond
 
 app = ClientApp()
@@ -17,6 +16,6 @@ app = ClientApp()
 @app.evaluate()
 def reply(message: Message, context: Context) -> Message:
     """The client's number, its upload of a round, or a new client's metrics, as the server asks."""
-    request = Request(context.run_config, context.node_config)
     # The worker ends with the executor, which ends with its SuperNode.
-    return Message(as_record(respond(message, request, os.getppid())), reply_to=message)
+    content = respond(as_message(message), context.run_config, context.node_config, os.getppid())
+    return Message(as_record(content), reply_to=message)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from copfl.data.contract.contract import Contract
 from copfl.errors import CopflError, RunError, UsageError, raised_as
-from copfl.federation.operations.status import answers, status
+from copfl.federation.operations.status import status
+from copfl.federation.operations.watched import answers
 from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locked, read_app
 from copfl.federation.protocol.keys import public_text, read_public
 from copfl.federation.protocol.log_lines import configure_logging, logger

@@ -1,10 +1,15 @@
 """Flower's network as the transport of copfl's messages."""
 
+import contextlib
 from collections.abc import Collection
 from typing import Any
 
 from copfl.errors import WireError
-from copfl.federation.protocol.messages import ONE_OBJECT, STYPE, Content, Reply, content_of
+from copfl.federation.protocol.messages import NO_PACKET, Content, Message, Reply
+
+# Bytes of a body that travels with its head: Flower sends every object in a request of its own.
+ONE_OBJECT = 2**20
+STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
 
 
 class FlowerTransport:
@@ -49,3 +54,24 @@ def as_record(content: Content) -> Any:
         return RecordDict({"head": ConfigRecord({"copfl": head, "body": body})})
     array = Array(dtype="uint8", shape=(len(body),), stype=STYPE, data=body)
     return RecordDict({"head": ConfigRecord({"copfl": head}), "body": ArrayRecord({"copfl": array})})
+
+
+def content_of(message: Any) -> Content:
+    """The head and the body in a Flower message; WireError if another program wrote it."""
+    try:
+        head, body = message.content["head"]["copfl"], message.content["head"].get("body")
+        if body is None and message.content["body"]["copfl"].stype == STYPE:
+            body = message.content["body"]["copfl"].data
+        if isinstance(head, str) and isinstance(body, bytes):
+            return head, body
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise WireError(NO_PACKET)
+
+
+def as_message(message: Any) -> Message:
+    """A Flower message as a node of copfl takes it."""
+    content = None
+    with contextlib.suppress(WireError):
+        content = content_of(message)
+    return Message(str(message.metadata.message_type).partition(".")[0], content)

@@ -24,7 +24,7 @@ from copfl.federation.machines.deployed import (
     write_connection,
 )
 from copfl.federation.machines.processes import TAG, end, end_with_parent, start_watcher, tagged
-from copfl.federation.operations.status import answers
+from copfl.federation.operations.watched import answers
 from copfl.federation.policy.file import FILE, VARIABLE, write_policy
 from copfl.federation.policy.record import Policy
 from copfl.federation.protocol.app_folder import LOCAL_HOME, read_app

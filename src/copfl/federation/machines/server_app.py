@@ -27,8 +27,9 @@ from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREED
 from copfl.federation.server.folder import NEW_CLIENTS, ServerFolder, started_before
 from copfl.federation.server.membership import SIGNED, revoked_keys, server_proposal
-from copfl.federation.server.secure_rounds import server_class
-from copfl.federation.server.statistics import statistics_server_class
+from copfl.federation.server.rounds import new_server
+from copfl.federation.server.secure_exchange import exchange_of
+from copfl.federation.server.statistics import StatisticsServer
 from copfl.files import write_bytes
 from copfl.settings.flat import nested
 
@@ -65,7 +66,7 @@ def _main(grid: Grid, context: Context) -> None:
     folder = ServerFolder(runs, run, resume=resume or session.join > 0)
     with folder.claimed(), operations(folder.path, run) as log:
         log(f"run {run} in runs/{run} of the server's folder")
-        server = server_class(settings.federation.secure.aggregation)(
+        server = new_server(
             settings,
             FlowerTransport(grid),
             folder,
@@ -91,7 +92,7 @@ def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: Sig
     with folder.claimed(), operations(folder.path, run) as log:
         if signed is not None:
             write_bytes(folder.path / SIGNED, signed.document)
-        server = statistics_server_class(terms.federation.secure.aggregation)(
+        exchange = exchange_of(
             terms,
             FlowerTransport(grid),
             folder,
@@ -99,5 +100,6 @@ def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: Sig
             proposal=None if signed is None else signed.proposal,
             revoked=partial(revoked_keys, home),
         )
+        server = StatisticsServer(terms, exchange)
         write_bytes(folder.path / AGREED, server.agreed().as_json().encode())
         log("the data contract is frozen")

@@ -48,16 +48,17 @@ from copfl.federation.machines.flower_api import (
     pull_and_inflate_object_from_tree,
     push_objects,
 )
-from copfl.federation.machines.flower_transport import as_record
+from copfl.federation.machines.flower_transport import as_message, as_record
 from copfl.federation.node.acceptance import coordinators
-from copfl.federation.node.request import Answer, Request, private_folder
+from copfl.federation.node.request import Answer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR
+from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.keys import fingerprint, own_key, read_key
 from copfl.federation.protocol.log_lines import configure_logging
 from copfl.federation.protocol.messages import Content, Field, parsed, printable, refusal
-from copfl.federation.protocol.node_config import WORKER, key_path, state_dir
+from copfl.federation.protocol.node_config import WORKER, NodeConfig
 from copfl.files import locked, write_bytes
 
 NODE_ID, MESSAGE, REPLY = "node-id", "message", "reply"  # files in the folder of the worker
@@ -89,20 +90,26 @@ class Connection(NamedTuple):
     confirm: Callable[[int, str], None]
 
 
-def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
-    """Answers the server's messages until the process is ended."""
+def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
+    """Answers the server's messages until the process is ended.
+
+    Args:
+        address: Where the server is.
+        options: What the node's owner set.
+    """
     configure_logging()
     if address.key is not None:
-        node_config = {**node_config, "key": str(address.key.expanduser().absolute())}
-    policy = policy_of(node_config, state_dir(node_config))  # its errors come before anything is sent
-    if not (coordinators(policy, node_config) or policy.proposals.unsigned or policy.proposals.by_hand):
+        options = {**options, "key": str(address.key.expanduser().absolute())}
+    config = NodeConfig.parse(options)  # its errors, and those of the policy, come before anything is sent
+    policy = policy_of(config.policy, config.state_dir)
+    if not (coordinators(policy, config) or policy.proposals.unsigned or policy.proposals.by_hand):
         logger.warning(
             "copfl: this node knows no coordinator, so it refuses every run; start it with --coordinator"
         )
-    folder = private_folder(state_dir(node_config) / WORKER)
+    folder = private_folder(config.state_dir / WORKER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):
-        key = own_key(key_path(node_config)) if address.key is None else read_key(address.key)
+        key = own_key(config.key) if address.key is None else read_key(address.key)
         logger.info("copfl: this node's key is %s", fingerprint(key.public))
         keys = key.key, key.key.public_key()
         _admit(address, certificates, keys, folder / NODE_ID)
@@ -110,7 +117,7 @@ def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
             connection = Connection(*functions)
             write_bytes(folder / NODE_ID, str(connection.node_id).encode())
             logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
-            Node(connection, node_config, folder).serve()
+            ConnectedNode(connection, options, folder).serve()
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
 
 
@@ -176,12 +183,14 @@ def clock_ahead(response: httpx.Response) -> float:
     return 0.0 if is_tolerated or response.status_code != httpx.codes.UNAUTHORIZED else ahead
 
 
-class Node:
-    def __init__(self, connection: Connection, node_config: Mapping[str, Any], folder: Path) -> None:
-        self.connection, self.node_config = connection, node_config
+class ConnectedNode:
+    """Takes messages of the server to the node's door, and answers back."""
+
+    def __init__(self, connection: Connection, options: Mapping[str, Any], folder: Path) -> None:
+        self.connection, self.options = connection, options
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
-        self.run, self.app = 0, Request({}, node_config)  # of the last message
+        self.run, self.run_config = 0, dict[str, Any]()  # of the last message
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
@@ -246,12 +255,13 @@ class Node:
     def _handle(self, message: Any) -> None:
         """Sends the answer to a message."""
         run, started = message.metadata.run_id, time.monotonic()
+        asked = as_message(message)
         try:
             if run != self.run:
-                self.app, self.run = self._app(run), run
-            answer = respond(message, self.app, node=os.getpid())
+                self.run_config, self.run = self._run_config(run), run
+            answer = respond(asked, self.run_config, self.options, os.getpid())
         except UsageError as error:  # of the app
-            answer = logged(message, Request({}, self.node_config), Answer(refusal(error)))
+            answer = logged(Answer(refusal(error)), asked, {}, self.options)
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
@@ -267,18 +277,17 @@ class Node:
         text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
         logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
 
-    def _app(self, run: int) -> Request:
-        """A request with the run config of an app, whose code is neither installed nor executed."""
+    def _run_config(self, run: int) -> dict[str, Any]:
+        """The run config of an app, whose code is neither installed nor executed."""
         about = self.connection.get_run(run)
         content = self.connection.get_fab(about.fab_hash, run).content
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 if archive.getinfo(PROJECT).file_size > MAX_PROJECT:
                     raise ValueError("its settings are too large")
-            config = get_fused_config_from_fab(content, about)
+            return dict(get_fused_config_from_fab(content, about))
         except Exception as error:  # another machine made the file
             raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
-        return Request(config, self.node_config)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""

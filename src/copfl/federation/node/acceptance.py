@@ -5,18 +5,20 @@ approved, and the keys that each coordinator revoked: its proposals from before 
 What one coordinator revokes says nothing of another's members: a node may take part in two federations.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from copfl.errors import RunError, UsageError, raised_as
+from copfl.errors import UsageError
+from copfl.federation.node.node import Node
+from copfl.federation.node.request import Accepted
 from copfl.federation.policy.admission import admitted
-from copfl.federation.policy.fingerprints import FINGERPRINT
-from copfl.federation.policy.record import Code, Policy
+from copfl.federation.policy.file import policy_of
+from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.keys import fingerprint, own_key
-from copfl.federation.protocol.node_config import key_path, state_dir
+from copfl.federation.protocol.files import stored, write_json
+from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY, Proposal, Signed, differences, from_text, read
 from copfl.files import write_bytes
 
@@ -25,27 +27,19 @@ APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
 MOST_PENDING = 20  # proposals that wait; the oldest are forgotten
 
 
-class Accepted(NamedTuple):
-    """What a node trains on."""
-
-    run_config: dict[str, Any]  # with the owner's paths in place of names
-    code: tuple[Code, ...]
-    proposal: Proposal | None  # None: the policy allows run configs that nobody signed
-
-
-def accepted(policy: Policy, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Accepted:
-    """The settings that this node has accepted; CopflError if the run config asks for anything else.
+def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
+    """The node in the run that it is asked for; CopflError if the run config asks for what it did not accept.
 
     Args:
-        policy: that of the node's owner.
-        node_config: the node's configuration.
-        run_config: that of the server's message.
+        config: What the node's owner set.
+        run_config: The settings in the server's message.
     """
+    policy = policy_of(config.policy, config.state_dir)
     plain = {key: value for key, value in run_config.items() if key != KEY}
     allowed = admitted(policy, plain)
     text = run_config.get(KEY) or ""
     if not text and policy.proposals.unsigned:
-        return Accepted(*allowed, None)
+        return Accepted(Node(config, policy), *allowed)
     if not text:
         why = "no coordinator signed it; start the run with `copfl federate run`"
         raise PolicyError((Refusal("proposals.unsigned", why),))
@@ -56,53 +50,51 @@ def accepted(policy: Policy, node_config: Mapping[str, Any], run_config: Mapping
             f"the run config is not that of the proposal {signed.proposal.digest[:16]}: "
             f"{'; '.join(differ[:5])}{more}; a change is a new proposal"
         )
-    _require_consent(policy, node_config, signed)
-    _remember_revoked(state_dir(node_config), signed.proposal)
-    return Accepted(*admitted(policy, signed.proposal.settings), signed.proposal)
+    _require_consent(policy, config, signed)
+    admitted_settings = admitted(policy, signed.proposal.settings)
+    return Accepted(_as_member(config, policy, signed.proposal), *admitted_settings)
 
 
-def _require_consent(policy: Policy, node_config: Mapping[str, Any], signed: Signed) -> None:
-    """PolicyError unless the owner's policy or the owner accepts the proposal."""
-    folder, proposal = state_dir(node_config) / FOLDER, signed.proposal
-    revoked = _revoked(folder).get(proposal.coordinator, [])
-    if gone := [member.name for member in proposal.members if member.key in revoked]:
+def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None:
+    """PolicyError unless the owner's policy or the owner accepts the proposal; its revoked keys are kept."""
+    folder, proposal = config.state_dir / FOLDER, signed.proposal
+    damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
+    revoked = stored(folder / REVOKED, _revoked_keys, {}, damaged)
+    known = revoked.get(proposal.coordinator, [])
+    if gone := [member.name for member in proposal.members if member.key in known]:
         raise UsageError(f"the proposal has {gone[0]} as a member, whose key was revoked")
-    if (folder / APPROVED.format(proposal.digest)).exists():
-        return
-    name = fingerprint(proposal.coordinator)
-    is_known = name in coordinators(policy, node_config)
-    if is_known and not policy.proposals.by_hand:
-        return
-    _keep_pending(folder, signed)
-    why = f"its owner has not approved the proposal {proposal.digest[:16]}"
-    if not is_known:
-        why = f"its coordinator {name} is not one that this node knows, and {why}"
-    raise PolicyError((Refusal("proposals.by_hand" if is_known else "proposals.coordinators", why),))
+    if not (folder / APPROVED.format(proposal.digest)).exists():
+        name = fingerprint(proposal.coordinator)
+        is_known = name in coordinators(policy, config)
+        if not is_known or policy.proposals.by_hand:
+            _keep_pending(folder, signed)
+            why = f"its owner has not approved the proposal {proposal.digest[:16]}"
+            if not is_known:
+                why = f"its coordinator {name} is not one that this node knows, and {why}"
+            line = "proposals.by_hand" if is_known else "proposals.coordinators"
+            raise PolicyError((Refusal(line, why),))
+    if not set(known).issuperset(proposal.revoked):
+        revoked[proposal.coordinator] = sorted({*known, *proposal.revoked})
+        write_json(folder / REVOKED, revoked)
 
 
-def coordinators(policy: Policy, node_config: Mapping[str, Any]) -> frozenset[str]:
+def coordinators(policy: Policy, config: NodeConfig) -> frozenset[str]:
     """The fingerprints of the coordinators whose proposals this node accepts."""
-    configured = node_config.get("coordinator")
-    if configured is not None and not (isinstance(configured, str) and FINGERPRINT.fullmatch(configured)):
-        raise UsageError(
-            "coordinator must be the fingerprint of a key, as `copfl federate members` prints it"
-        )
-    return frozenset(policy.proposals.coordinators) | ({configured} if configured else frozenset())
+    configured = {config.coordinator} if config.coordinator else frozenset[str]()
+    return frozenset(policy.proposals.coordinators) | configured
 
 
-def as_member(node_config: Mapping[str, Any], proposal: Proposal | None) -> dict[str, Any]:
-    """The node's configuration with the number that the proposal gives to its key.
+def _as_member(config: NodeConfig, policy: Policy, proposal: Proposal) -> Node:
+    """The node with the number that the proposal gives to its key.
 
     A node that is no member has no number: it can be a new client alone.
     """
-    if proposal is None:
-        return dict(node_config)
-    configured = node_config.get("client", -1)
-    member = proposal.by_key(own_key(key_path(node_config)).public)
+    node, configured = Node(config, policy, proposal), config.client
+    member = proposal.by_key(node.key.public)
     if configured != -1 and (member is None or member.number != configured):
-        found = "is no member" if member is None else f"is client {member.number}"
-        raise UsageError(f"this node is configured as client {configured}, and {found} in the proposal")
-    return {**node_config, "client": -1 if member is None else member.number}
+        shown = "is no member" if member is None else f"is client {member.number}"
+        raise UsageError(f"this node is configured as client {configured}, and {shown} in the proposal")
+    return node.numbered(-1 if member is None else member.number)
 
 
 # -- what the owner did, and what waits ----------------------------------------------------------------------
@@ -130,18 +122,6 @@ def _keep_pending(folder: Path, signed: Signed) -> None:
         oldest.unlink(missing_ok=True)
 
 
-def _revoked(folder: Path) -> dict[str, list[str]]:
+def _revoked_keys(content: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The keys that are revoked, by the key of the coordinator who did it."""
-    path = folder / REVOKED
-    damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, TypeError, AttributeError):
-        by_coordinator = json.loads(path.read_text()).items() if path.exists() else ()
-        return {str(coordinator): [str(key) for key in keys] for coordinator, keys in by_coordinator}
-
-
-def _remember_revoked(state: Path, proposal: Proposal) -> None:
-    revoked = _revoked(state / FOLDER)
-    known = revoked.get(proposal.coordinator, [])
-    if not set(known).issuperset(proposal.revoked):
-        revoked[proposal.coordinator] = sorted({*known, *proposal.revoked})
-        write_bytes(state / FOLDER / REVOKED, json.dumps(revoked).encode(), private=True)
+    return {str(coordinator): [str(key) for key in keys] for coordinator, keys in content.items()}

@@ -15,7 +15,7 @@ from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import write_base
 from copfl.experiment.bundle.description import FILE, VALIDATION, Description, Score, read
 from copfl.experiment.bundle.writing import BASE, OF_NODE
-from copfl.federation.node.request import private_folder
+from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.settings import Settings
 from copfl.settings.schema import table_of
 from copfl.wire import Head

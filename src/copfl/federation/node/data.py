@@ -31,7 +31,7 @@ from copfl.experiment.models.client_models import TRAINED
 from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.federation.node.known_data import Hashes, cells_of, hashes_of
-from copfl.federation.protocol.node_config import NodeConfig
+from copfl.federation.node.node import Node
 from copfl.federation.protocol.settings import Settings
 from copfl.settings import user_code
 from copfl.settings.schema import table_of
@@ -49,28 +49,28 @@ class NodeData(NamedTuple):
     left_out: int = 0  # rows of its table that lack a value which the data contract asks for
 
 
-LoadData = Callable[[Settings, NodeConfig], NodeData]
+LoadData = Callable[[Settings, Node], NodeData]
 
 
-def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
+def node_data(settings: Settings, node: Node) -> NodeData:
     """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
-    source = node_config.get("data")
-    if not isinstance(source, str) or not source:
+    config, source = node.config, node.config.data
+    if not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset, samples, left_out = _of_file(settings, Path(source), node_config)
+        dataset, samples, left_out = _of_file(settings, Path(source), config.test)
     else:
         try:
-            dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
+            dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(config.options)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
         samples, left_out = hashes_of(dataset.train.x), 0
-    device = node_device(node_config)
+    device = node_device(config.device)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
     splits: Sequence[Data] = tuple(
-        moved(split, device) for split in (*_trained_and_held_out(settings, node_config, train), test)
+        moved(split, device) for split in (*_trained_and_held_out(settings, config.client, train), test)
     )
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
     if not (settings.federation.augment or traits(settings.algorithm).cut):
@@ -79,20 +79,20 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     return NodeData(train, test, samples, task, bundled, validation[0] if validation else None, left_out)
 
 
-def _trained_and_held_out(settings: Settings, node_config: NodeConfig, data: Data) -> tuple[Data, ...]:
+def _trained_and_held_out(settings: Settings, client: int, data: Data) -> tuple[Data, ...]:
     """The samples to train on and, where the run has some, those for validation: as in the simulation."""
     run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
     if not run.validation:
         return (data,)
     labels = data.y.numpy() if has_classes else np.zeros(len(data.y), np.int64)
-    held_out = torch.from_numpy(validation_part(labels, run.validation, run.seed, int(node_config["client"])))
+    held_out = torch.from_numpy(validation_part(labels, run.validation, run.seed, client))
     if not held_out.any():  # of a single sample
         return (data,)
     parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in (~held_out, held_out))
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 
-def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[Dataset, Hashes, int]:
+def _of_file(settings: Settings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
     """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
@@ -107,10 +107,7 @@ def _of_file(settings: Settings, path: Path, node_config: NodeConfig) -> tuple[D
             f"{path.name} is a table, and the federation has no data contract; its app must be made with "
             "`copfl federate init --contract FILE`, or `--dataset TABLE --target COLUMN`"
         )
-    test = node_config.get("test")
-    if test is not None and not isinstance(test, str):
-        raise UsageError("test must be the path of a file with test rows")
-    files = [path, *([] if test is None else [Path(test).expanduser()])]
+    files = [path, *([] if test is None else [test])]
     tables, contract = [read_table(file) for file in files], Contract.read(samples.contract)
     log_problems(contract, tables[0])
     dataset = contract.encoders.dataset_of(tables, path.stem, samples.kind)
@@ -128,9 +125,8 @@ def log_problems(contract: Contract, table: Table) -> None:
         logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
 
 
-def node_device(node_config: NodeConfig) -> torch.device:
-    """The device on which this node trains: its CPU, unless its configuration names a GPU."""
-    name = str(node_config.get("device", "cpu"))
+def node_device(name: str) -> torch.device:
+    """The device on which a node trains; UsageError if this machine does not have it."""
     with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
         return device_of(name)
 

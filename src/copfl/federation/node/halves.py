@@ -12,27 +12,25 @@ from copfl.core.halves import loss_with
 from copfl.errors import WireError
 from copfl.federation.node import halves_memory
 from copfl.federation.node.data import LoadData, NodeData, moved
-from copfl.federation.node.message import head_of, message_like, node_policy, numbered
+from copfl.federation.node.message import head_of, message_like
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.halves import HALVES, LOSSES
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, state_dir
 from copfl.federation.protocol.settings import Settings
 from copfl.wire import Packet
 
 NO_HALVES = "it is about halves of the clients, and the run does not measure the benefit"
 
 
-def compare_halves(
-    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData
-) -> Packet:
+def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """The client's losses with the models of both halves; in secure aggregation only whether it has them."""
     if not settings.run.run.benefit:
         raise WireError(NO_HALVES)
-    head = head_of(settings, node_config, packet)._replace(kind=HALVES)
+    head = head_of(settings, node, packet)._replace(kind=HALVES)
     like = message_like(settings, head.client)
     models = wire.decode(packet, (like, like), head).record
-    records = ClientRecords(state_dir(node_config), head.run)
+    records = ClientRecords(node.folder, head.run)
     known, message = halves_memory.read(records.folder), hashlib.sha256(packet.body).hexdigest()
     found = known.get(head.round)
     if found is not None and found.message != message:
@@ -44,8 +42,8 @@ def compare_halves(
         if head.round not in records.rounds():
             raise WireError(f"this node has not trained in round {head.round + 1}")
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
-        data = load_data(settings, numbered(node_config, head))
-        least = node_policy(node_config).statistics.smallest_count
+        data = load_data(settings, node.numbered(head.client))
+        least = node.policy.statistics.smallest_count
         found = halves_memory.Losses(message, *_losses(settings, data, client, models, least))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
         halves_memory.write(records.folder, earlier | {head.round: found})

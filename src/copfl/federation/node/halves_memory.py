@@ -1,19 +1,16 @@
 """What a node notes of the halves of each round: its losses with both models. It never leaves the node."""
 
-import json
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 from copfl import wire
-from copfl.errors import RunError, WireError, raised_as
+from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
-from copfl.federation.protocol.files import write_json
-from copfl.files import locked
+from copfl.federation.protocol.files import alone, stored, write_json
 
 FILE, QUESTION = "halves.json", "question.json"  # in the run's folder in the state-dir
-CONCLUDED, CONCLUDED_LOCK = "concluded.json", "concluded.lock"  # in the folder of known data
-WAIT = 60.0  # seconds for another process of this node
+CONCLUDED = "concluded.json"  # in the folder of known data
 
 
 class Losses(NamedTuple):
@@ -31,22 +28,19 @@ class Losses(NamedTuple):
 
 def read(folder: Path) -> dict[int, Losses]:
     """What this node found, by round, from 0."""
-    path = folder / FILE
-    damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, TypeError, AttributeError):
-        stored = json.loads(path.read_text()) if path.exists() else {}
-        return {
+    return stored(
+        folder / FILE,
+        lambda rounds: {
             int(round): Losses(str(message), *map(_number, pair))
-            for round, (message, *pair) in stored.items()
-        }
+            for round, (message, *pair) in rounds.items()
+        },
+        {},
+    )
 
 
 def answered(folder: Path) -> str:
     """The SHA-256 of the question that this node has answered; empty: none."""
-    path = folder / QUESTION
-    damaged = f"{QUESTION} cannot be used: {{}}; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, TypeError, KeyError):
-        return str(json.loads(path.read_text())["sha256"]) if path.exists() else ""
+    return stored(folder / QUESTION, lambda question: str(question["sha256"]), {"sha256": ""})
 
 
 def answer(folder: Path, digest: str) -> None:
@@ -72,17 +66,17 @@ class Concluded(KnownData):
 
     def enter(self, samples: str, run: str, digest: str, allowed: int) -> None:
         """Writes down a question before it is answered; WireError as of `expect`."""
-        with locked(self.folder / CONCLUDED_LOCK, WAIT):
+        with alone(self.folder / CONCLUDED):
             self.expect(samples, run, allowed)
             if (asked := (samples, run, digest)) not in (known := self._read()):
                 write_json(self.folder / CONCLUDED, [*known, asked])
 
     def _read(self) -> list[tuple[str, str, str]]:
-        path = self.folder / CONCLUDED
-        damaged = f"{CONCLUDED} cannot be used: {{}}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
-            stored = json.loads(path.read_text()) if path.exists() else []
-            return [(str(samples), str(run), str(digest)) for samples, run, digest in stored]
+        return stored(
+            self.folder / CONCLUDED,
+            lambda questions: [(str(samples), str(run), str(digest)) for samples, run, digest in questions],
+            [],
+        )
 
 
 def _number(value: float | None) -> float:

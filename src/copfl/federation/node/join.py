@@ -12,29 +12,30 @@ from copfl.federation.node import remembered_run
 from copfl.federation.node.bundle import write_bundle
 from copfl.federation.node.data import LoadData, moved, node_data
 from copfl.federation.node.evaluation import Measured, scores_of
-from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Ledger, Release
-from copfl.federation.node.message import decode, node_policy, numbered
+from copfl.federation.node.message import decode
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.update import plan_of
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, known_client, state_dir
 from copfl.federation.protocol.settings import Settings
 from copfl.wire import Packet
 
 
-def personalise(
-    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
-) -> Packet:
+def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
     """A new client's primary metric before and after its local updates. It sends no weights."""
-    if (client := known_client(node_config, "")) >= 0:
-        raise WireError(f"this node is client {client}; only a new client, without a number, can join")
-    head, down, about = decode(settings, node_config, packet)
-    policy, updates = node_policy(node_config), int(about.get(Field.UPDATES, 0))
+    if node.config.client >= 0:
+        raise WireError(
+            f"this node is client {node.config.client}; only a new client, without a number, can join"
+        )
+    head, down, about = decode(settings, node, packet)
+    policy, updates = node.policy, int(about.get(Field.UPDATES, 0))
     if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
         raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
-    data = load_data(settings, numbered(node_config, head))
+    node = node.numbered(head.client)
+    data = load_data(settings, node)
     algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
     down = moved(down, task.device)
@@ -48,10 +49,10 @@ def personalise(
         scores = [primary_metrics(task, w, [data.test])[0] for w in (initial, trained)]
         before, after = map(wire.plain, scores)
         record, trained = moved((record, trained), torch.device("cpu"))
-    records = ClientRecords(state_dir(node_config), head.run)
+    records = ClientRecords(node.folder, head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
-    known_as = KnownData(state_dir(node_config) / FOLDER).name_of(data.samples)
-    remembered_run.remember(records.folder, settings, dict(node_config), head.client, known_as)
+    samples = KnownData(node.memory).name_of(data.samples)
+    remembered_run.remember(records.folder, settings, node, samples)
     name = task.metrics[0].name
     if data.bundled is not None:
         after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
@@ -63,7 +64,5 @@ def personalise(
         logging.getLogger("flwr").info("copfl: %s, which the policy keeps here [%s]", metrics, line)
         metrics = {}
     else:
-        folder = state_dir(node_config) / FOLDER
-        release = Release(KnownData(folder).name_of(data.samples), head.run, head.round, noise=0.0)
-        Ledger(folder).enter(release, policy.privacy)
+        Ledger(node.memory).enter(Release(samples, head.run, head.round, noise=0.0), policy.privacy)
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

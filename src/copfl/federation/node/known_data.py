@@ -16,7 +16,6 @@ from copfl.data.tables.columns import Table, row_texts
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 
-FOLDER = ".secure"  # in a node's state-dir: its memory; the name of a run begins with no dot
 Hashes = NDArray[np.uint64]
 
 

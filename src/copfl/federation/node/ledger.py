@@ -11,20 +11,19 @@ release. Without torch until an epsilon is computed.
 import math
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from copfl.errors import RunError, UsageError
-from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.policy.record import Privacy
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.chained_log import AuditLog, verified
+from copfl.federation.protocol.chained_log import append, verified
 from copfl.federation.protocol.events import Event
-from copfl.files import locked
+from copfl.federation.protocol.files import alone
+from copfl.federation.protocol.node_config import MEMORY
 
-FILE, LOCK = "ledger.jsonl", "ledger.lock"  # in the folder of known data
-WAIT = 60.0  # seconds for another process of this node
+FILE = "ledger.jsonl"  # in the folder of known data
 # The same in every line: one client's data are replaced by any others, the server knows who takes part, and a
 # round is one step. `noise` is the deviation over the clip, as `wrappers.privacy.epsilon_of` takes it.
 MECHANISM = {"mechanism": "gaussian", "relation": "replace-one-client", "sampling": 1.0, "steps": 1}
@@ -59,7 +58,7 @@ class Ledger:
             raise RunError(f"the ledger of spent epsilon is damaged: {found.problem}; restore the state-dir")
         releases: dict[int, Release] = {}
         of_value: dict[str, int] = {}
-        for number, line in enumerate(found.events):
+        for number, line in enumerate(found.lines):
             if line["event"] == Event.RELEASED:
                 release = Release(**{name: line[name] for name in Release._fields})
                 releases[number] = release
@@ -75,39 +74,25 @@ class Ledger:
 
     def enter(self, release: Release, privacy: Privacy) -> None:
         """Writes the release down; PolicyError if it would exceed the lifetime epsilon of its data."""
-        with self._alone():
-            self._enter(release, privacy)
-
-    def _enter(self, release: Release, privacy: Privacy) -> None:
-        earlier = self.of(release.samples)
-        if any(_is_same(release, other) for other in earlier):
-            return
-        limit = privacy.lifetime_epsilon
-        if limit and (after := epsilon([*earlier, release], privacy.delta)) > limit:
-            spent = epsilon(earlier, privacy.delta)
-            asked = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
-            why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the limit is"
-            refusal = Refusal("privacy.lifetime_epsilon", f"{why} {limit:g} at delta {privacy.delta:g}")
-            raise PolicyError((refusal,), "request")
-        self._add(Event.RELEASED, **release._asdict(), **MECHANISM)
+        with alone(self.path):
+            earlier = self.of(release.samples)
+            if any(_is_same(release, other) for other in earlier):
+                return
+            limit = privacy.lifetime_epsilon
+            if limit and (after := epsilon([*earlier, release], privacy.delta)) > limit:
+                spent = epsilon(earlier, privacy.delta)
+                asked = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
+                why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the"
+                line = f"{why} limit is {limit:g} at delta {privacy.delta:g}"
+                raise PolicyError((Refusal("privacy.lifetime_epsilon", line),), "request")
+            append(self.path, {"event": Event.RELEASED, **release._asdict(), **MECHANISM})
 
     def settle(self, value: str, noise: float) -> None:
         """Writes down that a secure sum has this noise: its members are certain."""
-        with self._alone():
+        with alone(self.path):
             current = [release.noise for release in self.releases() if release.value == value]
             if current and current[-1] < noise:
-                self._add(Event.SETTLED, value=value, noise=noise)
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """The right to read and append: without it two processes would both spend what is left for one."""
-        return locked(self.path.with_name(LOCK), WAIT)
-
-    def _add(self, event: str, **fields: Any) -> None:
-        log = AuditLog(self.path)
-        try:
-            log.add(event, **fields)
-        finally:
-            log.close()
+                append(self.path, {"event": Event.SETTLED, "value": value, "noise": noise})
 
 
 def _is_same(release: Release, other: Release) -> bool:
@@ -151,7 +136,7 @@ class Spent(NamedTuple):
 
 def spent(state_dir: Path, privacy: Privacy, *further: float) -> Spent | None:
     """What the node's last used data have spent, and with further releases of these noises; None: nothing."""
-    ledger = Ledger(state_dir / FOLDER)
+    ledger = Ledger(state_dir / MEMORY)
     everything = ledger.releases()
     releases = ledger.of(everything[-1].samples) if everything else []
     if not (releases or further):

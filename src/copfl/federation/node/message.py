@@ -1,5 +1,6 @@
-"""What a node checks of a message first: its owner's policy, and whether it was asked for this run."""
+"""What a node checks of a message first: whether it was asked for this run, and how many began within a day."""
 
+import time
 from typing import Any
 
 import torch
@@ -7,23 +8,26 @@ import torch
 from copfl import wire
 from copfl.core.algorithm import received
 from copfl.errors import WireError
-from copfl.federation.node.run_limit import admit_run
-from copfl.federation.policy.file import policy_of
-from copfl.federation.policy.record import Policy
+from copfl.federation.node.node import Node
+from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, known_client, state_dir
 from copfl.federation.protocol.settings import Settings, Terms
 from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
-
-def node_policy(node_config: NodeConfig) -> Policy:
-    """The policy of the node's owner."""
-    return policy_of(node_config, state_dir(node_config))
+RUNS = "runs.json"  # in the node's memory: when each run of the last day began, by name
+DAY = 24 * 3600.0
 
 
-def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
-    """The head that the server's message must have; WireError if it names no run, round or client."""
+def head_of(settings: Terms, node: Node, packet: Packet) -> Head:
+    """The head that the server's message must have; WireError if it names no run, round or client.
+
+    Args:
+        settings: What all members must agree on.
+        node: The one that is asked.
+        packet: The server's message.
+    """
     fields = wire.opened_head(packet)
     run, round, client = (fields.get(name) for name in ("run", "round", "client"))
     if type(run) is not str or type(round) is not int or type(client) is not int:
@@ -35,19 +39,30 @@ def head_of(settings: Terms, node_config: NodeConfig, packet: Packet) -> Head:
         raise WireError(f"it is of run {run}, and the run config of {session.run}")
     if not 0 <= round <= rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
-    admit_run(node_policy(node_config), state_dir(node_config), run)
-    known = known_client(node_config, run)
+    admit_run(node, run)
+    known = node.client_in(run)
     return Head("down", run, settings.layout, round, client if known < 0 else known)
 
 
-def numbered(node_config: NodeConfig, head: Head) -> NodeConfig:
-    """The node's configuration with the number that the client has in this run."""
-    return {**node_config, "client": head.client}
+def admit_run(node: Node, run: str) -> None:
+    """Writes down a run that begins on this node; PolicyError if too many did within a day.
+
+    Each run costs the node time and a folder, whatever its name.
+    """
+    path, now = node.memory / RUNS, time.time()
+    begun = stored(path, lambda runs: {str(name): float(at) for name, at in runs.items()}, {})
+    if run in begun or (node.folder / run).is_dir():
+        return
+    today = {name: at for name, at in begun.items() if at > now - DAY}
+    if len(today) >= node.policy.bounds.runs_per_day:
+        why = f"{len(today)} runs have begun on this node within a day"
+        raise PolicyError((Refusal("bounds.runs_per_day", why),), "request")
+    write_json(path, today | {run: now})
 
 
-def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
-    head = head_of(settings, node_config, packet)
+    head = head_of(settings, node, packet)
     opened = wire.decode(packet, message_like(settings, head.client), head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):

@@ -5,8 +5,7 @@ from typing import Any
 
 from copfl import wire
 from copfl.errors import RunError, WireError, raised_as
-from copfl.federation.protocol.files import _read, write_packet
-from copfl.files import remove_parts
+from copfl.files import remove_parts, write_bytes
 from copfl.wire import Head
 
 KEPT_RECORDS = 3  # counted records of a client, so that a server that lost as many rounds can continue
@@ -28,12 +27,12 @@ class ClientRecords:
         path = self._path(head.round)
         damaged = f"{path.name} cannot be used: {{}}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, WireError):
-            return wire.decode(_read(path), like, head, finite=False).record
+            return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after a round; of the others, the last ones up to round `keep` stay."""
         remove_parts(self.folder)  # of a process that was killed
-        write_packet(self._path(head.round), wire.encode(record, head))
+        write_bytes(self._path(head.round), wire.to_bytes(wire.encode(record, head)), private=True)
         rounds = [other for other in self.rounds() if other != head.round]
         kept = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
         for other in rounds:

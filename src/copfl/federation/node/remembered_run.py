@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 from copfl import foreign
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.tables.files import read_table
-from copfl.errors import RunError, raised_as
-from copfl.federation.node.known_data import FOLDER, KnownData, cells_of, row_hashes
+from copfl.federation.node.known_data import KnownData, cells_of, row_hashes
+from copfl.federation.node.node import Node
+from copfl.federation.protocol.files import stored
+from copfl.federation.protocol.node_config import MEMORY
 from copfl.federation.protocol.settings import Settings
 from copfl.files import write_bytes
 from copfl.settings.flat import flattened
@@ -25,30 +28,27 @@ class NodeRun(NamedTuple):
     """A run that a node takes part in."""
 
     run_config: dict[str, Any]
-    node_config: dict[str, Any]  # with the client's number
+    options: dict[str, Any]  # what the node's owner set, with the client's number
     samples: str  # the name of its data, see `KnownData`
     metrics: tuple[MetricInfo, ...]
 
 
-def remember(
-    folder: Path, settings: Settings, node_config: dict[str, Any], client: int, samples: str
-) -> None:
+def remember(folder: Path, settings: Settings, node: Node, samples: str) -> None:
     """Writes the file of a run, if it has changed.
 
     Args:
         folder: That of the run, in the node's state-dir.
         settings: Those of the federation.
-        node_config: The node's.
-        client: Its number.
+        node: With the number of its client.
         samples: The name of its data.
     """
-    own = {key: node_config[key] for key in NODE_KEYS if key in node_config}
+    options = {key: node.config.options[key] for key in NODE_KEYS if key in node.config.options}
     for key in ("data", "test"):
-        if key in own and Path(str(own[key])).expanduser().exists():
-            own[key] = str(Path(str(own[key])).expanduser().resolve())
+        if key in options and Path(str(options[key])).expanduser().exists():
+            options[key] = str(Path(str(options[key])).expanduser().resolve())
     content = {
         "settings": _run_config(settings),
-        "node": {**own, "client": client},
+        "node": {**options, "client": node.config.client},
         "samples": samples,
         "metrics": [metric.as_json() for metric in settings.task.metrics],
     }
@@ -71,7 +71,7 @@ def known_rows(folder: Path, data: Path) -> int:
         folder: That of the run, in the node's state-dir.
         data: The table.
     """
-    known = KnownData(folder.parent / FOLDER)
+    known = KnownData(folder.parent / MEMORY)
     if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
         return 0
     return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
@@ -80,14 +80,16 @@ def known_rows(folder: Path, data: Path) -> int:
 def recall(folder: Path) -> NodeRun:
     """The run of a folder in the node's state-dir; RunError if the file is damaged."""
     damaged = f"{folder / FILE} cannot be used ({{}}); restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = foreign.read_json(foreign.inside(folder, folder / FILE))
-        remembered = NodeRun(
-            dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
-        )
-        threads = remembered.node_config.get("threads", 1)
-        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-            raise ValueError(f"threads is {threads!r}")
-        if not remembered.metrics:
-            raise ValueError("it has no metric")
-        return remembered
+    return stored(foreign.inside(folder, folder / FILE), _node_run, damaged=damaged)
+
+
+def _node_run(content: Mapping[str, Any]) -> NodeRun:
+    remembered = NodeRun(
+        dict(content["settings"]), dict(content["node"]), str(content["samples"]), metrics_of(content)
+    )
+    threads = remembered.options.get("threads", 1)
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads is {threads!r}")
+    if not remembered.metrics:
+        raise ValueError("it has no metric")
+    return remembered

@@ -23,11 +23,14 @@ from copfl.federation.node import audit_log, measured_rounds, remembered_run
 from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.evaluation import scores_of
-from copfl.federation.node.known_data import FOLDER, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Spent, spent
+from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
 from copfl.federation.policy.file import policy_of
+from copfl.federation.protocol.chained_log import AUDIT, verified
+from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.files import write_bytes
 from copfl.rivals import file as rivals_file
@@ -71,7 +74,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
             alone = _trained_rivals(run, remembered, data)
         except CopflError as error:
             no_rivals = str(error)
-    privacy = spent(run.parent, policy_of({}, run.parent).privacy)
+    privacy = spent(run.parent, policy_of(None, run.parent).privacy)
     return Site(
         state=run.parent,
         run=run.name,
@@ -124,7 +127,7 @@ def _trained_gain(
 ) -> SiteGain:
     """The gain over training alone, which is done now; its model and rounds are kept in the run's folder."""
     settings, samples = _settings_and_data(run, remembered, data)
-    alone = train_alone(settings, samples, int(remembered.node_config["client"]), rounds, tell)
+    alone = train_alone(settings, samples, int(remembered.options["client"]), rounds, tell)
     layout = settings.task.layout
     federated: Personal = read_weights(run / OF_NODE / WEIGHTS, layout).model
     gain = gain_of(samples, tree.each(lambda t: t.to(samples.task.device), federated), alone)
@@ -160,16 +163,17 @@ def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals 
 
 def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[Settings, NodeData]:
     """What the node trained with; DataError if its samples are others now."""
-    node_config = {**remembered.node_config, "state-dir": str(run.parent)}
+    options = {**remembered.options, "state-dir": str(run.parent)}
     if data is not None:
-        node_config["data"] = data
-    source = str(node_config.get("data"))
+        options["data"] = data
+    node = Node(NodeConfig.parse(options), policy_of(None, run.parent))
+    source = node.config.data
     if not Path(source).expanduser().exists() and ":" not in source:
         raise UsageError(f"the node's data are no longer at {source}; name them with --data")
     settings = settings_of(remembered.run_config)
-    torch.set_num_threads(int(node_config.get("threads", 1)))
-    samples = node_data(settings, node_config)
-    if KnownData(run.parent / FOLDER).name_of(samples.samples) != remembered.samples:
+    torch.set_num_threads(node.config.threads)
+    samples = node_data(settings, node)
+    if KnownData(node.memory).name_of(samples.samples) != remembered.samples:
         raise DataError("the node's samples are not those that it trained on; name those with --data")
     return settings, samples
 
@@ -205,9 +209,9 @@ def _spent(found: Spent) -> str:
 
 def _audit(state: Path, run: str) -> AuditSummary | None:
     """The audit log of the node, by what left in this run; None where there is no log."""
-    if not (state / audit_log.FILE).exists():
+    if not (state / AUDIT).exists():
         return None
-    log = audit_log.verified(state / audit_log.FILE)
+    log = verified(state / AUDIT)
     answers = [line for line in log.lines if line.get("event") == audit_log.SENT]
     ours = [line for line in answers if line.get("run") == run]
     messages, sizes = Counter[str](), Counter[str]()

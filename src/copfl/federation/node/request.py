@@ -1,22 +1,47 @@
-"""A message of the server with what the node needs to answer it."""
+"""What the door of a node passes to the process that answers, and gets back. Without torch."""
 
-import os
-import stat
-from collections.abc import Mapping
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.errors import RunError, raised_as
-from copfl.federation.protocol.messages import TRAIN, Content
+from copfl.federation.node.node import Node
+from copfl.federation.policy.file import policy_from, policy_table
+from copfl.federation.policy.record import Code
+from copfl.federation.protocol.messages import Content
+from copfl.federation.protocol.node_config import NodeConfig
+from copfl.federation.protocol.proposal import from_fields
 
 
-class Request(NamedTuple):
-    """A message of the server, and what the node needs to answer it."""
+class Accepted(NamedTuple):
+    """What a node trains on."""
 
-    run_config: Mapping[str, Any]
-    node_config: Mapping[str, Any]
-    kind: str = TRAIN  # or JOIN
-    content: Content = ("", b"")
+    node: Node
+    run_config: dict[str, Any]  # with the owner's paths in place of names
+    code: tuple[Code, ...]  # of the owner, which the run config names
+
+    def to_json(self) -> bytes:
+        """All of it as text, for the node's worker."""
+        config, policy, proposal = self.node
+        return json.dumps(
+            {
+                "options": config.options,
+                "policy": policy_table(policy),
+                "proposal": None if proposal is None else json.loads(proposal.content),
+                "run_config": self.run_config,
+                "code": [[str(value) for value in entry] for entry in self.code],
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Accepted":
+        """What `to_json` wrote: the door has checked it."""
+        fields = json.loads(content)
+        proposal = None if fields["proposal"] is None else from_fields(fields["proposal"])
+        return cls(
+            Node(NodeConfig.parse(fields["options"]), policy_from(fields["policy"]), proposal),
+            fields["run_config"],
+            tuple(Code(reference, Path(folder), sha256) for reference, folder, sha256 in fields["code"]),
+        )
 
 
 class Answer(NamedTuple):
@@ -24,15 +49,3 @@ class Answer(NamedTuple):
 
     content: Content
     epsilon: float | None = None  # of a noised upload
-
-
-def private_folder(path: Path) -> Path:
-    """The folder, which only this user can open; RunError if it is another's."""
-    with raised_as(RunError, f"cannot create {path}: {{}}; choose another state-dir", OSError):
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise RunError(f"{path} is not a folder of this user; remove it, or choose another state-dir")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
-    return path

@@ -1,4 +1,4 @@
-"""What a node keeps in memory between messages, and its answers: `node` with torch imported."""
+"""What a node keeps in memory between messages, and its answers. With torch."""
 
 import dataclasses
 import json
@@ -16,20 +16,17 @@ from copfl.core.task import Data
 from copfl.data.samples import shape_of
 from copfl.errors import CopflError, UsageError
 from copfl.federation.node import secure_update, statistics
-from copfl.federation.node.acceptance import accepted, as_member
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.join import personalise
-from copfl.federation.node.message import node_policy
-from copfl.federation.node.request import Request
+from copfl.federation.node.node import Node
+from copfl.federation.node.request import Accepted, Answer
 from copfl.federation.node.secure_phases import MASKED
 from copfl.federation.policy import own_code
 from copfl.federation.policy.components import check_tables
-from copfl.federation.policy.file import policy_of
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import Bounds, Code, Statistics
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.messages import JOIN, Content, refusal
-from copfl.federation.protocol.node_config import NodeConfig, state_dir
 from copfl.federation.protocol.noise import epsilon_of_upload
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.protocol.statistics import terms_of
@@ -46,68 +43,67 @@ class Resident:
     def __init__(self) -> None:
         self._settings: tuple[str, Settings] | None = None
         self._data: tuple[object, NodeData] | None = None
-        self._bounds: Bounds | None = None  # those under which the settings were made
         self._random = torch.random.get_rng_state()
-        self.epsilon: float | None = None  # of the last answer, if it was noised
 
-    def answer(self, request: Request) -> Content:
-        """The answer to a message: that of a new process, bit for bit. An error becomes a refusal."""
-        torch.set_num_threads(int(request.node_config.get("threads", 1)))
+    def answer(self, accepted: Accepted, kind: str, content: Content) -> Answer:
+        """The answer to a message: that of a new process, bit for bit. An error becomes a refusal.
+
+        Args:
+            accepted: The node, and what it trains on.
+            kind: Of the message: TRAIN or JOIN.
+            content: Of the message.
+        """
+        node, packet = accepted.node, Packet(*content)
+        torch.set_num_threads(node.config.threads)
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
-        places = [str(value) for value in request.node_config.values()]
-        self.epsilon = None
         try:
-            policy = policy_of(request.node_config, state_dir(request.node_config))
-            places += map(str, policy.paths)
-            # Before anything that the run config names is loaded.
-            run_config, code, proposal = accepted(policy, request.node_config, request.run_config)
-            node_config, packet = as_member(request.node_config, proposal), Packet(*request.content)
-            if nested(run_config).get("session", {}).get("agree"):
-                if request.kind == JOIN or (proposal is not None and node_config["client"] < 0):
-                    raise UsageError("this node is no member in the proposal")
-                return statistics.answer(terms_of(run_config), node_config, packet, proposal)
-            own_code.load(code)
-            settings = self.settings(run_config, code, policy.bounds)
-            check_tables(policy, settings.federation.tables())
-            if request.kind == JOIN:
-                return personalise(settings, node_config, packet, self.data)
-            if proposal is not None and node_config["client"] < 0:
-                raise UsageError("this node is no member in the proposal")
+            if nested(accepted.run_config).get("session", {}).get("agree"):
+                _require_member(node, kind)
+                return Answer(statistics.answer(terms_of(accepted.run_config), node, packet))
+            own_code.load(accepted.code)
+            settings = self.settings(accepted.run_config, accepted.code, node.policy.bounds)
+            check_tables(node.policy, settings.federation.tables())
+            if kind == JOIN:
+                return Answer(personalise(settings, node, packet, self.data))
+            _require_member(node, kind)
             is_secure = settings.federation.secure.aggregation
             epsilon = epsilon_of_upload(settings.algorithm, secure=is_secure)
-            answer = secure_update.local_update(settings, node_config, packet, self.data, proposal)
-            self.epsilon = epsilon if json.loads(answer.head)["kind"] in UPLOADS else None
-            return answer
+            reply = secure_update.local_update(settings, node, packet, self.data)
+            return Answer(reply, epsilon if json.loads(reply.head)["kind"] in UPLOADS else None)
         except CopflError as error:
-            return refusal(error, places)
+            return Answer(refusal(error, [*node.config.private_texts, *map(str, node.policy.paths)]))
         except Exception as error:  # it may describe samples: its text stays on the node
             logging.getLogger("flwr").exception("copfl: the local update failed")
-            return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
+            failed = CopflError(f"its program failed ({type(error).__name__}); see the node's log")
+            return Answer(refusal(failed))
 
-    def settings(
-        self, run_config: Mapping[str, Any], code: tuple[Code, ...] = (), bounds: Bounds | None = None
-    ) -> Settings:
+    def settings(self, run_config: Mapping[str, Any], code: tuple[Code, ...], bounds: Bounds) -> Settings:
+        """The settings of a run config; made again if it, the code or the bounds are others than before."""
         hashes = [entry.sha256 for entry in code]
-        limits = None if bounds is None else dataclasses.asdict(bounds)
-        key = json.dumps([dict(run_config), hashes, limits], sort_keys=True)
+        key = json.dumps([dict(run_config), hashes, dataclasses.asdict(bounds)], sort_keys=True)
         if self._settings is None or self._settings[0] != key:
-            self._settings, self._bounds = (key, settings_of(run_config, bounds)), bounds
+            self._settings = key, settings_of(run_config, bounds)
         return self._settings[1]
 
-    def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:
+    def data(self, settings: Settings, node: Node) -> NodeData:
         """The node's samples; read again if the files have changed since."""
-        named = [Path(str(node_config[key])) for key in ("data", "test") if node_config.get(key)]
-        files = [_version(path.expanduser()) for path in named]
-        key = (id(settings), json.dumps(dict(node_config), sort_keys=True), files)
+        named = [Path(node.config.data).expanduser()] if node.config.data else []
+        files = [_version(path) for path in (*named, *filter(None, [node.config.test]))]
+        key = id(settings), node.config, files
         if self._data is None or self._data[0] != key:
             self._data = None  # not both in memory
-            named_code.name(named_code.modules_in(node_config.get("data")))  # by the node's owner
-            found = node_data(settings, node_config)
-            if self._bounds is not None:
-                _require_batch(self._bounds, settings, found.train)
-            self._data = key, found
-        _require_rows(node_policy(node_config).statistics, self._data[1])
+            named_code.name(named_code.modules_in(node.config.data))  # by the node's owner
+            data = node_data(settings, node)
+            _require_batch(node.policy.bounds, settings, data.train)
+            self._data = key, data
+        _require_rows(node.policy.statistics, self._data[1])
         return self._data[1]
+
+
+def _require_member(node: Node, kind: str) -> None:
+    """UsageError if the node is asked for what only a member of the proposal is asked for."""
+    if kind == JOIN or (node.proposal is not None and node.config.client < 0):
+        raise UsageError("this node is no member in the proposal")
 
 
 def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:

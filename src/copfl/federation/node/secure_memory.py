@@ -11,16 +11,15 @@ The halves of a round follow from the run's seed and the clients' numbers. Other
 and those of a second seed or of other numbers, are other sums.
 """
 
-import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import stored, write_json
 
 FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
@@ -107,14 +106,6 @@ def fingerprint(members: Collection[str]) -> str:
     return keys.fingerprint("\n".join(sorted(members)))
 
 
-def changes_allowed(node_config: Mapping[str, Any]) -> int:
-    """How often the node's owner allows the cohort, or the rows that train, to change."""
-    changes = node_config.get(CHANGES, 0)
-    if type(changes) is not int or changes < 0:
-        raise UsageError(f"{CHANGES}={changes!r} must be a whole number: how often the cohort may change")
-    return changes
-
-
 class Memory(KnownData):
     """The files of the memory, in one folder of the node."""
 
@@ -142,11 +133,9 @@ class Memory(KnownData):
         write_json(self.folder / FILE, content)
 
     def _read(self) -> list[Added]:
-        path = self.folder / FILE
-        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError, TypeError):
-            stored = json.loads(path.read_text()) if path.exists() else []
-            return [
+        return stored(
+            self.folder / FILE,
+            lambda sums: [
                 Added(
                     str(name),
                     frozenset(members),
@@ -154,5 +143,7 @@ class Memory(KnownData):
                     str(divided),
                     frozenset(Upload(*u) for u in uploads),
                 )
-                for name, members, rows, divided, uploads in stored
-            ]
+                for name, members, rows, divided, uploads in sums
+            ],
+            [],
+        )

@@ -18,18 +18,16 @@ import torch
 
 from copfl import wire
 from copfl.errors import WireError, raised_as
-from copfl.federation.node.known_data import FOLDER
 from copfl.federation.node.ledger import Ledger
-from copfl.federation.node.message import head_of, node_policy
+from copfl.federation.node.message import head_of
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.policy.request import require_cohort
 from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.files import write_json
-from copfl.federation.protocol.keys import SigningKey, is_signed, own_key
+from copfl.federation.protocol.keys import is_signed
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, key_path, state_dir
 from copfl.federation.protocol.noise import require_noise, sum_noise
-from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.federation.protocol.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets, Words
 from copfl.federation.protocol.settings import Terms
@@ -62,28 +60,19 @@ class Asked(NamedTuple):
     """A request of the server, and what the node has to answer it."""
 
     settings: Terms
-    node_config: NodeConfig
+    node: Node
     head: Head
     about: dict[str, Any]
     session: Session
-    proposal: Proposal | None
     summand: "Summand"
 
     @property
     def subject(self) -> Subject:
         return Subject(self.head.run, self.head.round, self.session.name)
 
-    @property
-    def member(self) -> SigningKey:
-        return own_key(key_path(self.node_config))
-
-    @property
-    def folder(self) -> Path:
-        return state_dir(self.node_config) / FOLDER
-
     def identities(self, cohort: Iterable[str]) -> frozenset[str]:
         """The members whose keys these are: one that has rotated its key is the same member."""
-        return frozenset(identity(self.proposal, key) for key in cohort)
+        return frozenset(map(self.node.identity, cohort))
 
     @property
     def secrets(self) -> Secrets:
@@ -116,28 +105,19 @@ class Summand(Protocol):
 Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
-def identity(proposal: Proposal | None, key: str) -> str:
-    """The member whose key this is: its first key."""
-    member = proposal.by_key(key) if proposal is not None else None
-    return key if member is None else member.identity
-
-
-def added_up(
-    settings: Terms, node_config: NodeConfig, packet: Packet, summand: Summand, proposal: Proposal | None
-) -> Packet:
+def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> Packet:
     """The answer to a message of a phase of a sum.
 
     Args:
         settings: what all members must agree on.
-        node_config: the node's configuration.
+        node: the one that is asked; its proposal has the members of sums.
         packet: the server's message.
         summand: what this node adds, and what it remembers of it.
-        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
-    head = head_of(settings, node_config, packet)
+    head = head_of(settings, node, packet)
     fields = wire.opened_head(packet)
     phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
-    path = ClientRecords(state_dir(node_config), head.run).folder / FILE
+    path = ClientRecords(node.folder, head.run).folder / FILE
     session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
     if session.settings not in ("", shown := _digest_of(settings)):
         raise WireError("the settings have changed since this sum began; begin another one")
@@ -145,12 +125,12 @@ def added_up(
     if is_repeated and phase in session.replies:
         return session.replies[phase]
     if phase == MASKED:
-        asked = Asked(settings, node_config, head, fields["about"], session, proposal, summand)
+        asked = Asked(settings, node, head, fields["about"], session, summand)
         session, reply = _masked(asked, packet)
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about
         with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
-            asked = Asked(settings, node_config, head, about, session, proposal, summand)
+            asked = Asked(settings, node, head, about, session, summand)
             session, answer = ANSWERS[phase](asked)
         reply = wire.encode((), head._replace(kind=phase), about=answer)
         session = replace(session, replies={phase: reply})
@@ -184,7 +164,7 @@ def _digest_of(settings: Terms) -> str:
 def _keys(asked: Asked) -> Answer:
     """Fresh keys, signed with the member's own."""
     secrets, public = secure_sum.begin(asked.head.client)
-    member = asked.member
+    member = asked.node.key
     statement = keys_statement(asked.subject, asked.head.client, asked.settings.rules, public)
     fields = {
         Field.KEYS: [key.hex() for key in public],
@@ -199,13 +179,13 @@ def _shares(asked: Asked) -> Answer:
     rules, own = asked.settings.rules, asked.head.client
     cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
     keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
-    if cohort.get(own) != asked.member.public or own not in keys:
+    if cohort.get(own) != asked.node.key.public or own not in keys:
         raise WireError("it does not name this node as a member of the sum")
     if len(set(cohort.values())) < len(cohort):
         raise WireError("it names the same member for two clients")
-    require_cohort(node_policy(asked.node_config), len(cohort))
-    if asked.proposal is not None:
-        pinned = {number: member.key for number, member in asked.proposal.numbers.items()}
+    require_cohort(asked.node.policy, len(cohort))
+    if asked.node.proposal is not None:
+        pinned = {number: member.key for number, member in asked.node.proposal.numbers.items()}
         if strangers := [client for client, member in cohort.items() if pinned.get(client) != member]:
             raise WireError(f"client {strangers[0]} is not the member that the accepted proposal names")
     for client, public in keys.items():
@@ -252,15 +232,14 @@ def _consistent(asked: Asked) -> Answer:
         raise WireError("it names clients in the sum that did not take part in it")
     if len(survivors) < SMALLEST_COHORT:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
-    policy = node_policy(asked.node_config)
-    require_cohort(policy, len(survivors))
-    require_noise(policy, asked.settings.noised, len(survivors))
+    require_cohort(asked.node.policy, len(survivors))
+    require_noise(asked.node.policy, asked.settings.noised, len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
     members = [session.cohort[client] for client in survivors]
     # Written before the signature leaves: the others may reveal the sum without this node.
     asked.summand.enter(asked, asked.identities(members))
     statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
-    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.member.sign(statement)}
+    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.node.key.sign(statement)}
 
 
 def _revealed(asked: Asked) -> Answer:
@@ -278,7 +257,7 @@ def _revealed(asked: Asked) -> Answer:
         )
     if session.noised:  # two sets of members cannot both have so many signatures
         noise = sum_noise(asked.settings.noised, len(session.survivors))
-        Ledger(asked.folder).settle(session.noised, noise)
+        Ledger(asked.node.memory).settle(session.noised, noise)
     shares = secure_sum.reveal(secrets, session.survivors, rules)
     return replace(session, secrets=None), {
         Field.SHARES: {str(n): share.hex() for n, share in shares.items()}

@@ -16,18 +16,15 @@ from copfl.experiment.analysis.benefit import design, judged
 from copfl.federation.node import halves_memory, update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import NO_HALVES, compare_halves
-from copfl.federation.node.known_data import FOLDER
-from copfl.federation.node.message import decode, head_of, node_policy, numbered
+from copfl.federation.node.message import decode, head_of
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
-from copfl.federation.node.secure_memory import Added, Memory, Upload, changes_allowed, fingerprint
-from copfl.federation.node.secure_phases import Asked, Contribution, added_up, identity
+from copfl.federation.node.secure_memory import Added, Memory, Upload, fingerprint
+from copfl.federation.node.secure_phases import Asked, Contribution, added_up
 from copfl.federation.policy.request import require_half
 from copfl.federation.protocol import halves, secure_total
-from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, key_path, state_dir
 from copfl.federation.protocol.noise import upload_noise
-from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.settings import Settings, Terms
 from copfl.wire import Packet
 
@@ -40,24 +37,21 @@ class Training:
 
     def contribution(self, asked: Asked, packet: Packet) -> Contribution:
         """A value that is not finite or out of range is refused before it is masked."""
-        settings, memory = asked.settings, Memory(asked.folder)
+        settings, memory = asked.settings, Memory(asked.node.memory)
         assert isinstance(settings, Settings)
-        data = self.load_data(settings, numbered(asked.node_config, asked.head))
+        data = self.load_data(settings, asked.node.numbered(asked.head.client))
         samples = memory.name_of(data.samples)
-        invited, allowed = (
-            asked.identities(asked.session.cohort.values()),
-            changes_allowed(asked.node_config),
-        )
+        invited = asked.identities(asked.session.cohort.values())
         divided = division_of(settings, asked.head.client)
         asked_for = Added(samples, invited, rows_of(settings), divided, frozenset())
-        memory.history(samples).expect(asked_for, allowed)  # before it trains
+        memory.history(samples).expect(asked_for, asked.node.config.cohort_changes)  # before it trains
         if divided:
-            questions = node_policy(asked.node_config).statistics.questions
-            halves_memory.Concluded(asked.folder).expect(samples, asked.head.run, questions)
+            questions = asked.node.policy.statistics.questions
+            halves_memory.Concluded(asked.node.memory).expect(samples, asked.head.run, questions)
         if (noised := settings.noised) is not None:
-            model = innermost(decode(settings, asked.node_config, packet)[1]).w
+            model = innermost(decode(settings, asked.node, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
-        trained = update.train(settings, asked.node_config, packet, lambda *_: data)
+        trained = update.train(settings, asked.node, packet, lambda *_: data)
         clients, rules = settings.federation.clients, settings.rules
         with torch.no_grad():
             total = secure_total.summand_of(settings.algorithm, settings.task, clients, trained.output.upload)
@@ -65,7 +59,7 @@ class Training:
         if settings.run.run.benefit:
             is_first = asked.head.client in halves.first_clients(settings.federation, asked.head.round)
             half = total if is_first else tree.each(torch.zeros_like, total)
-        reported = update.reports_metrics(settings, asked.node_config)
+        reported = update.reports_metrics(settings, asked.node)
         sums = secure_total.sums_of(total, trained.metrics, rules, reported=reported, half=half)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(total))
         return Contribution(
@@ -73,17 +67,16 @@ class Training:
             samples,
             hashlib.sha256(fingerprints.encode()).hexdigest(),
             {Field.NOTE: trained.note},
-            partial(trained.save, asked.node_config),
+            partial(trained.save, asked.node),
             trained.noised,
         )
 
     def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
         """The data are added up with one cohort, see `secure_memory`."""
-        memory, session = Memory(asked.folder), asked.session
+        memory, session = Memory(asked.node.memory), asked.session
         assert isinstance(asked.settings, Settings)
-        allowed = changes_allowed(asked.node_config)
         added = Added(session.samples, cohort, rows_of(asked.settings), *self.division(asked))
-        memory.history(session.samples).admit(added, allowed)
+        memory.history(session.samples).admit(added, asked.node.config.cohort_changes)
         memory.remember(added)
 
     def division(self, asked: Asked) -> tuple[str, frozenset[Upload]]:
@@ -94,7 +87,7 @@ class Training:
         survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
         first = survivors & halves.first_clients(settings.federation, asked.head.round)
         for half in (first, survivors - first):
-            require_half(node_policy(asked.node_config), len(half))
+            require_half(asked.node.policy, len(half))
         own = first if asked.head.client in first else survivors - first
         members = asked.identities(asked.session.cohort[client] for client in own)
         return division_of(settings, asked.head.client), frozenset([Upload(upload, fingerprint(members))])
@@ -117,7 +110,7 @@ class Judging(Training):
         if type(count) is not int or not 0 < count <= federation.rounds:
             raise WireError("it does not say how many rounds its question is about")
         question = wire.decode(packet, halves.like_question(count), asked.head).record
-        folder = ClientRecords(state_dir(asked.node_config), asked.head.run).folder
+        folder = ClientRecords(asked.node.folder, asked.head.run).folder
         rounds: list[int] = question.rounds.tolist()
         digest = hashlib.sha256(packet.body).hexdigest()
         known = halves_memory.read(folder)
@@ -132,12 +125,12 @@ class Judging(Training):
         if regression is None or is_repeated or not np.isfinite(differences).all():
             raise WireError("the rounds that it names do not determine the benefit")
         words = halves.words_of(judged(regression, differences, asked.head.client), settings.rules)
-        data = self.load_data(settings, numbered(asked.node_config, asked.head))
-        samples = Memory(asked.folder).name_of(data.samples)
+        data = self.load_data(settings, asked.node.numbered(asked.head.client))
+        samples = Memory(asked.node.memory).name_of(data.samples)
 
         def note() -> None:
-            questions = node_policy(asked.node_config).statistics.questions
-            halves_memory.Concluded(asked.folder).enter(samples, asked.head.run, digest, questions)
+            questions = asked.node.policy.statistics.questions
+            halves_memory.Concluded(asked.node.memory).enter(samples, asked.head.run, digest, questions)
             halves_memory.answer(folder, digest)
 
         upload = hashlib.sha256(words.tobytes()).hexdigest()
@@ -167,50 +160,36 @@ def rows_of(settings: Settings) -> str:
     return "; ".join(kept)
 
 
-def local_update(
-    settings: Settings,
-    node_config: NodeConfig,
-    packet: Packet,
-    load_data: LoadData = node_data,
-    proposal: Proposal | None = None,
-) -> Packet:
+def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
     """The answer to a message of a round: the upload, or that of a phase if aggregation is secure.
 
     Args:
         settings: those of the accepted proposal.
-        node_config: the node's configuration.
+        node: the one that is asked; its proposal has the members of sums.
         packet: the server's message.
         load_data: reads the node's data.
-        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
     if wire.opened_head(packet).get("kind") == halves.HALVES:
-        return compare_halves(settings, node_config, packet, load_data)
+        return compare_halves(settings, node, packet, load_data)
     if not settings.federation.secure.aggregation:
-        return _plain_update(settings, node_config, packet, load_data, proposal)
+        return _plain_update(settings, node, packet, load_data)
     is_last = wire.opened_head(packet).get("round") == settings.federation.rounds
     summand = Judging(load_data) if is_last else Training(load_data)
-    return added_up(settings, node_config, packet, summand, proposal)
+    return added_up(settings, node, packet, summand)
 
 
-def _plain_update(
-    settings: Settings,
-    node_config: NodeConfig,
-    packet: Packet,
-    load_data: LoadData,
-    proposal: Proposal | None,
-) -> Packet:
+def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
-    folder = state_dir(node_config) / FOLDER
-    memory = Memory(folder)
+    memory = Memory(node.memory)
     if memory.is_empty:
-        return update.local_update(settings, node_config, packet, load_data)
-    head = head_of(settings, node_config, packet)
-    data = load_data(settings, numbered(node_config, head))
-    alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
+        return update.local_update(settings, node, packet, load_data)
+    head = head_of(settings, node, packet)
+    data = load_data(settings, node.numbered(head.client))
+    alone = frozenset([node.identity(node.key.public)])
     history = memory.history(samples := memory.name_of(data.samples))
     plain = Added(samples, alone, rows_of(settings), "", frozenset())
-    history.expect(plain, changes_allowed(node_config))  # before it trains
-    reply = update.local_update(settings, node_config, packet, lambda *_: data)
+    history.expect(plain, node.config.cohort_changes)  # before it trains
+    reply = update.local_update(settings, node, packet, lambda *_: data)
     if history:
         memory.remember(plain._replace(uploads=frozenset([Upload(hashlib.sha256(reply.body).hexdigest())])))
     return reply

@@ -8,7 +8,6 @@ allows more.
 
 import hashlib
 import json
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,25 +16,20 @@ import torch
 from copfl import wire
 from copfl.data.contract.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
 from copfl.data.tables.files import read_table
-from copfl.errors import RunError, UsageError, WireError, raised_as
+from copfl.errors import UsageError, WireError, raised_as
 from copfl.federation.node.data import log_problems
-from copfl.federation.node.known_data import FOLDER, KnownData, hashes_of
+from copfl.federation.node.known_data import KnownData, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
-from copfl.federation.node.message import head_of, node_policy
-from copfl.federation.node.secure_phases import Asked, Contribution, added_up, identity
-from copfl.federation.policy.record import Statistics as Allowed
-from copfl.federation.protocol.files import write_json
-from copfl.federation.protocol.keys import own_key
+from copfl.federation.node.message import head_of
+from copfl.federation.node.node import Node
+from copfl.federation.node.secure_phases import Asked, Contribution, added_up
+from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, key_path, state_dir
-from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.secure_sum import quantised
 from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres
-from copfl.files import locked
 from copfl.wire import Head, Packet
 
-FILE, LOCK = "statistics.json", "statistics.lock"  # in the folder of known data
-WAIT = 60.0  # seconds for another process of this node
+FILE = "statistics.json"  # in the folder of known data
 
 
 # -- what was given ------------------------------------------------------------------------------------------
@@ -46,51 +40,43 @@ class Given(KnownData):
 
     def ask(self, samples: str, part: int, question: str, allowed: int) -> None:
         """Notes a question before it is answered; WireError if it is another one about the same data."""
-        with self._alone():
-            self._ask(samples, part, question, allowed)
-
-    def _ask(self, samples: str, part: int, question: str, allowed: int) -> None:
-        asked, cohorts = self._read()
-        known = {(s, q) for s, p, q in asked if p == part and self.overlap(samples, s)}
-        if (samples, question) in known:
-            return
-        if len(known) >= allowed:
-            raise WireError(
-                "statistics of this node's data were given: another question, or the same about other rows, "
-                "could be subtracted. Give the means and categories in the contract, or ask the node's owner "
-                f"to raise statistics.questions above {allowed}"
-            )
-        self._write([*asked, (samples, part, question)], cohorts)
+        with alone(self.folder / FILE):
+            asked, cohorts = self._read()
+            known = {(s, q) for s, p, q in asked if p == part and self.overlap(samples, s)}
+            if (samples, question) in known:
+                return
+            if len(known) >= allowed:
+                raise WireError(
+                    "statistics of this node's data were given: another question, or the same about other "
+                    "rows, could be subtracted. Give the means and categories in the contract, or ask the "
+                    f"node's owner to raise statistics.questions above {allowed}"
+                )
+            self._write([*asked, (samples, part, question)], cohorts)
 
     def add(self, samples: str, cohort: frozenset[str], allowed: int) -> None:
         """Writes down with whom data are added up; WireError if they were with others."""
-        with self._alone():
-            self._add(samples, cohort, allowed)
-
-    def _add(self, samples: str, cohort: frozenset[str], allowed: int) -> None:
-        asked, cohorts = self._read()
-        known = {members for s, members in cohorts if self.overlap(samples, s)}
-        if cohort in known:
-            return
-        if len(known) >= allowed:
-            raise WireError(
-                "statistics of this node's data were added up with other members: the difference of both "
-                "sums would reveal single members; ask the node's owner to raise statistics.questions above "
-                f"{allowed}"
-            )
-        self._write(asked, [*cohorts, (samples, cohort)])
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """The right to read and write: without it two processes would both give what is given once."""
-        return locked(self.folder / LOCK, WAIT)
+        with alone(self.folder / FILE):
+            asked, cohorts = self._read()
+            known = {members for s, members in cohorts if self.overlap(samples, s)}
+            if cohort in known:
+                return
+            if len(known) >= allowed:
+                raise WireError(
+                    "statistics of this node's data were added up with other members: the difference of "
+                    "both sums would reveal single members; ask the node's owner to raise "
+                    f"statistics.questions above {allowed}"
+                )
+            self._write(asked, [*cohorts, (samples, cohort)])
 
     def _read(self) -> tuple[list[tuple[str, int, str]], list[tuple[str, frozenset[str]]]]:
-        path = self.folder / FILE
-        damaged = f"{FILE} cannot be used: {{}}; restore the node's state-dir"
-        with raised_as(RunError, damaged, OSError, ValueError, TypeError, KeyError):
-            stored = json.loads(path.read_text()) if path.exists() else {"asked": [], "cohorts": []}
-            asked = [(str(s), int(p), str(q)) for s, p, q in stored["asked"]]
-            return asked, [(str(s), frozenset(members)) for s, members in stored["cohorts"]]
+        return stored(
+            self.folder / FILE,
+            lambda given: (
+                [(str(s), int(p), str(q)) for s, p, q in given["asked"]],
+                [(str(s), frozenset(members)) for s, members in given["cohorts"]],
+            ),
+            {"asked": [], "cohorts": []},
+        )
 
     def _write(self, asked: list[tuple[str, int, str]], cohorts: list[tuple[str, frozenset[str]]]) -> None:
         content = {"asked": asked, "cohorts": [(s, sorted(members)) for s, members in cohorts]}
@@ -109,24 +95,20 @@ class Prepared(NamedTuple):
     upload: str  # digest of the vector
 
 
-def answer(
-    terms: StatisticsTerms, node_config: NodeConfig, packet: Packet, proposal: Proposal | None = None
-) -> Packet:
+def answer(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
     """The answer to a message of the statistics phase: sums of this node, or that of a phase of a secure sum.
 
     Args:
         terms: those of the accepted proposal.
-        node_config: the node's configuration.
+        node: the one that is asked; its proposal has the members of sums.
         packet: the server's message.
-        proposal: has the members of sums; None if the node's policy allows run configs that nobody signed.
     """
     if terms.federation.secure.aggregation:
-        return added_up(terms, node_config, packet, Sums(), proposal)
-    head = head_of(terms, node_config, packet)
-    prepared = _prepared(terms, node_config, head, packet)
-    alone = frozenset([identity(proposal, own_key(key_path(node_config)).public)])
-    allowed = _allowed(node_config)
-    Given(state_dir(node_config) / FOLDER).add(prepared.samples, alone, allowed.questions)
+        return added_up(terms, node, packet, Sums())
+    head = head_of(terms, node, packet)
+    prepared = _prepared(terms, node, head, packet)
+    alone = frozenset([node.identity(node.key.public)])
+    Given(node.memory).add(prepared.samples, alone, node.policy.statistics.questions)
     about = {Field.CATEGORIES: prepared.names}
     return wire.encode(torch.from_numpy(prepared.vector), head._replace(kind=KIND), about=about)
 
@@ -136,7 +118,7 @@ class Sums:
 
     def contribution(self, asked: Asked, packet: Packet) -> Contribution:
         assert isinstance(asked.settings, StatisticsTerms)
-        prepared = _prepared(asked.settings, asked.node_config, asked.head, packet)
+        prepared = _prepared(asked.settings, asked.node, asked.head, packet)
         refused = "the statistics cannot be added securely: {}; nothing was sent"
         with raised_as(WireError, refused, WireError):  # the value itself stays here
             words = quantised(prepared.vector, asked.settings.rules)
@@ -144,41 +126,35 @@ class Sums:
         return Contribution(words, prepared.samples, prepared.upload, about, lambda: None)
 
     def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
-        Given(asked.folder).add(asked.session.samples, cohort, _allowed(asked.node_config).questions)
+        questions = asked.node.policy.statistics.questions
+        Given(asked.node.memory).add(asked.session.samples, cohort, questions)
 
 
-def _allowed(node_config: NodeConfig) -> Allowed:
-    return node_policy(node_config).statistics
-
-
-def _prepared(terms: StatisticsTerms, node_config: NodeConfig, head: Head, packet: Packet) -> Prepared:
+def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) -> Prepared:
     """What this node gives in a pass, after it has written down what it was asked and would answer."""
     if head.round >= PASSES:
         raise WireError(f"statistics have {PASSES} passes, and it asks for pass {head.round + 1}")
     centres = wire.decode(packet, like_centres(terms.question), head).record.numpy()
-    site = node_site(terms, node_config)
-    folder, policy = state_dir(node_config) / FOLDER, node_policy(node_config)
+    site, policy = node_site(terms, node), node.policy
     count, is_second = policy.statistics.smallest_count, head.round > 0
     known = centres[: len(terms.question.numbers)] if is_second else None
     vector = sums_of(terms.question, site, count, known)
     names = {} if is_second else names_of(terms.question, site, count)
-    given = Given(folder)
+    given = Given(node.memory)
     samples = given.name_of(hashes_of({name: cells.astype(str) for name, cells in site.rows.items()}))
     # With the answer: rows that are equal to others are not seen in the hashes.
     asked = [terms.digest, known is not None and known.tolist(), vector.tolist(), names]
     question = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
     given.ask(samples, head.round, question, policy.statistics.questions)
-    Ledger(folder).enter(Release(samples, head.run, head.round, noise=0.0), policy.privacy)
+    Ledger(node.memory).enter(Release(samples, head.run, head.round, noise=0.0), policy.privacy)
     return Prepared(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
 
 
-def node_site(terms: StatisticsTerms, node_config: NodeConfig) -> Site:
+def node_site(terms: StatisticsTerms, node: Node) -> Site:
     """The rows of the node's table."""
-    source, test = node_config.get("data"), node_config.get("test")
-    if not isinstance(source, str) or not source or not Path(source).expanduser().is_file():
+    source, test = Path(node.config.data).expanduser(), node.config.test
+    if not node.config.data or not source.is_file():
         raise UsageError("statistics are those of a table: the node's data must be a file")
-    if test is not None and not isinstance(test, str):
-        raise UsageError("test must be the path of a file with test rows")
-    files = [Path(source).expanduser(), *([] if test is None else [Path(test).expanduser()])]
+    files = [source, *([] if test is None else [test])]
     log_problems(terms.contract, read_table(files[0]))
     return site_of(terms.contract, files)

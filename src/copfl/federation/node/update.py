@@ -29,13 +29,13 @@ from copfl.federation.node import (
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
-from copfl.federation.node.known_data import FOLDER, Hashes, KnownData
+from copfl.federation.node.known_data import Hashes, KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
-from copfl.federation.node.message import decode, node_policy, numbered
+from copfl.federation.node.message import decode
+from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.node_config import NodeConfig, state_dir
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
 from copfl.federation.protocol.settings import Settings
@@ -57,19 +57,17 @@ class Trained(NamedTuple):
     settings: Settings
     data: NodeData
 
-    def save(self, node_config: NodeConfig) -> None:
+    def save(self, node: Node) -> None:
         """Writes the client's record, and the bundle of the model that was measured."""
-        write_json(self.records.folder / "client.json", {"client": self.head.client})
+        write_json(self.records.folder / CLIENT, {"client": self.head.client})
         if self.settings.federation.session.rollback:
             halves_memory.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
-        samples = KnownData(state_dir(node_config) / FOLDER).name_of(self.data.samples)
-        remembered_run.remember(
-            self.records.folder, self.settings, dict(node_config), self.head.client, samples
-        )
+        samples = KnownData(node.memory).name_of(self.data.samples)
+        remembered_run.remember(self.records.folder, self.settings, node.numbered(self.head.client), samples)
         measured_rounds.enter(self.records.folder, self.head.round, self.measured)
-        if not (self.measured.tested and node_config.get("bundle", True) and self.data.bundled):
+        if not (self.measured.tested and node.config.bundle and self.data.bundled):
             return
         run, primary = self.settings.run.run, self.settings.task.metrics[0]
         if run.select == "last" or is_best(primary, self.measured, kept_score(self.records.folder, primary)):
@@ -86,14 +84,14 @@ class Trained(NamedTuple):
             write_bundle(self.records.folder, *what, select=run.select)
 
 
-def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
+def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Trained:
     """The client's local update for one round."""
-    head, down, about = decode(settings, node_config, packet)
+    head, down, about = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    data = load_data(settings, numbered(node_config, head))
+    data = load_data(settings, node.numbered(head.client))
     algorithm, task = settings.algorithm, data.task
-    records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
+    records, counted = ClientRecords(node.folder, head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
     if isinstance(algorithm, SecretNoise):
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
@@ -112,7 +110,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             here = measure(algorithm, task, *models, data.test, data.validation)
         metrics = output.metrics | here.tested
         client, output, metrics, here = moved((client, output, metrics, here), torch.device("cpu"))
-    _enter_release(settings, node_config, head, data.samples, noised)
+    _enter_release(settings, node, head, data.samples, noised)
     return Trained(head, about, records, client, output, metrics, here, note, noised, settings, data)
 
 
@@ -126,39 +124,34 @@ def _log_gpu(device: torch.device, round: int) -> None:
         )
 
 
-def _enter_release(
-    settings: Settings, node_config: NodeConfig, head: Head, samples: Hashes, noised: str
-) -> None:
+def _enter_release(settings: Settings, node: Node, head: Head, samples: Hashes, noised: str) -> None:
     """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
-    folder = state_dir(node_config) / FOLDER
-    release = Release(KnownData(folder).name_of(samples), head.run, head.round, noise=0.0)
-    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node_config):
+    release = Release(KnownData(node.memory).name_of(samples), head.run, head.round, noise=0.0)
+    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
         noise, place = upload_noise(settings.algorithm), UPLOAD
         if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
             fewest = max(settings.rules.threshold, SMALLEST_COHORT)
             noise, place = sum_noise(settings.algorithm, fewest), SUM
         release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
-    Ledger(folder).enter(release, node_policy(node_config).privacy)
+    Ledger(node.memory).enter(release, node.policy.privacy)
 
 
-def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
+def reports_metrics(settings: Settings, node: Node) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
     The policy has the last word. They have no noise, so none leave where it limits epsilon.
     """
-    policy, is_secure = node_policy(node_config), settings.federation.secure.aggregation
-    may_leave = {"all": True, "sums": is_secure, "none": False}[policy.reports]
-    is_wanted = bool(node_config.get("metrics", not settings.run.privacy))
-    return may_leave and is_wanted and not policy.privacy.lifetime_epsilon
+    is_secure, wanted = settings.federation.secure.aggregation, node.config.metrics
+    may_leave = {"all": True, "sums": is_secure, "none": False}[node.policy.reports]
+    is_wanted = not settings.run.privacy if wanted is None else wanted
+    return may_leave and is_wanted and not node.policy.privacy.lifetime_epsilon
 
 
-def local_update(
-    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
-) -> Packet:
+def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
     """The client's upload for one round; its record is written before."""
-    trained = train(settings, node_config, packet, load_data)
-    trained.save(node_config)
-    metrics = trained.metrics if reports_metrics(settings, node_config) else {}
+    trained = train(settings, node, packet, load_data)
+    trained.save(node)
+    metrics = trained.metrics if reports_metrics(settings, node) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
     return wire.encode(
         trained.output.upload,

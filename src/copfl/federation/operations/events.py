@@ -1,8 +1,4 @@
-"""What the operators of a federation read: the audit log, JSON log lines, metrics. Without torch.
-
-Each line of the audit log has the hash of the line before it. So a line that was changed or removed is seen,
-except at the end of the file: note the hash of the last line elsewhere (`copfl federate status` prints it).
-"""
+"""What the operators of a federation read: the audit log, JSON log lines, metrics. Without torch."""
 
 import contextlib
 import logging
@@ -12,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, one_of, raised_as
-from copfl.federation.protocol.chained_log import AUDIT, AuditLog
+from copfl.federation.protocol.chained_log import AUDIT, append
 from copfl.federation.protocol.events import Event, Log
 from copfl.federation.protocol.log_lines import LOG_FORMAT, LOG_LEVEL, METRICS, logger
 from copfl.federation.protocol.messages import printable
 
 FORMATS, LEVELS = ("text", "json"), ("debug", "info", "warning", "error")
 LOOPBACK = "127.0.0.1"
+# On disk before anything else is done.
+SYNCED = (Event.STARTED, Event.ROUND_ENDED, Event.ENDED, Event.FAILED)
 WARNINGS = (Event.REFUSED, Event.REJECTED, Event.WAITING, Event.NO_RESULT)
-
-
-# -- the audit log -------------------------------------------------------------------------------------------
-
 
 # -- log lines -----------------------------------------------------------------------------------------------
 
@@ -104,19 +98,18 @@ def operations(folder: Path, run: str) -> Iterator[Log]:
     How the run ends is its last event.
     """
     address = os.environ.get(METRICS)
-    receivers: list[Metrics | AuditLog] = []
     with contextlib.ExitStack() as stack:
-        if address:
-            receivers.append(stack.enter_context(contextlib.closing(Metrics(run, address))))
-        receivers.insert(0, stack.enter_context(contextlib.closing(AuditLog(folder / AUDIT))))
+        metrics = stack.enter_context(contextlib.closing(Metrics(run, address))) if address else None
 
         def log(text: str, /, event: str = "", **fields: Any) -> None:
             if text:
                 level = logging.WARNING if event in WARNINGS else logging.INFO
                 named = {"event": event, **fields} if event else {}
                 logger.log(level, "copfl: %s", text, extra={"fields": named})
-            for receiver in receivers if event else ():
-                receiver.add(event, **fields)
+            if event:
+                append(folder / AUDIT, {"event": event, **fields}, durable=event in SYNCED)
+            if event and metrics is not None:
+                metrics.add(event, **fields)
 
         try:
             yield log

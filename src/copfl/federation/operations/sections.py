@@ -276,7 +276,7 @@ def _scores(watched: Watched) -> Iterator[Chart]:
 
 
 def _log(watched: Watched) -> Table:
-    events = watched.log.events
+    events = watched.log.lines
     rows = [
         [moment(event["at"], watched), str(event["event"]).replace("_", " "), _told(event, watched)]
         for event in reversed(events)

@@ -1,41 +1,29 @@
-"""The state of a federation, from the folder of its server or of a node. Without torch."""
+"""The state of a federation's server or of a node, as `copfl federate status` prints it. Without torch."""
 
 import contextlib
 import datetime
-import json
-import socket
-import sqlite3
 import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from copfl.errors import RunError
-from copfl.federation.node import audit_log
 from copfl.federation.node.acceptance import pending
 from copfl.federation.node.ledger import Spent, spent
-from copfl.federation.operations.history import history_of
+from copfl.federation.operations.watched import LATE_AFTER, Watched, read
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import (
-    AGREEMENTS,
     CONTACT,
-    DATABASE,
     LAST_ERROR,
     is_locked,
     is_node,
-    read_app,
-    run_names,
-    superlink_address,
 )
-from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
-from copfl.federation.protocol.messages import parsed, printable, read_json
+from copfl.federation.protocol.chained_log import AUDIT, CHAIN, verified
+from copfl.federation.protocol.messages import printable, read_json
 from copfl.federation.protocol.node_config import WORKER
-from copfl.federation.server.certificates import expiries, expiry_warnings
+from copfl.federation.server.certificates import expiry_warnings
 
 CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
-LATE_AFTER = 10.0  # seconds that a client may need in any case
 
 
 def status(folder: Path, run: str | None = None) -> dict[str, Any]:
@@ -49,74 +37,25 @@ def status(folder: Path, run: str | None = None) -> dict[str, Any]:
 
 
 def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
-    app = read_app(folder)
-    address = superlink_address(folder, app)
+    watched = read(folder, run)
+    problems = [] if watched.answers else [f"no SuperLink answers at {watched.address}"]
     result: dict[str, Any] = {
         "kind": "server",
-        "superlink": {"address": "{}:{}".format(*address), "answers": answers(*address)},
-        "runs": run_names(folder / "runs"),
+        "superlink": {"address": watched.address, "answers": watched.answers},
+        "runs": list(watched.runs),
+        "other_runs": list(watched.other_runs),
     }
-    problems = []
-    if not result["superlink"]["answers"]:
-        problems.append(f"no SuperLink answers at {result['superlink']['address']}")
-    result["other_runs"] = other_runs(folder)
-    name = run or (result["runs"][-1] if result["runs"] else None)
-    if run and run not in result["runs"]:
-        known = ", ".join(result["runs"]) or "none"
-        raise RunError(f'no run "{run}" in {folder / "runs"}; there are: {known}')
-    if name:
-        path = folder / "runs" / name
-        found = verified(path / AUDIT) if (path / AUDIT).exists() else Verified([], "", "")
-        result |= {"run": name, **_of_run(path, found)}
-        problems += [result["audit"]["problem"]] if result["audit"]["problem"] else []
-        problems += [f"the run {result['state']}"] if result["state"] in ("failed", "was interrupted") else []
-    ends = expiries(folder / "keys")
-    result["certificates"] = {name: end.isoformat() for name, end in ends.items()}
-    return result | {"problems": problems + expiry_warnings(ends, datetime.datetime.now(datetime.UTC))}
+    if watched.run:
+        result |= {"run": watched.run, **_of_run(watched)}
+        problems += [watched.log.problem] if watched.log.problem else []
+        problems += [f"the run {watched.state}"] if watched.state in ("failed", "was interrupted") else []
+    result["certificates"] = {name: end.isoformat() for name, end in watched.certificates.items()}
+    return result | {"problems": problems + expiry_warnings(watched.certificates, watched.at)}
 
 
-def other_runs(folder: Path) -> list[dict[str, Any]]:
-    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
-    database = folder / DATABASE
-    if not database.exists():
-        return []
-    columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
-    both = "run LEFT JOIN task ON task.task_id = run.primary_task_id"
-    query = f"SELECT {columns} FROM {both} ORDER BY task.pending_at"
-    found = []
-    with (
-        contextlib.suppress(sqlite3.Error),  # of another version of Flower
-        contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
-    ):
-        for number, app, config, at, finished, details in connection.execute(query):
-            flower_id = int(number) % 2**64  # the database has no unsigned numbers
-            given = parsed(str(config))
-            name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
-            if not any((folder / place / name).is_dir() for place in ("runs", AGREEMENTS)):
-                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
-                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
-                found.append(about | {"details": printable(details or "", 200)})
-    return found
-
-
-def answers(host: str, port: int) -> bool:
-    """Whether a server accepts connections there."""
-    for name in dict.fromkeys((host, "127.0.0.1")):  # a server may not reach its own public address
-        with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=2):
-            return True
-    return False
-
-
-def _of_run(path: Path, found: Verified) -> dict[str, Any]:
-    """The state of one run, from its audit log; of an older run without one, from its rounds."""
-    is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
-    history = history_of(found.events)
-    unlogged = [
-        n
-        for n in done
-        if history.first_round is not None and history.first_round <= n and n not in history.rounds
-    ]
-    removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
+def _of_run(watched: Watched) -> dict[str, Any]:
+    """The state of one run."""
+    history, is_running = watched.history, watched.is_running
     seconds = [event["seconds"] for event in history.rounds.values()]
     waiting: dict[str, float] = {}  # the clients without an answer in the present round, and since when
     if is_running and history.current is not None:
@@ -132,10 +71,10 @@ def _of_run(path: Path, found: Verified) -> dict[str, Any]:
         for number, client in sorted(history.clients.items())
     }
     return {
-        "state": history.state(is_running=is_running),
+        "state": watched.state,
         "rounds": {
-            "done": max(done, default=0),
-            "of": history.planned or read_json(path / "config.json").get("run.rounds"),
+            "done": max((record.number for record in watched.rounds), default=0),
+            "of": watched.planned,
         },
         "seconds_per_round": statistics.median(seconds) if seconds else None,
         "clients": clients,
@@ -145,18 +84,11 @@ def _of_run(path: Path, found: Verified) -> dict[str, Any]:
         "last_round": _line(history.rounds[max(history.rounds)]) if history.rounds else None,
         "last_error": _line(history.last_error) if history.last_error else None,
         "audit": {
-            "lines": len(found.events),
-            "problem": found.problem or removed,
-            "last_hash": found.last_hash,
+            "lines": len(watched.log.lines),
+            "problem": watched.log.problem,
+            "last_hash": watched.log.last_hash,
         },
     }
-
-
-def _finished_rounds(path: Path) -> list[int]:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        *lines, _ = (path / "rounds.jsonl").read_text().split("\n")
-        return [int(json.loads(line)["round"]) for line in lines]
-    return []
 
 
 def _late(
@@ -173,7 +105,7 @@ def _late(
 
 
 def _line(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key != "previous"}
+    return {key: value for key, value in event.items() if key not in CHAIN}
 
 
 # -- a node --------------------------------------------------------------------------------------------------
@@ -191,15 +123,15 @@ def _of_node(folder: Path) -> dict[str, Any]:
             runs[path.parent.name] = int(number) + 1
     problems = [] if is_running else ["the node is not running"]
     audit = None
-    if (folder / audit_log.FILE).exists():
-        found = audit_log.verified(folder / audit_log.FILE)
+    if (folder / AUDIT).exists():
+        found = verified(folder / AUDIT)
         audit = {"lines": len(found.lines), "problem": found.problem, "last_hash": found.last_hash}
-        problems += [f"{audit_log.FILE}: {found.problem}"] if found.problem else []
+        problems += [f"{AUDIT}: {found.problem}"] if found.problem else []
     is_training = (worker / "message").exists()
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
         problems.append(f"the node has no contact with its server {since}")
-    privacy = spent(folder, policy_of({}, folder).privacy)
+    privacy = spent(folder, policy_of(None, folder).privacy)
     return {
         "kind": "node",
         "running": is_running,

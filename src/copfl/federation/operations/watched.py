@@ -1,4 +1,4 @@
-"""What the folder of a federation's server says of a run: its members, its rounds, and who is waited for.
+"""What the folder of a federation's server says of a run, for `copfl federate status` and the page of `watch`.
 
 Without torch. Names, reasons and metrics come from other machines; the page that shows them escapes them.
 """
@@ -6,26 +6,30 @@ Without torch. Names, reasons and metrics come from other machines; the page tha
 import contextlib
 import datetime
 import json
+import socket
+import sqlite3
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from copfl.errors import CopflError, RunError, raised_as
 from copfl.federation.operations.history import ClientHistory, History, history_of
-from copfl.federation.operations.status import LATE_AFTER, answers, other_runs
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.app_folder import (
+    AGREEMENTS,
+    DATABASE,
     is_locked,
     is_node,
     read_app,
     run_names,
     superlink_address,
 )
-from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.chained_log import AUDIT, NO_LOG, Verified, verified
 from copfl.federation.protocol.keys import fingerprint, read_public
-from copfl.federation.protocol.messages import read_json
+from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.proposal import Member, Proposal
 from copfl.federation.server.certificates import expiries, expiry_warnings
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
@@ -33,6 +37,7 @@ from copfl.federation.server.membership import FILE as MEMBERS
 
 ROUNDS, CONFIG, BENEFIT = "rounds.jsonl", "config.json", "benefit.json"  # in the run's folder
 LOCK = ".lock"
+LATE_AFTER = 10.0  # seconds that a client may need in any case
 
 # States of a member.
 TRAINING, ANSWERED, LEFT_OUT = "training", "has answered", "left out"
@@ -90,6 +95,10 @@ class Watched:
     rounds: Sequence[RoundRecord]
     benefit: Mapping[str, Any]  # of secure sums, when the run has ended; empty: not known
     log: Verified
+    address: str  # of the SuperLink
+    answers: bool  # whether it does
+    other_runs: Sequence[Mapping[str, Any]]  # of the SuperLink, without a folder
+    certificates: dict[str, datetime.datetime]  # when they expire
     problems: Sequence[str]
     remarks: Sequence[str]  # on the server, without a run in which they matter
 
@@ -119,16 +128,25 @@ def read(folder: Path, run: str | None = None) -> Watched:
     name = run or (runs[-1] if runs else "")
     path = folder / "runs" / name
     is_running = bool(name) and is_locked(path / LOCK)
-    log = verified(path / AUDIT) if name and (path / AUDIT).exists() else Verified([], "", "")
-    history, roster = history_of(log.events), read_roster(folder)
+    log = verified(path / AUDIT) if name and (path / AUDIT).exists() else NO_LOG
+    history, roster = history_of(log.lines), read_roster(folder)
     rounds = read_rounds(path / ROUNDS) if name and (path / ROUNDS).exists() else []
     signed, problem = _signed(folder, path, name) if name else (None, "")
-    problems = [*filter(None, (log.problem, problem)), *expiry_warnings(expiries(folder / "keys"), now)]
     unlogged = [
         r.number for r in rounds if (history.first_round or r.number + 1) <= r.number not in history.rounds
     ]
-    problems += [f"round {unlogged[0]} is not in {AUDIT}: lines were removed"] if unlogged else []
-    remarks = _remarks(folder, app)
+    removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
+    broken = f"{AUDIT}: {log.problem}" if log.problem else removed
+    certificates = expiries(folder / "keys")
+    problems = [*filter(None, (broken, problem)), *expiry_warnings(certificates, now)]
+    host, port = superlink_address(folder, app)
+    has_answered, others = answers(host, port), other_runs(folder)
+    remarks = [] if has_answered else [f"no SuperLink answers at {host}:{port}"]
+    remarks += [
+        f"the SuperLink has the run {other['run']}, which "
+        + (f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun")
+        for other in others
+    ]
     settings = (
         signed.settings
         if signed
@@ -153,7 +171,11 @@ def read(folder: Path, run: str | None = None) -> Watched:
         members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
         benefit=read_json(path / BENEFIT) if name else {},
-        log=log,
+        log=log._replace(problem=broken),
+        address=f"{host}:{port}",
+        answers=has_answered,
+        other_runs=others,
+        certificates=certificates,
         problems=problems + (remarks if is_running else []),
         remarks=[] if is_running else remarks,
     )
@@ -226,15 +248,39 @@ def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
     return None, ""
 
 
-def _remarks(folder: Path, app: Mapping[str, Any]) -> list[str]:
-    """What is to be said of the SuperLink: that it does not answer, and runs that have no folder."""
-    host, port = superlink_address(folder, dict(app))
-    down = [] if answers(host, port) else [f"no SuperLink answers at {host}:{port}"]
-    return down + [
-        f"the SuperLink has the run {other['run']}, which "
-        + (f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun")
-        for other in other_runs(folder)
-    ]
+# -- the SuperLink -------------------------------------------------------------------------------------------
+
+
+def other_runs(folder: Path) -> list[dict[str, Any]]:
+    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
+    database = folder / DATABASE
+    if not database.exists():
+        return []
+    columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
+    both = "run LEFT JOIN task ON task.task_id = run.primary_task_id"
+    query = f"SELECT {columns} FROM {both} ORDER BY task.pending_at"
+    found = []
+    with (
+        contextlib.suppress(sqlite3.Error),  # of another version of Flower
+        contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
+    ):
+        for number, app, config, at, finished, details in connection.execute(query):
+            flower_id = int(number) % 2**64  # the database has no unsigned numbers
+            given = parsed(str(config))
+            name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
+            if not any((folder / place / name).is_dir() for place in ("runs", AGREEMENTS)):
+                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
+                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
+                found.append(about | {"details": printable(details or "", 200)})
+    return found
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a server accepts connections there."""
+    for name in dict.fromkeys((host, "127.0.0.1")):  # a server may not reach its own public address
+        with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=2):
+            return True
+    return False
 
 
 # -- members -------------------------------------------------------------------------------------------------

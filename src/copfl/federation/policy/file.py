@@ -37,7 +37,12 @@ def _parsed(path: Path, content: bytes) -> Policy:
     with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
         table = tomllib.loads(content.decode())
     with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):
-        policy: Policy = _record(Policy, table, "")
+        return policy_from(table)
+
+
+def policy_from(table: Mapping[str, Any]) -> Policy:
+    """The policy that a table describes, such as `policy_table` gives."""
+    policy: Policy = _record(Policy, table, "")
     return policy
 
 
@@ -75,12 +80,9 @@ def _value(hint: Any, value: Any, line: str) -> Any:
     return value
 
 
-def policy_of(node_config: Mapping[str, Any], state_dir: Path) -> Policy:
-    """A node's policy: the file that its configuration names, or the one in its state-dir."""
-    named = node_config.get("policy")
-    if named is not None and not isinstance(named, str):
-        raise UsageError("policy must be the path of a file")
-    path = Path(named).expanduser() if named else state_dir / FILE
+def policy_of(named: Path | None, state_dir: Path) -> Policy:
+    """A node's policy: the file that its owner named, or else the one in its state-dir."""
+    path = (named or state_dir / FILE).expanduser()
     return read_policy(path) if named or path.exists() else Policy()
 
 
@@ -93,18 +95,23 @@ def server_policy() -> Policy:
 
 def write_policy(path: Path, policy: Policy) -> Path:
     """Writes what differs from the usual policy, readable by its owner alone."""
-    usual, table = dataclasses.asdict(Policy()), dataclasses.asdict(policy)
-    table |= {
-        title: [_texts(entry) for entry in getattr(policy, title)] for title in ("code", "bases", "files")
-    }
+    usual, table = dataclasses.asdict(Policy()), policy_table(policy)
     path.parent.mkdir(parents=True, exist_ok=True)
     changed = {line: value for line, value in table.items() if value and value != usual[line]}
     write_bytes(path, written(changed).encode(), private=True)
     return path
 
 
-def _texts(entry: Any) -> dict[str, str]:
-    return {name: str(value) for name, value in entry._asdict().items() if value not in (None, "")}
+def policy_table(policy: Policy) -> dict[str, Any]:
+    """The lines of a policy as numbers, texts, lists and tables."""
+    entered = {
+        title: [
+            {name: str(value) for name, value in entry._asdict().items() if value not in (None, "")}
+            for entry in getattr(policy, title)
+        ]
+        for title in ("code", "bases", "files")
+    }
+    return dataclasses.asdict(policy) | entered
 
 
 def strict() -> str:

@@ -20,7 +20,6 @@ class Event:
     STATISTICS = "statistics"  # a pass over all members, for the encoders
     ENDED = "ended"
     FAILED = "failed"
-    RECOVERED = "recovered"  # the line before was cut off by a kill
     RELEASED = "released"  # in a node's ledger: a value that depends on its data
     SETTLED = "settled"  # the noise of a release, when it is certain
 

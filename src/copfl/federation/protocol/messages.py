@@ -1,4 +1,4 @@
-"""How the server reaches the nodes: the interface, Flower's implementation, and the fields of a message."""
+"""How the server reaches the nodes: the interface of a network, and the fields of a message."""
 
 import contextlib
 import json
@@ -15,9 +15,7 @@ from copfl.errors import CopflError, DataError, WireError
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
 MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
 MAX_HEAD = 2**20  # characters of the head of a message from a node
-# Bytes of a body that travels with its head: Flower sends every object in a request of its own.
-ONE_OBJECT = 2**20
-STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
+NO_PACKET = "the message does not carry a copfl packet"
 
 PATH = re.compile(r"""(?<![\w/.])~?/[^\s"'`,;:()]*""")  # of a file or folder, in a sentence
 
@@ -48,6 +46,13 @@ class Field:
     ROUNDS = "rounds"  # to a client: the number of rounds of which it concludes
     JUDGEMENT = "judgement"  # from a client: its masked vector is of what it concludes from its losses
     NEW_CLIENT = "new_client"  # the kind of a new client's answer
+
+
+class Message(NamedTuple):
+    """What a node receives, whatever the network is."""
+
+    kind: str  # HELLO, TRAIN or JOIN
+    content: Content | None  # None: another program wrote it
 
 
 class Reply(NamedTuple):
@@ -124,16 +129,3 @@ def without_paths(text: str, places: Iterable[str] = ()) -> str:
     for place in sorted((place for place in places if os.sep in place), key=len, reverse=True):
         text = text.replace(place, "[path]")
     return PATH.sub("[path]", text)
-
-
-def content_of(message: Any) -> Content:
-    """The head and the body in a Flower message; WireError if another program wrote it."""
-    try:
-        head, body = message.content["head"]["copfl"], message.content["head"].get("body")
-        if body is None and message.content["body"]["copfl"].stype == STYPE:
-            body = message.content["body"]["copfl"].data
-        if isinstance(head, str) and isinstance(body, bytes):
-            return head, body
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise WireError("the message does not carry a copfl packet")

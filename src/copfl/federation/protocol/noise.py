@@ -8,7 +8,6 @@ both has no noise. A node that would send one refuses too.
 
 import hashlib
 import hmac
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from copfl.core import tree
 from copfl.errors import RunError, WireError, raised_as
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
-from copfl.federation.protocol.files import write_json
+from copfl.federation.protocol.files import stored, write_json
 from copfl.files import write_bytes
 from copfl.wrappers.privacy import Down, Private, epsilon_of, noise_of_others
 
@@ -99,13 +98,12 @@ class Answered(NamedTuple):
 
 
 def _answered(folder: Path) -> Answered:
-    path = folder / ANSWERED
-    damaged = f"{path.name} cannot be used; restore the node's state-dir"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        if not path.exists():
-            return Answered()
-        stored = json.loads(path.read_text())
-        return Answered(int(stored["round"]), str(stored["message"]), str(stored["upload"]))
+    return stored(
+        folder / ANSWERED,
+        lambda answer: Answered(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
+        Answered()._asdict(),
+        "{name} cannot be used; restore the node's state-dir",
+    )
 
 
 def _digest(record: object) -> str:

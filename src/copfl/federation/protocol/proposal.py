@@ -25,6 +25,7 @@ from copfl.settings.schema import RunSettings
 KEY = "proposal"  # of a run config
 SERVERS_OWN = ("session.resume",)  # keys of a run config that the server sets as it needs them
 FORMAT = 1
+CHALLENGE = "challenge"  # in the greeting of the server: what a node signs
 MOST_BYTES = 2**22  # of a document
 MOST_TEXT = 120_000  # characters in a run config: the system's limit of a word on the command line is 131,072
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a member
@@ -153,6 +154,11 @@ def is_same_proposal(first: Proposal, second: Proposal) -> bool:
     return {**vars(first), "issued": ""} == {**vars(second), "issued": ""}
 
 
+def hello_statement(proposal: Proposal, challenge: str, client: int) -> bytes:
+    """What a node signs when the server greets it: that it is this client of the proposal."""
+    return statement("hello", proposal.digest, challenge, client)
+
+
 def _statement(proposal: Proposal) -> bytes:
     return statement("proposal", proposal.digest)
 
@@ -179,18 +185,23 @@ def read(content: bytes) -> Signed:
         fields = json.loads(content)
         if fields["format"] != FORMAT:
             raise ValueError(f"its format is {str(fields['format'])[:20]}, and this version reads {FORMAT}")
-        proposal = Proposal(
-            settings=dict(fields["settings"]),
-            members=tuple(_member(entry) for entry in fields["members"]),
-            revoked=tuple(_public(key) for key in fields["revoked"]),
-            coordinator=_public(fields["coordinator"]),
-            issued=datetime.datetime.fromisoformat(fields["issued"]).isoformat(timespec="seconds"),
-        )
+        proposal = from_fields(fields)
         if not is_signed(proposal.coordinator, _statement(proposal), str(fields["signature"])):
             raise ValueError("it is not signed by the coordinator that it names, or was changed after that")
         for problem in _problems(proposal):
             raise ValueError(problem)
     return Signed(proposal, str(fields["signature"]))
+
+
+def from_fields(fields: Mapping[str, Any]) -> Proposal:
+    """The proposal in the fields of `Proposal.content`; its signature is not looked at."""
+    return Proposal(
+        settings=dict(fields["settings"]),
+        members=tuple(_member(entry) for entry in fields["members"]),
+        revoked=tuple(_public(key) for key in fields["revoked"]),
+        coordinator=_public(fields["coordinator"]),
+        issued=datetime.datetime.fromisoformat(fields["issued"]).isoformat(timespec="seconds"),
+    )
 
 
 def _public(key: Any) -> str:

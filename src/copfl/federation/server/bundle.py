@@ -6,6 +6,7 @@ part.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,16 +14,15 @@ from copfl import __version__, foreign
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.task import Personal
 from copfl.data.contract.contract import ARRAYS, Contract
-from copfl.errors import RunError, raised_as
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
 from copfl.experiment.bundle.writing import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
-from copfl.federation.node.request import private_folder
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.protocol.app_folder import last_run, read_app
+from copfl.federation.protocol.files import private_folder, stored
 from copfl.federation.protocol.settings import TEXT, Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.schema import table_of
@@ -58,8 +58,8 @@ def write_global(app: Path) -> Path:
 
 def _settings_of_run(app: Path, folder: Path) -> Settings:
     """The settings of a run, which the server's policy admits."""
-    with raised_as(RunError, f"{folder / 'config.json'} cannot be read: {{}}", OSError, ValueError):
-        config = foreign.read_json(foreign.inside(app, folder / "config.json"))
+    path = foreign.inside(app, folder / "config.json")
+    config = stored(path, dict[str, Any], damaged=f"{path} cannot be read: {{}}")
     plain = {key: value for key, value in config.items() if "." in key}
     run_config, _ = admitted(read_policy(app / FILE), plain)  # the code of its policy is the server's to load
     return settings_of(run_config)

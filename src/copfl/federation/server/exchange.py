@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -11,6 +12,7 @@ from copfl.errors import CopflError, WireError
 from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.messages import TRAIN, Transport, printable
 from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.secure_sum import Floats
 from copfl.federation.protocol.settings import Terms
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
@@ -37,9 +39,26 @@ class Round:
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
 
 
+class Uploads(Protocol):
+    """What a server asks its clients for in a round, and what it does with it."""
+
+    def down(self, client: int, **further: Any) -> Packet:
+        """The message to one client, with further fields."""
+
+    def add(self, now: Round, client: int, packet: Packet) -> None:
+        """Adds an upload to the round's total; WireError if it is invalid."""
+
+    def summed(self, now: Round, values: Floats) -> None:
+        """Enters the sum of all vectors into the round, where no single upload is seen."""
+
+    @property
+    def size(self) -> int:
+        """The entries of a vector that is added up unseen."""
+
+
 @dataclass
 class Exchange:
-    """The server's side of the messages of one run."""
+    """The server's side of the messages of one run; here it sees each upload."""
 
     settings: Terms
     transport: Transport
@@ -54,25 +73,67 @@ class Exchange:
         self.federation = self.settings.federation
         clients = self.federation.clients
         self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
-        self.round = 0  # the next one
 
-    def _head(self, kind: str, round: int, client: int = -1) -> Head:
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
+        """One round of these clients, when it has the uploads that it needs.
+
+        Args:
+            number: Of the round, from 0.
+            selected: The clients.
+            uploads: What they are asked for.
+        """
+        now, is_reported = Round(number), False
+        started = sent = time.monotonic()
+        while True:
+            self.registry.refresh(self.transport)
+            for client in selected:
+                if self._is_due(now, client):
+                    self.send(now, client, uploads.down(client))
+            self.receive(now, partial(uploads.add, now))
+            is_late, is_greeting = self.expired(now, sent), bool(self.registry.pending)
+            has_enough = len(now.reports) >= self.federation.minimum
+            if is_late:
+                sent, is_reported = time.monotonic(), False
+            if has_enough and not now.pending and (is_late or not is_greeting):
+                break
+            if not (has_enough or is_reported or now.pending or is_greeting):
+                missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
+                absent = f"; not connected: {', '.join(missing)}" if missing else ""
+                count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
+                text = f"round {now.number + 1} waits: {count}{absent}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                is_reported = True
+            self.sleep(started)
+        for client in selected:
+            if client not in now.reports:
+                now.failures.setdefault(client, "not connected")
+        return now
+
+    def _is_due(self, now: Round, client: int) -> bool:
+        """Whether to ask this client: for the first time, or again if the round lacks uploads."""
+        node = self.registry.nodes.get(client)
+        if node is None or client in now.reports or (client, node) in now.pending.values():
+            return False
+        is_short = len(now.reports) + len(now.pending) < self.federation.minimum
+        return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
+
+    def head(self, kind: str, round: int, client: int = -1) -> Head:
         return Head(kind, self.folder.run, self.settings.layout, round, client)
 
-    def _send(self, now: Round, client: int, packet: Packet) -> None:
+    def send(self, now: Round, client: int, packet: Packet) -> None:
         node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
-    def _ask(
+    def ask(
         self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
     ) -> dict[int, T]:
         """The answers of a phase by client; the clients without one are left out."""
         answers: dict[int, T] = {}
         for client, packet in packets.items():
             if client in self.registry.nodes:
-                self._send(now, client, packet)
+                self.send(now, client, packet)
             else:
                 now.failures[client] = f"disconnected before phase {phase!r}"
 
@@ -82,14 +143,14 @@ class Exchange:
 
         started = time.monotonic()
         while now.pending:
-            self._receive(now, receive)
-            self._expired(now, started, f" in phase {phase!r}")
+            self.receive(now, receive)
+            self.expired(now, started, f" in phase {phase!r}")
             if now.pending:
                 self.registry.refresh(self.transport)
-                self._sleep(started)
+                self.sleep(started)
         return answers
 
-    def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
+    def receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
         """Reads the replies that have arrived; a client whose reply is invalid is left out."""
         for reply in self.transport.replies(list(now.pending)):
             client, _ = now.pending.pop(reply.message_id)
@@ -103,7 +164,7 @@ class Exchange:
                 self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
                 now.retry_at[client] = time.monotonic() + self.retry
 
-    def _expired(self, now: Round, sent: float, where: str = "") -> bool:
+    def expired(self, now: Round, sent: float, where: str = "") -> bool:
         """Whether the messages have reached their deadline; the clients without a reply are left out."""
         if time.monotonic() < sent + self.federation.network.deadline:
             return False
@@ -112,6 +173,6 @@ class Exchange:
         now.pending.clear()
         return True
 
-    def _sleep(self, started: float) -> None:
+    def sleep(self, started: float) -> None:
         """A reply is late by a tenth of the round at most; a long round needs few polls."""
         time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))

@@ -12,7 +12,6 @@ from copfl.core.metrics import MetricInfo
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError, raised_as
 from copfl.experiment import records
-from copfl.federation.protocol.files import _read, write_packet
 from copfl.federation.protocol.messages import read_json
 from copfl.files import locked, remove_parts, write_bytes
 from copfl.wire import Head, Opened, Packet
@@ -56,7 +55,7 @@ class ServerFolder:
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
         """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
-        write_packet(self._checkpoint, packet)
+        write_bytes(self._checkpoint, wire.to_bytes(packet), private=True)
         records.append(self.lines, record)
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
@@ -74,7 +73,7 @@ class ServerFolder:
         if not self._checkpoint.exists():
             raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
         with raised_as(RunError, f"{self._checkpoint} cannot be used: {{}}", OSError, WireError):
-            packet = _read(self._checkpoint)
+            packet = wire.from_bytes(self._checkpoint.read_bytes())
             round = int(wire.opened_head(packet)["round"])
             return wire.decode(packet, like, head(round), finite=False), round
 
@@ -87,13 +86,13 @@ class ServerFolder:
         like = {path: piece.personal for path, piece in wire.pieces(upload) if isinstance(piece, Masked)}
         path, head = self._mask(client)
         try:
-            return dict(wire.decode(_read(path), like, head).record)
+            return dict(wire.decode(wire.from_bytes(path.read_bytes()), like, head).record)
         except (OSError, WireError):  # the client sends them again
             return {}
 
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
         path, head = self._mask(client)
-        write_packet(path, wire.encode(masks, head))
+        write_bytes(path, wire.to_bytes(wire.encode(masks, head)), private=True)
 
     def _mask(self, client: int) -> tuple[Path, Head]:
         return self.path / "masks" / f"{client}.copfl", Head("masks", self.run, "", 0, client)

@@ -16,6 +16,7 @@ from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol import keys, proposal
 from copfl.federation.protocol.app_folder import read_app
+from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.keys import SigningKey, fingerprint, read_key, read_public
 from copfl.federation.protocol.proposal import (
     KEY,
@@ -54,21 +55,22 @@ class Roster(NamedTuple):
 
 def read_roster(folder: Path) -> Roster:
     """The members of the app in the folder; none if the list was not begun."""
-    path = folder / FILE
-    with raised_as(RunError, f"{path} cannot be used: {{}}", OSError, ValueError, KeyError, TypeError):
-        if not path.exists():
-            return Roster()
-        fields = json.loads(path.read_text())
-        members = tuple(
-            Member(
-                int(entry["number"]),
-                str(entry["name"]),
-                str(entry["key"]),
-                tuple(Rotation(**old) for old in entry["rotations"]),
-            )
-            for entry in fields["members"]
+    return stored(
+        folder / FILE, _roster, {"members": [], "revoked": {}}, f"{folder / FILE} cannot be used: {{}}"
+    )
+
+
+def _roster(fields: Mapping[str, Any]) -> Roster:
+    members = tuple(
+        Member(
+            int(entry["number"]),
+            str(entry["name"]),
+            str(entry["key"]),
+            tuple(Rotation(**old) for old in entry["rotations"]),
         )
-        return Roster(members, dict(fields["revoked"]))
+        for entry in fields["members"]
+    )
+    return Roster(members, dict(fields["revoked"]))
 
 
 def write_roster(folder: Path, roster: Roster) -> None:

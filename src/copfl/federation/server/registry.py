@@ -9,7 +9,6 @@ from typing import Any
 
 from copfl.errors import WireError
 from copfl.federation.protocol.events import Event, Log
-from copfl.federation.protocol.greeting import CHALLENGE, hello_statement
 from copfl.federation.protocol.keys import is_signed
 from copfl.federation.protocol.messages import (
     HELLO,
@@ -19,7 +18,7 @@ from copfl.federation.protocol.messages import (
     parsed,
     printable,
 )
-from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.proposal import CHALLENGE, Proposal, hello_statement
 
 ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
 # Seconds after which a node that was rejected is greeted again: its owner may have approved the run.

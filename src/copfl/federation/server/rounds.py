@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,19 +19,23 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, message_to_new_client, received
 from copfl.core.batches import choose
+from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
 from copfl.errors import CopflError, WireError
 from copfl.experiment.analysis import evidence
-from copfl.federation.protocol.events import Event
+from copfl.federation.protocol import secure_total
+from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
-from copfl.federation.protocol.messages import JOIN, Field, Reply, printable
+from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
 from copfl.federation.protocol.noise import epsilons
-from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
+from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
 from copfl.federation.protocol.settings import Settings
 from copfl.federation.server.exchange import Exchange, Round
-from copfl.federation.server.folder import as_text
+from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.registry import ANSWER_TIMEOUT
+from copfl.federation.server.secure_benefit import conclude
+from copfl.federation.server.secure_exchange import SecureExchange, exchange_of
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
@@ -46,24 +49,33 @@ LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
 @dataclass
-class Server(Exchange):
+class Server:
     """The server of one run; it starts from the last checkpoint if the settings ask for it."""
 
     settings: Settings
+    exchange: Exchange  # how the clients' uploads reach it: each, or only their sum
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.federation, self.folder, self.log = (
+            self.settings.federation,
+            self.exchange.folder,
+            self.exchange.log,
+        )
+        self.round = 0  # the next one
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
         clients = self.federation.clients
         blank = blank_samples(self.task, self.settings.shape)
         example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
+        self._likes: dict[bool, secure_total.Sums] = {}  # by whether a round is evaluated
         self.decides = evidence.weighs(self.algorithm)  # whether clients that do harm lose their weight
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.federation.clients)
         if self.federation.session.resume or self.federation.session.join:
-            opened, self.round = self.folder.load(self.state, lambda round: self._head("server", round))
+            opened, self.round = self.folder.load(
+                self.state, lambda round: self.exchange.head("server", round)
+            )
             self.state = opened.record
             self.counted = {int(client): int(n) for client, n in opened.about[Field.COUNTED].items()}
 
@@ -82,7 +94,7 @@ class Server(Exchange):
             )
             selected = [int(client) for client in chosen]
             self.log("", Event.ROUND_STARTED, round=self.round + 1, clients=selected)
-            now = self._run_round(selected)
+            now = self.exchange.collect(self.round, selected, self)
             before, metrics = self.state, dict[str, torch.Tensor]()
             if now.total is not None:
                 with torch.no_grad():
@@ -110,10 +122,12 @@ class Server(Exchange):
                 metric=record["metric"],
                 value=record["mean"].get(record["metric"]),
             )
-            self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
+            self.folder.save(
+                wire.encode(self.state, self.exchange.head("server", self.round), about=about), record
+            )
             yield record
-        if self.settings.run.run.benefit:
-            self._conclude()
+        if self.settings.run.run.benefit and isinstance(self.exchange, SecureExchange):
+            conclude(self.exchange)
 
     def _reweight(self, lines: list[dict[str, Any]]) -> None:
         """Takes their weight from the clients that these rounds show to do harm."""
@@ -121,9 +135,6 @@ class Server(Exchange):
         self.state = evidence.reweighted(self.algorithm, self.state, lines, self.federation.clients)
         for client in sorted(evidence.without_weight(self.algorithm, self.state) - before):
             self.log(f"client {client} has no weight from now on: it helps neither the others nor itself")
-
-    def _conclude(self) -> None:
-        """The benefit after the last round, where the records do not have it: see `SecureServer`."""
 
     def _compare_halves(self, now: Round, before: Any, whole: Any) -> None:
         """Asks each client of the round for its losses with the models of both halves.
@@ -146,28 +157,35 @@ class Server(Exchange):
         try:
             for client in now.reports:
                 models = tuple(received(self.algorithm, server, torch.tensor(client)) for server in after)
-                head = self._head(HALVES, now.number, client)
+                head = self.exchange.head(HALVES, now.number, client)
                 packets[client] = wire.encode(models, head, self.federation.network.wire)
         except WireError as error:  # a member of a secure sum may add any numbers to a half
             self.log(f"round {now.number + 1}: halves are not compared: {error}")
             return
-        asked = Round(now.number)
-        answers = self._ask(asked, HALVES, packets, self._losses)
+        asked, is_secure = Round(now.number), self.federation.secure.aggregation
+        answers = self.exchange.ask(asked, HALVES, packets, self._compared if is_secure else self._losses)
         for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
         sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
         now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
-        now.per_client[self.compared] = {client: answers.get(client) for client in now.reports}
+        now.per_client[COMPARED if is_secure else DIFFERENCE] = {
+            client: answers.get(client) for client in now.reports
+        }
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
         failed = {str(client): why for client, why in sorted(asked.failures.items())}
         now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
 
-    compared = DIFFERENCE  # what is recorded of a client's comparison
+    def _compared(self, client: int, packet: Packet) -> float | None:
+        """1 if a client has compared the halves, 0 if it has no losses; they stay with it."""
+        about = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
+        if type(about.get(Field.COMPARED)) is not bool:
+            raise WireError("it does not say whether it has compared the halves")
+        return float(about[Field.COMPARED])
 
     def _losses(self, client: int, packet: Packet) -> float | None:
         """The difference of the losses that a client reports; None if it has none."""
-        about = wire.decode(packet, (), self._head(LOSSES, self.round, client)).about
+        about = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
         losses = about.get(Field.LOSSES)
         if not isinstance(losses, list) or len(losses) != 2:
             raise WireError("it does not report two losses")
@@ -183,43 +201,6 @@ class Server(Exchange):
         found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
 
-    def _run_round(self, selected: list[int]) -> Round:
-        """One round of these clients, when it has the uploads that it needs."""
-        now, is_reported = Round(self.round), False
-        started = sent = time.monotonic()
-        while True:
-            self.registry.refresh(self.transport)
-            for client in selected:
-                if self._is_due(now, client):
-                    self._send(now, client, self.down(client))
-            self._receive(now, partial(self._add, now))
-            is_late, is_greeting = self._expired(now, sent), bool(self.registry.pending)
-            has_enough = len(now.reports) >= self.federation.minimum
-            if is_late:
-                sent, is_reported = time.monotonic(), False
-            if has_enough and not now.pending and (is_late or not is_greeting):
-                break
-            if not (has_enough or is_reported or now.pending or is_greeting):
-                missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
-                absent = f"; not connected: {', '.join(missing)}" if missing else ""
-                count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
-                text = f"round {now.number + 1} waits: {count}{absent}"
-                self.log(text, Event.WAITING, round=now.number + 1)
-                is_reported = True
-            self._sleep(started)
-        for client in selected:
-            if client not in now.reports:
-                now.failures.setdefault(client, "not connected")
-        return now
-
-    def _is_due(self, now: Round, client: int) -> bool:
-        """Whether to ask this client: for the first time, or again if the round lacks uploads."""
-        node = self.registry.nodes.get(client)
-        if node is None or client in now.reports or (client, node) in now.pending.values():
-            return False
-        is_short = len(now.reports) + len(now.pending) < self.federation.minimum
-        return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
-
     def down(self, client: int, **further: Any) -> Packet:
         """The message to one client: the global model, the last counted round, and the known masks."""
         record = received(self.algorithm, self.state, torch.tensor(client))
@@ -230,15 +211,17 @@ class Server(Exchange):
             **further,
         }
         return wire.encode(
-            record, self._head("down", self.round, client), self.federation.network.wire, about=about
+            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=about
         )
 
-    def _add(self, now: Round, client: int, packet: Packet) -> None:
+    def add(self, now: Round, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
         if client in now.reports:
             raise WireError("its upload was counted in this round already")
         masks = self.folder.masks(client, self.upload)
-        opened = wire.decode(packet, self.upload, self._head("upload", now.number, client), masks=masks)
+        opened = wire.decode(
+            packet, self.upload, self.exchange.head("upload", now.number, client), masks=masks
+        )
         check_values(opened.record)
         check_metrics(opened.about.get(Field.METRICS), self.task.metrics)
         with torch.no_grad():
@@ -260,11 +243,33 @@ class Server(Exchange):
         now.failures.pop(client, None)
         self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
 
+    @property
+    def like(self) -> secure_total.Sums:
+        """The structure of the sums of this round, of which the server sees no summand."""
+        evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
+        if evaluated not in self._likes:
+            what = self.algorithm, self.task, self.settings.shape, self.settings.rules
+            benefit = self.settings.run.run.benefit
+            self._likes[evaluated] = secure_total.example(*what, self.federation.augment, evaluated, benefit)
+        return self._likes[evaluated]
+
+    @property
+    def size(self) -> int:
+        """The entries of a vector that is added up unseen."""
+        return sum(t.numel() for t in tree.leaves(self.like))
+
+    def summed(self, now: Round, values: Floats) -> None:
+        """Enters the sum of all clients' vectors into the round."""
+        sums = secure_total.sums_from(values, self.like)
+        now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
+        now.means = secure_total.means(sums)
+        now.half = sums.half if self.settings.run.run.benefit else None
+
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""
         clients = self.federation.clients
         record = message_to_new_client(self.algorithm, self.state, torch.arange(clients))
-        head = self._head("down", self.round, clients)  # no client's number: its own batches
+        head = self.exchange.head("down", self.round, clients)  # no client's number: its own batches
         packet = wire.encode(
             record, head, self.federation.network.wire, about={Field.UPDATES: self.federation.session.join}
         )
@@ -272,16 +277,16 @@ class Server(Exchange):
         results: dict[int, dict[str, Any]] = {}  # by node
         deadline = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < deadline and (not results or pending):
-            for node in self.transport.nodes():
+            for node in self.exchange.transport.nodes():
                 if node not in results:
                     results[node] = {"node": node, "why": f"no reply within {ANSWER_TIMEOUT:g} s"}
-                    pending[self.transport.send(node, JOIN, packet, ANSWER_TIMEOUT)] = node
-            for reply in self.transport.replies(list(pending)):
+                    pending[self.exchange.transport.send(node, JOIN, packet, ANSWER_TIMEOUT)] = node
+            for reply in self.exchange.transport.replies(list(pending)):
                 node = pending.pop(reply.message_id)
                 results[node] = {"node": node, **self._gain(reply, head._replace(kind=Field.NEW_CLIENT))}
                 text = f"new client: {results[node]}"
                 self.log(text, Event.NEW_CLIENT, **results[node] | {"node": str(node)})
-            time.sleep(self.pause)
+            time.sleep(self.exchange.pause)
         return list(results.values())
 
     def _gain(self, reply: Reply, head: Head) -> dict[str, Any]:
@@ -295,6 +300,13 @@ class Server(Exchange):
             return {"metric": name, **metrics}
         except CopflError as error:
             return {"why": printable(error)}
+
+
+def new_server(
+    settings: Settings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
+) -> Server:
+    """The server of a run, with the exchange that its settings ask for; the arguments of `exchange_of`."""
+    return Server(settings, exchange_of(settings, transport, folder, log, **options))
 
 
 def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:

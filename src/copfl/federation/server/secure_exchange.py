@@ -18,18 +18,28 @@ import torch
 
 from copfl import wire
 from copfl.errors import RunError, WireError, raised_as
-from copfl.federation.protocol.events import Event
+from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.keys import is_signed
-from copfl.federation.protocol.messages import Field, printable, read_json
+from copfl.federation.protocol.messages import Field, Transport, printable, read_json
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, Rules, Sum, neighbours
-from copfl.federation.server.exchange import Exchange, Round
+from copfl.federation.protocol.settings import Terms
+from copfl.federation.server.exchange import Exchange, Round, Uploads
+from copfl.federation.server.folder import ServerFolder
 from copfl.wire import Packet
 
 T = TypeVar("T")
 KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
 REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
+
+
+class Question(NamedTuple):
+    """What is added up."""
+
+    down: Callable[..., Packet]  # the message that asks a client for its vector; its body is the same for all
+    size: int  # entries of a vector
+    needed: int  # clients that must send their vectors
 
 
 @dataclass
@@ -39,36 +49,62 @@ class SecureExchange(Exchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rules = self.settings.rules
-        self.size = 0  # entries of a vector
 
-    def down(self, client: int, **further: Any) -> Packet:
-        """The message that asks one client for its vector; its body is the same for all."""
-        raise NotImplementedError
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
+        """One round of these clients; it has no total if the sum was lost while shares were revealed."""
+        now, needed = Round(number), max(self.federation.minimum, self.rules.threshold)
+        if self.was_revealing(number):
+            why = "the server ended while it added up"
+            now.failures = dict.fromkeys(selected, why)
+            return self._without_result(now, why)
+        question = Question(uploads.down, uploads.size, needed)
+        while True:
+            connected = self.connected(number, selected, needed)
+            now.failures = {n: "not connected" for n in selected if n not in connected}
+            try:
+                values = self.added_up(now, connected, question)
+            except WireError as error:
+                text = f"round {now.number + 1} begins again with fresh keys: {error}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                time.sleep(self.retry)
+                continue
+            if values is not None:
+                uploads.summed(now, values)
+            return now
 
-    def _added(self, now: Round, clients: list[int]) -> Floats | None:
+    def added_up(self, now: Round, clients: list[int], question: Question) -> Floats | None:
         """The sum of the clients' vectors after all phases; None if it was lost while shares were revealed.
 
         WireError if too few clients are left before they reveal shares.
+
+        Args:
+            now: The round; the bytes and the fields beside the vectors are entered into it.
+            clients: Who is asked.
+            question: What is added up.
         """
         session = secrets.token_hex(16)
         stayed: dict[str, list[int]] = {}
 
         def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
             asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
-            packets = {n: self._packet(phase, n, {Field.SESSION: session, **fields(n)}) for n in asked}
+            packets = {}
+            for n in asked:
+                about = {Field.SESSION: session, **fields(n)}
+                is_masked, head = phase == MASKED, self.head(phase, now.number, n)
+                packets[n] = question.down(n, **about) if is_masked else wire.encode((), head, about=about)
             if phase == MASKED and len({packet.body for packet in packets.values()}) > 1:
                 raise RunError(
                     "the server's message differs between clients, so their masks do not cancel out"
                 )
-            answers = self._ask(now, phase, packets, read)
+            answers = self.ask(now, phase, packets, read)
             stayed[phase] = sorted(answers)
-            needed = self.rules.threshold if phase in (CONSISTENT, REVEALED) else self.needed
+            needed = self.rules.threshold if phase in (CONSISTENT, REVEALED) else question.needed
             if len(answers) < needed:
                 raise WireError(f"{len(answers)} clients answered in phase {phase!r}; {needed} are needed")
             return answers
 
         subject = Subject(self.folder.run, now.number, session)
-        signed = ask(KEYS, lambda n: {}, self._reader(KEYS, partial(_signed_keys, self.rules, subject)))
+        signed = ask(KEYS, lambda n: {}, self._reader(now, KEYS, partial(_signed_keys, self.rules, subject)))
         order = sorted(signed)
         cohort = {n: signed[n].member for n in order}
         if len(set(cohort.values())) < len(cohort):
@@ -85,17 +121,17 @@ class SecureExchange(Exchange):
                 Field.SIGNATURE: {str(n): signed[n].signature for n in visible},
             }
 
-        for n, (sealed, commitment) in ask(SHARES, others, self._reader(SHARES, _shares)).items():
+        for n, (sealed, commitment) in ask(SHARES, others, self._reader(now, SHARES, _shares)).items():
             total.sealed[n], total.commitments[n] = sealed, commitment
-        total.context = context_of(self.settings, subject, cohort, self.down(order[0]).body)
+        total.context = context_of(self.settings, subject, cohort, question.down(order[0]).body)
 
         def holders(client: int) -> set[int]:
             return {client, *total.linked[client]}
 
         def add(client: int, packet: Packet) -> dict[str, Any]:
-            like = torch.zeros(self.size * self.rules.width, dtype=torch.uint8)
-            opened = wire.decode(packet, like, self._head(MASKED, now.number, client))
-            total.add(client, opened.record.numpy().tobytes(), self.size)
+            like = torch.zeros(question.size * self.rules.width, dtype=torch.uint8)
+            opened = wire.decode(packet, like, self.head(MASKED, now.number, client))
+            total.add(client, opened.record.numpy().tobytes(), question.size)
             return opened.about
 
         texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
@@ -105,7 +141,7 @@ class SecureExchange(Exchange):
         signatures = ask(
             CONSISTENT,
             lambda n: {Field.SURVIVORS: survivors},
-            self._reader(CONSISTENT, partial(_signature, cohort, statement)),
+            self._reader(now, CONSISTENT, partial(_signature, cohort, statement)),
         )
         for client in now.reports:
             self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=now.bytes_up[client])
@@ -115,7 +151,7 @@ class SecureExchange(Exchange):
             revealed = ask(
                 REVEALED,
                 lambda n: {Field.SIGNATURE: {str(m): s for m, s in signatures.items() if m in holders(n)}},
-                self._reader(REVEALED, _revealed),
+                self._reader(now, REVEALED, _revealed),
             )
             values = total.total(revealed)
         except WireError as error:
@@ -133,47 +169,62 @@ class SecureExchange(Exchange):
         now.further = {"secure_aggregation": {"failed": why}}
         return now
 
-    @property
-    def needed(self) -> int:
-        """Number of clients that must send their vectors."""
-        return max(self.federation.minimum, self.rules.threshold)
+    def connected(self, number: int, chosen: list[int], needed: int, until: float = math.inf) -> list[int]:
+        """The connected clients among these, when so many as needed are, or at a time of the monotonic clock.
 
-    def _connected(self, chosen: list[int], until: float = math.inf) -> list[int]:
-        """The connected clients among these, when they are enough, or at a time of the monotonic clock."""
+        Args:
+            number: Of the round, from 0.
+            chosen: The clients.
+            needed: How many must be connected.
+            until: The time.
+        """
         is_reported = False
         while True:
             self.registry.refresh(self.transport)
             found = [n for n in chosen if n in self.registry.nodes]
-            if (len(found) >= self.needed and not self.registry.pending) or time.monotonic() > until:
+            if (len(found) >= needed and not self.registry.pending) or time.monotonic() > until:
                 return found
             if not (is_reported or self.registry.pending):
                 missing = ", ".join(str(n) for n in chosen if n not in found)
-                count = f"{len(found)} of the {self.needed} clients it needs"
-                text = f"round {self.round + 1} waits: {count}; not connected: {missing}"
-                self.log(text, Event.WAITING, round=self.round + 1)
+                count = f"{len(found)} of the {needed} clients it needs"
+                text = f"round {number + 1} waits: {count}; not connected: {missing}"
+                self.log(text, Event.WAITING, round=number + 1)
                 is_reported = True
             time.sleep(min(self.pause, 0.2))
 
-    def _packet(self, phase: str, client: int, fields: dict[str, Any]) -> Packet:
-        if phase == MASKED:
-            return self.down(client, **fields)
-        return wire.encode((), self._head(phase, self.round, client), about=fields)
-
-    def _reader(self, phase: str, read: Callable[[int, dict[str, Any]], T]) -> Callable[[int, Packet], T]:
+    def _reader(
+        self, now: Round, phase: str, read: Callable[[int, dict[str, Any]], T]
+    ) -> Callable[[int, Packet], T]:
         """A function that reads the fields of an answer."""
 
         def reader(client: int, packet: Packet) -> T:
-            about = wire.decode(packet, (), self._head(phase, self.round, client)).about
+            about = wire.decode(packet, (), self.head(phase, now.number, client)).about
             unreadable = f"its answer in phase {phase!r} cannot be read"
             with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
                 return read(client, about)
 
         return reader
 
-    def _was_revealing(self) -> bool:
+    def was_revealing(self, number: int) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
         asked = read_json(self.folder.path / REVEALING).get("round")
-        return asked == self.round and not self.federation.session.rollback
+        return asked == number and not self.federation.session.rollback
+
+
+def exchange_of(
+    settings: Terms, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
+) -> Exchange:
+    """The exchange of a run: secure if its settings say so.
+
+    Args:
+        settings: What the machines agreed on.
+        transport: The network.
+        folder: The server's, of this run.
+        log: What is told to people, and to the audit log.
+        options: The other fields of `Exchange`.
+    """
+    kind = SecureExchange if settings.federation.secure.aggregation else Exchange
+    return kind(settings, transport, folder, log, **options)
 
 
 class SignedKeys(NamedTuple):

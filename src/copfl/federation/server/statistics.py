@@ -17,15 +17,20 @@ from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres, vector_of
 from copfl.federation.server.exchange import Exchange, Round
-from copfl.federation.server.secure_exchange import SecureExchange
+from copfl.federation.server.secure_exchange import Question, SecureExchange
 from copfl.wire import Packet
 
 
 @dataclass
-class StatisticsServer(Exchange):
-    """The server of the statistics phase: it sees the sums of each node."""
+class StatisticsServer:
+    """The server of the statistics phase: it sees the sums of each node, or only the sum over all members."""
 
     settings: StatisticsTerms
+    exchange: Exchange
+
+    def __post_init__(self) -> None:
+        self.federation, self.log = self.settings.federation, self.exchange.log
+        self.round = 0  # the pass
 
     def agreed(self) -> Contract:
         """The frozen contract, when all members have answered; RunError if one declines."""
@@ -39,7 +44,9 @@ class StatisticsServer(Exchange):
                 totals.append(np.zeros(0))
                 continue
             now = Round(self.round)
-            totals.append(self._total(now, self.members))
+            is_secure = isinstance(self.exchange, SecureExchange)
+            total = self._sum_of_all if is_secure else self._sum_of_each
+            totals.append(total(now, self.members))
             self.members = sorted(now.reports)
             self.log(
                 f"statistics, pass {self.round + 1} of {PASSES}: {len(self.members)} members",
@@ -56,13 +63,15 @@ class StatisticsServer(Exchange):
     def needed(self) -> int:
         """Members that must answer: all, unless the settings say how many; later those of the first pass."""
         first = self.federation.network.min_replies or self.federation.clients
-        return len(self.members) if self.round else first
+        needed = len(self.members) if self.round else first
+        is_secure = self.federation.secure.aggregation
+        return max(needed, self.settings.rules.threshold) if is_secure else needed
 
     def down(self, client: int, **further: Any) -> Packet:
         """The message to one client: the means of the columns, in the second pass."""
-        return wire.encode(self.centres, self._head("down", self.round, client), about=further)
+        return wire.encode(self.centres, self.exchange.head("down", self.round, client), about=further)
 
-    def _total(self, now: Round, members: list[int]) -> Vector:
+    def _sum_of_each(self, now: Round, members: list[int]) -> Vector:
         """The sum of the members' vectors, in their order, so that it is the same again."""
         vectors: dict[int, Vector] = {}
         size, started = self.settings.question.sizes[self.round], time.monotonic()
@@ -70,7 +79,7 @@ class StatisticsServer(Exchange):
 
         def read(client: int, packet: Packet) -> None:
             like = torch.zeros(size, dtype=torch.float64)
-            opened = wire.decode(packet, like, self._head(KIND, now.number, client))
+            opened = wire.decode(packet, like, self.exchange.head(KIND, now.number, client))
             vectors[client] = vector_of(opened.record)
             if not now.number:
                 self.names[client] = _names(opened.about.get(Field.CATEGORIES))
@@ -79,20 +88,44 @@ class StatisticsServer(Exchange):
             self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
 
         while len(vectors) < self.needed or now.pending:
-            self.registry.refresh(self.transport)
+            self.exchange.registry.refresh(self.exchange.transport)
             asked = {client for client, _ in now.pending.values()}
             for client in members:
                 is_due = client not in vectors and client not in asked
                 is_due &= time.monotonic() >= now.retry_at.get(client, 0.0)
-                if is_due and client in self.registry.nodes:
-                    self._send(now, client, self.down(client))
-            self._receive(now, read)
+                if is_due and client in self.exchange.registry.nodes:
+                    self.exchange.send(now, client, self.down(client))
+            self.exchange.receive(now, read)
             self._require_willing(now, members, self.needed)
-            if self._expired(now, sent):
+            if self.exchange.expired(now, sent):
                 sent = time.monotonic()
-            self._sleep(started)
+            self.exchange.sleep(started)
         total: Vector = np.sum([vectors[client] for client in sorted(vectors)], axis=0)
         return total
+
+    def _sum_of_all(self, now: Round, members: list[int]) -> Vector:
+        """The sum of the members' vectors, of which the server sees none."""
+        exchange = self.exchange
+        assert isinstance(exchange, SecureExchange)
+        question = Question(self.down, self.settings.question.sizes[self.round], self.needed)
+        while True:
+            if exchange.was_revealing(self.round):
+                raise RunError("the server ended while it added up; start another run")
+            connected = exchange.connected(self.round, members, self.needed)
+            now.failures = {}
+            try:
+                total = exchange.added_up(now, connected, question)
+            except WireError as error:
+                self._require_willing(now, members, self.needed)
+                text = f"statistics begin again with fresh keys: {error}"
+                self.log(text, Event.WAITING, round=now.number + 1)
+                time.sleep(exchange.retry)
+                continue
+            if total is None:
+                raise RunError(
+                    "too few members revealed their shares; start another run with the same members"
+                )
+            return total
 
     def _require_willing(self, now: Round, members: list[int], needed: int) -> None:
         """RunError if so many members declined that the others are too few."""
@@ -100,37 +133,6 @@ class StatisticsServer(Exchange):
         if len(members) - len(declined) < needed:
             reasons = "; ".join(f"client {n}: {why}" for n, why in sorted(declined.items()))
             raise RunError(f"the members do not agree on the encoders: {reasons}")
-
-
-@dataclass
-class SecureStatisticsServer(StatisticsServer, SecureExchange):
-    """The server of the statistics phase that learns the sum over all members alone."""
-
-    @property
-    def needed(self) -> int:
-        """Number of members that must answer."""
-        return max(super().needed, self.rules.threshold)
-
-    def _total(self, now: Round, members: list[int]) -> Vector:
-        self.size = self.settings.question.sizes[self.round]
-        while True:
-            if self._was_revealing():
-                raise RunError("the server ended while it added up; start another run")
-            connected = self._connected(members)
-            now.failures = {}
-            try:
-                total = self._added(now, connected)
-            except WireError as error:
-                self._require_willing(now, members, self.needed)
-                text = f"statistics begin again with fresh keys: {error}"
-                self.log(text, Event.WAITING, round=now.number + 1)
-                time.sleep(self.retry)
-                continue
-            if total is None:
-                raise RunError(
-                    "too few members revealed their shares; start another run with the same members"
-                )
-            return total
 
 
 def _names(content: object) -> dict[str, list[str]]:
@@ -152,8 +154,3 @@ def _names(content: object) -> dict[str, list[str]]:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()
-
-
-def statistics_server_class(secure: bool) -> type[StatisticsServer]:
-    """The server of the statistics phase with or without secure aggregation."""
-    return SecureStatisticsServer if secure else StatisticsServer

@@ -24,9 +24,10 @@ from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
 from copfl.settings.data import data_record, state_of
-from copfl.settings.optimizer import optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
+from copfl.settings.suggestions import usual_rate
 from copfl.settings.toml import Tables
+from copfl.settings.validation import usual_options
 from copfl.wrappers.robust import Clipped
 
 
@@ -253,10 +254,11 @@ def test_which_learning_rate_counts(
     counts: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("copfl.settings.optimizer.usual_optimizer", lambda *_: optimizer)
+    monkeypatch.setattr("copfl.settings.validation.usual_optimizer", lambda *_: optimizer)
     table = {"name": "sgd"} if set_to is None else {"name": "sgd", "lr": set_to}
     rates = {} if of_data is None else {"sgd": of_data}
-    record = optimizer_record(component("algorithm", {"name": "fedavg"}), table, rates)
+    usual = usual_options(component("algorithm", {"name": "fedavg"}), table, rates)
+    record = component("optimizer", {**usual, **table})
     assert (record.lr, type(record.lr)) == (counts, float)
 
 
@@ -281,7 +283,8 @@ def algorithm_of(run: Run) -> Any:
 
 def built(table: dict[str, Any], **options: Any) -> Any:
     chosen = component("algorithm", table)
-    return build("algorithm", chosen, optimizer=optimizer_record(chosen, options, {}))
+    optimizer = component("optimizer", {**usual_options(chosen, options, {}), **options})
+    return build("algorithm", chosen, optimizer=optimizer)
 
 
 def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:

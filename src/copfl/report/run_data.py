@@ -26,7 +26,7 @@ from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
-from copfl.settings.optimizer import optimizer_text
+from copfl.settings.schema import optimizer_text
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
 from copfl.tables import NONE

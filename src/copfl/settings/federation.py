@@ -13,7 +13,7 @@ from copfl.settings import schema
 from copfl.settings.checking import SettingError, unknown_key
 from copfl.settings.policy_lines import AtMost, CountAtMost, FileName, Free, OneOf, ProductAtMost, RunName
 from copfl.settings.record import checked_fields, declared, setting
-from copfl.settings.schema import Run, in_federation, record_of
+from copfl.settings.schema import Run, in_federation
 
 WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token")
@@ -304,8 +304,8 @@ def own_record(title: str, table: Mapping[str, Any]) -> Any:
     return OWN[title](**table)
 
 
-def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
-    """The record of the table [run] of a federation, which has some of the keys."""
+def check_run_keys(table: Mapping[str, Any]) -> None:
+    """SettingError if the table [run] has a key that is no setting of a federation."""
     for key, value in table.items():
         if key == "new_clients":
             raise SettingError(
@@ -317,7 +317,6 @@ def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
             )
         if key not in RUN_KEYS:
             raise unknown_key(f"run.{key}", value, RUN_KEYS, [p for p in paths() if not p.startswith("run.")])
-    return record_of("run", table)  # type: ignore[no-any-return]
 
 
 def paths() -> list[str]:

@@ -561,3 +561,9 @@ def table_of(record: Any) -> dict[str, Any]:
 def paths() -> tuple[str, ...]:
     """Every declared setting, such as "run.rounds"."""
     return tuple(f"{title}.{f.name}" for title, record in KINDS.items() for f in declared(record))
+
+
+def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Such as "adam 0.001", the optimizer and its learning rate; "" where an algorithm was a value."""
+    table = tables.get("optimizer", {})
+    return f"{table['name']} {table['lr']:g}" if "name" in table and "lr" in table else ""

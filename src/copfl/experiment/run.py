@@ -24,6 +24,7 @@ from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.training import OnRound, _baseline, simulation_of, train
 from copfl.settings import user_code
+from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.schema import KINDS, Run
 
@@ -60,9 +61,9 @@ def run(
 
     Args:
         algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value
-            or its class, with the learning rate of the data set where it chooses none. Or a complete
-            `copfl.Run`, which then has all settings but `out` and `on_round`. By default what suits the data,
-            see docs/results.md.
+            or its class, with the learning rate of the data set where it chooses none. Or a `copfl.Run`: a
+            complete one has all settings but `out` and `on_round`, another one is completed. By default what
+            suits the data, see docs/results.md.
         dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch
             Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per
             client.
@@ -89,39 +90,53 @@ def run(
             `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of
             them.
     """
-    if isinstance(algorithm, Run):
-        description = algorithm
+    if dataset is None:  # such as what a function without a return gave; the digits are not meant
+        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
+    record = algorithm if isinstance(algorithm, Run) else None
+    layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    values: dict[str, Any] = {}
+    kinds = {"model": model, "partition": partition, "optimizer": optimizer, "adapter": adapter}
+    if record is None:
+        kinds = {"algorithm": algorithm, "data": dataset, **kinds}
+    elif not (isinstance(dataset, str) and dataset == "digits"):  # the default of `dataset` is no choice
+        kinds = {"data": dataset, **kinds}
+    for kind, value in kinds.items():
+        if isinstance(value, Mapping) and kind != "data":
+            layer[kind] |= value
+        elif isinstance(value, str | Path):
+            layer[kind]["name"] = str(value)
+        elif value is not None:
+            values[kind] = value
+    short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
+    tables: dict[str, dict[str, Any]] = {
+        "run": {**short, "seed": seed, "device": device},
+        "optimizer": {"lr": lr},
+        "algorithm": {"epochs": epochs},
+        "data": {"dir": None if data_dir is None else str(data_dir)},
+    }
+    for kind, keys in tables.items():
+        layer[kind] |= {key: value for key, value in keys.items() if value is not None}
+    for name, value in settings.items():
+        kind = name.removesuffix("_options")
+        if isinstance(value, Mapping):
+            layer.setdefault(kind, {}).update(value)
+        else:
+            layer["run"][name] = value
+    if "data" in values:
+        values["data"] = user_code.as_dataset(values["data"])
+    if record is not None and record.is_complete:
+        beside = {f"{kind}.{key}": value for kind, table in layer.items() for key, value in table.items()}
+        for path, value in (beside | values | ({"preset": preset} if preset else {})).items():
+            raise SettingError(
+                path,
+                value if path in beside or path == "preset" else None,
+                "cannot be set beside a complete copfl.Run, which has every setting; change the record with "
+                'its method `replaced`, as in run.replaced({"run": {"rounds": 5}})',
+            )
+        description = record
     else:
-        if dataset is None:  # such as what a function without a return gave; the digits are not meant
-            raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
-        layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-        values: dict[str, Any] = {}
-        kinds = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
-        for kind, value in (kinds | {"optimizer": optimizer, "adapter": adapter}).items():
-            if isinstance(value, Mapping) and kind != "data":
-                layer[kind] |= value
-            elif isinstance(value, str | Path):
-                layer[kind]["name"] = str(value)
-            elif value is not None:
-                values[kind] = value
-        short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
-        tables: dict[str, dict[str, Any]] = {
-            "run": {**short, "seed": seed, "device": device},
-            "optimizer": {"lr": lr},
-            "algorithm": {"epochs": epochs},
-            "data": {"dir": None if data_dir is None else str(data_dir)},
-        }
-        for kind, keys in tables.items():
-            layer[kind] |= {key: value for key, value in keys.items() if value is not None}
-        for name, value in settings.items():
-            kind = name.removesuffix("_options")
-            if isinstance(value, Mapping):
-                layer.setdefault(kind, {}).update(value)
-            else:
-                layer["run"][name] = value
-        if "data" in values:
-            values["data"] = user_code.as_dataset(values["data"])
-        description = complete(layer, preset=preset or "", values=values)
+        below = () if record is None else (record,)
+        description = complete(*below, layer, preset=preset or "", values=values)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:

@@ -15,25 +15,25 @@ from copfl.settings.values import check_passed, values_of
 
 
 def complete(
-    *layers: Layer, preset: str = "", values: Mapping[str, Any] | None = None, sums_only: bool = False
+    *layers: Layer | Run, preset: str = "", values: Mapping[str, Any] | None = None, sums_only: bool = False
 ) -> Run:
     """The record of a run: what somebody chose, and what suits the data where nobody chose.
 
     Args:
-        layers: Settings by title and key, as in run.toml; later ones win. Where a layer chooses another
+        layers: Settings by title and key, as in run.toml, or a record; later ones win. Where a layer chooses another
             algorithm, model, ..., the options of the former one are dropped; another algorithm has its own
             optimizer.
         preset: The name of a preset, which is below the layers.
         values: By kind, an algorithm, a data set, a model, a partition or an optimizer that a program has.
         sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
     """
-    passed, named = values_of(values)
-    layers = (*layers, named)
-    defaults, of_preset = lower_layers(layers, passed, preset)
-    chosen = merge([defaults, of_preset, *layers], passed)
+    passed, named = values_of(values, *(layer for layer in layers if isinstance(layer, Run)))
+    upper = [*(layer.chosen if isinstance(layer, Run) else layer for layer in layers), named]
+    defaults, of_preset = lower_layers(upper, passed, preset)
+    chosen = merge([defaults, of_preset, *upper], passed)
     facts = Facts(chosen, passed, sums_only)
-    suggested = suggest(facts, defaults, layers, preset)  # only where nothing was chosen
-    tables = merge([defaults, suggested, of_preset, *layers], passed)
+    suggested = suggest(facts, defaults, upper, preset)  # only where nothing was chosen
+    tables = merge([defaults, suggested, of_preset, *upper], passed)
     check_passed(tables, passed)
     run = validate(tables, facts)
     # Made only to be checked: its parts check their numbers.

@@ -500,6 +500,26 @@ class Run:
         return dataclasses.replace(other, **same)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether `copfl.complete` made the record, or somebody who chose as much."""
+        return all(chosen.title for chosen in (self.algorithm, self.data, self.partition, self.model))
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """What is chosen, by title and key: of [run] in a record that is not complete, what is no default."""
+        tables = self.tables()
+        if not self.is_complete:
+            usual = table_of(RunSettings())
+            tables["run"] = {key: value for key, value in tables["run"].items() if value != usual[key]}
+        return tables
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By kind, the values that a program passed."""
+        records = {title: getattr(record, "value", None) for title, record in vars(self).items()}
+        return {title: value for title, value in records.items() if value is not None}
+
+    @property
     def method_text(self) -> str:
         """Such as "fedpac (server step fedexp, adam 0.003, batches of 8, 4 epochs)"."""
         optimizer = (

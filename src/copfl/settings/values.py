@@ -11,7 +11,7 @@ from copfl.core.optim import DefaultNumber, is_chosen
 from copfl.errors import CopflError, UsageError
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
-from copfl.settings.schema import record_of
+from copfl.settings.schema import Run, record_of
 from copfl.settings.toml import Tables
 
 
@@ -22,9 +22,15 @@ class Values(NamedTuple):
     layer: Tables  # the settings of the values that have a name, and need not be passed
 
 
-def values_of(values: Mapping[str, Any] | None) -> Values:
-    """Values by kind; a class of an algorithm or optimizer is made, one that has a name becomes settings."""
-    passed = {kind: value for kind, value in (values or {}).items() if value is not None}
+def values_of(values: Mapping[str, Any] | None, *runs: Run) -> Values:
+    """Values by kind; a class of an algorithm or optimizer is made, one that has a name becomes settings.
+
+    Args:
+        values: By kind, what a program passed.
+        runs: Records that are completed, which may have values, too.
+    """
+    passed = {kind: value for run in runs for kind, value in run.values.items()}
+    passed |= {kind: value for kind, value in (values or {}).items() if value is not None}
     layer: Tables = {}
     for kind in ("algorithm", "optimizer"):
         if isinstance(passed.get(kind), type):

@@ -95,7 +95,12 @@ def run(
     record = algorithm if isinstance(algorithm, Run) else None
     layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     values: dict[str, Any] = {}
-    kinds = {"model": model, "partition": partition, "optimizer": optimizer, "adapter": adapter}
+    kinds: dict[str, Any] = {
+        "model": model,
+        "partition": partition,
+        "optimizer": optimizer,
+        "adapter": adapter,
+    }
     if record is None:
         kinds = {"algorithm": algorithm, "data": dataset, **kinds}
     elif not (isinstance(dataset, str) and dataset == "digits"):  # the default of `dataset` is no choice

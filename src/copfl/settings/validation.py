@@ -58,8 +58,10 @@ def validate(tables: Tables, facts: Facts | None = None) -> Run:
     run = dict(tables["run"])
     if "partition" in passed or tables["partition"]:
         records["partition"] = chosen = _partition(tables["partition"], passed.get("partition"), run)
-        is_natural = facts is not None and chosen.name == "by_group" and "clients" not in run
-        if is_natural and (clients := facts.natural_clients):  # without any, the scheme refuses the data
+        is_open = chosen.name == "by_group" and "clients" not in run
+        if (
+            is_open and facts and (clients := facts.natural_clients)
+        ):  # without any, the scheme refuses the data
             run["clients"] = clients
     records["model"] = model_record(tables["model"], bool(tables["adapter"]), passed.get("model"))
     if tables["adapter"]:

@@ -47,7 +47,7 @@ from copfl.federation.node.message import decode
 from copfl.federation.protocol.messages import HELLO, Content, Field, Reply
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server
+from copfl.federation.server.rounds import new_server
 
 SIZES = struct.Struct("!III")  # of the envelope, the head and the body
 MAX_GROWTH = 8.0  # MiB from the second to the last quarter of the time
@@ -295,7 +295,7 @@ def serve(args: argparse.Namespace) -> int:
 
         load = Load(args.nodes, transport, process.pid)
         folder = ServerFolder(runs, "load", resume=False)
-        for record in Server(settings, transport, folder, pause=0.05).rounds():
+        for record in new_server(settings, transport, folder, pause=0.05).rounds():
             load.add(record)
             now = time.monotonic()
             if now - load.sampled >= args.every or load.count["rounds"] == 1:

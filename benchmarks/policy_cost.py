@@ -28,14 +28,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a n
 
 from tests.federation.network import CONFIG, DirectTransport, digits, write_nodes
 
-from copfl.federation.node.request import Request
+from copfl.federation.node.acceptance import accept
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy.file import FILE, read_policy, write_policy, write_strict
 from copfl.federation.policy.record import Policy, Privacy, Proposals
 from copfl.federation.protocol.messages import HELLO, Content, Reply
+from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 
 ROUNDS = 5
 SECURE = CONFIG | {"run.rounds": ROUNDS, "secure.aggregation": True, "run.batch": 32, "model.width": 64}
@@ -55,8 +56,8 @@ class Answered(DirectTransport):
         if request == HELLO:
             return super().send(node_id, request, content, seconds)
         started, name = time.process_time(), f"answer-{len(self.inbox)}-{time.monotonic_ns()}"
-        asked = Request(self.config, self.online[node_id], request, content)
-        answer = self.workers[node_id].answer(asked)
+        accepted = accept(NodeConfig.parse(self.online[node_id]), self.config)
+        answer = self.workers[node_id].answer(accepted, request, content).content
         self.seconds += time.process_time() - started
         self.inbox[name] = Reply(name, answer)
         return name
@@ -77,7 +78,7 @@ def measured(config: dict[str, Any], is_strict: bool) -> float:
             write_policy(path, dataclasses.replace(policy, proposals=Proposals(unsigned=True)))
         transport = Answered(config, dict(enumerate(nodes, 100)))
         folder = ServerFolder(str(Path(name) / "runs"), "test", resume=False)
-        server = server_class(True)(transport.settings, transport, folder, pause=0, retry=0)
+        server = new_server(transport.settings, transport, folder, pause=0, retry=0)
         rounds = server.rounds()
         next(rounds)
         transport.seconds = 0.0

@@ -27,11 +27,14 @@ from copfl.errors import CopflError
 from copfl.federation.node import secure_update
 from copfl.federation.node.data import NodeData
 from copfl.federation.node.known_data import hashes_of
-from copfl.federation.protocol.greeting import greeting
+from copfl.federation.node.node import Node
+from copfl.federation.node.respond import greeting
+from copfl.federation.policy.record import Policy
 from copfl.federation.protocol.messages import HELLO, Content, Reply, refusal
+from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.secure_rounds import server_class
+from copfl.federation.server.rounds import new_server
 from copfl.wire import Packet
 
 CASES = [("fedavg", 3, 0), ("copfl", 3, 0), ("copfl", 10, 0), ("copfl", 30, 0)]
@@ -43,21 +46,22 @@ class Calls:
 
     def __init__(self, settings: Settings, data: list[NodeData], folder: Path) -> None:
         self.settings, self.data = settings, data
-        self.configs = [{"client": n, "state-dir": str(folder / str(n))} for n in range(len(data))]
+        configs = [{"client": n, "state-dir": str(folder / str(n))} for n in range(len(data))]
+        self.clients = [Node(NodeConfig.parse(config), Policy()) for config in configs]
         self.seconds, self.inbox = 0.0, dict[str, Reply]()
 
     def nodes(self) -> list[int]:
         return list(range(len(self.data)))
 
     def send(self, node: int, request: str, content: Content, seconds: float) -> str:
-        started, config = time.process_time(), self.configs[node]
+        started, client = time.process_time(), self.clients[node]
         name = f"{len(self.inbox)}-{node}-{started}"
         try:
             if request == HELLO:
-                answer: Content = greeting(config, content)
+                answer: Content = greeting(client, content)
             else:
                 packet = Packet(*content)
-                answer = secure_update.local_update(self.settings, config, packet, lambda *_: self.data[node])
+                answer = secure_update.local_update(self.settings, client, packet, lambda *_: self.data[node])
         except CopflError as error:
             answer = refusal(error)
         self.seconds += time.process_time() - started
@@ -93,7 +97,7 @@ def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width:
     with tempfile.TemporaryDirectory() as folder:
         transport = Calls(settings, data, Path(folder))
         files = ServerFolder(folder, "cost", resume=False)
-        server = server_class(secure)(settings, transport, files, pause=0)
+        server = new_server(settings, transport, files, pause=0)
         rounds = server.rounds()
         next(rounds)
         started, transport.seconds = time.process_time(), 0.0

@@ -30,6 +30,7 @@ from copfl.experiment import run as experiment
 from copfl.experiment.preparation import prepare
 from copfl.models import MLP
 from copfl.settings.complete import complete
+from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables
 from tests.commands import files, found
 
@@ -378,3 +379,22 @@ def test_the_batched_form_of_an_own_model_is_compared_once_and_of_a_users_in_eve
     for _ in range(2):
         prepare(complete({"run": {"clients": 2, "engine": "vmap"}}, values={"model": Net((8, 8), 10)}))
     assert compared == [MLP, MLP, Net, Net]
+
+
+@pytest.mark.parametrize(("beside", "path"), [
+    ({"rounds": 1}, "run.rounds=1"),
+    ({"lr": 0.5}, "optimizer.lr=0.5"),
+    ({"dataset": "wine"}, "data.name='wine'"),
+    ({"preset": "demo"}, "preset='demo'"),
+    ({"model": torch.nn.Linear(64, 10)}, "model"),
+])  # fmt: skip
+def test_settings_beside_a_complete_record_are_an_error(beside: dict[str, Any], path: str) -> None:
+    with pytest.raises(UsageError, match=f"^{path} cannot be set beside a complete copfl.Run"):
+        copfl.run(complete({"run": {"rounds": 1, "clients": 2}}), **beside)
+
+
+def test_a_record_that_is_not_complete_is_run_with_settings_beside_it() -> None:
+    record = copfl.Run(run=RunSettings(rounds=1, clients=2))
+    beside = copfl.run(record, algorithm_options={"name": "fedavg"}, lr=0.05)
+    named = copfl.run("fedavg", rounds=1, clients=2, lr=0.05)
+    assert beside.records == named.records

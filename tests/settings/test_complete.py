@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
 from copfl.core.optim import Adam, Optimizer, Sgd
@@ -19,14 +20,15 @@ from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.parts import Pwpm
 from copfl.parts.mamo import Mamo
-from copfl.settings import named_code, toml
+from copfl.settings import named_code, schema, toml
 from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
 from copfl.settings.data import data_record, state_of
-from copfl.settings.optimizer import optimizer_record, usual_rate
 from copfl.settings.schema import Run, RunSettings
+from copfl.settings.suggestions import usual_rate
 from copfl.settings.toml import Tables
+from copfl.settings.validation import usual_options, validate
 from copfl.wrappers.robust import Clipped
 
 
@@ -255,10 +257,11 @@ def test_which_learning_rate_counts(
     counts: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("copfl.settings.optimizer.usual_optimizer", lambda *_: optimizer)
+    monkeypatch.setattr("copfl.settings.validation.usual_optimizer", lambda *_: optimizer)
     table = {"name": "sgd"} if set_to is None else {"name": "sgd", "lr": set_to}
     rates = {} if of_data is None else {"sgd": of_data}
-    record = optimizer_record(component("algorithm", {"name": "fedavg"}), table, rates)
+    usual = usual_options(component("algorithm", {"name": "fedavg"}), table, rates)
+    record = component("optimizer", {**usual, **table})
     assert (record.lr, type(record.lr)) == (counts, float)
 
 
@@ -283,7 +286,8 @@ def algorithm_of(run: Run) -> Any:
 
 def built(table: dict[str, Any], **options: Any) -> Any:
     chosen = component("algorithm", table)
-    return build("algorithm", chosen, optimizer=optimizer_record(chosen, options, {}))
+    optimizer = component("optimizer", {**usual_options(chosen, options, {}), **options})
+    return build("algorithm", chosen, optimizer=optimizer)
 
 
 def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:
@@ -464,3 +468,29 @@ def test_numbers_that_an_author_chose_stay() -> None:
     assert on_digits(FedAvg(Sgd())) == on_digits(Clipped(FedAvg(Sgd()))) == Sgd(lr=0.1)  # SGD is chosen
     chosen = COPFL(Mamo(lr=1e-3), growth=Pwpm(rate=0.25))
     assert algorithm_of(complete({"data": {"name": "cifar10c"}}, values={"algorithm": chosen})) == chosen
+
+
+def test_a_record_that_is_not_complete_is_completed() -> None:
+    chosen = Run(algorithm=schema.Algorithm(name="fedavg"), run=RunSettings(rounds=3, clients=4))
+    assert not chosen.is_complete
+    completed = complete(chosen)
+    assert completed == complete({"algorithm": {"name": "fedavg"}, "run": {"rounds": 3, "clients": 4}})
+    assert complete(Run()) == complete()
+    assert complete(chosen, {"run": {"rounds": 5}}).run.rounds == 5
+    assert completed.is_complete
+    assert complete(completed) == completed  # a batch that is the schema's default was chosen, too
+
+
+def test_the_values_of_a_record_are_kept_when_it_is_completed() -> None:
+    network = torch.nn.Linear(64, 10)
+    completed = complete(Run(model=schema.Model(value=network, description="Linear")))
+    assert completed.model.value is network
+
+
+def test_a_federation_and_a_run_make_the_same_record_of_the_same_tables() -> None:
+    tables = complete({"algorithm": {"name": "ditto"}, "adapter": {"name": "lora:r=4"}}).tables()
+    chosen = {title: tables[title] for title in ("algorithm", "optimizer", "model", "adapter")}
+    made = validate(chosen)
+    assert {title: made.tables()[title] for title in chosen} == chosen
+    assert not made.data
+    assert not made.partition

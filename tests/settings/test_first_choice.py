@@ -17,10 +17,11 @@ from copfl.data.sets import datasets
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
-from copfl.settings.first_choice import ADAPTIVE, Known, first_choice, known_of, training_of, why
-from copfl.settings.layers import merged
+from copfl.settings.facts import Facts, defaults_of
+from copfl.settings.first_choice import Known, first_choice, training_of, why
+from copfl.settings.merging import merge
+from copfl.settings.suggestions import ADAPTIVE
 from copfl.settings.toml import Tables
-from copfl.settings.usual import defaults_of
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_a_published_set_has_what_the_same_samples_have_in_a_file(banking: Path)
     )
     for extra, samples, sharers in zip(extras, (100, 60, 120), (2 / 3, 4, 2), strict=True):
         layers = [defaults_of("banking77"), published, extra], [own, extra]
-        known, of_file = (known_of(merged(tables, {}), {}) for tables in layers)
+        known, of_file = (Facts(merge(tables, {}), {}).known for tables in layers)
         assert known == of_file
         assert (known.samples, known.sharers) == (samples, sharers)
     assert training_of(known).lr == 3e-3  # of adapters that see 2,400 samples

@@ -57,7 +57,7 @@ def run(
         from copfl.experiment.run import follow
         from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
-        from copfl.settings.layers import names_algorithm
+        from copfl.settings.merging import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True, "find_rounds": "auto"}}]

@@ -17,7 +17,7 @@ from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest, essential
-from copfl.settings.optimizer import usual_rate
+from copfl.settings.suggestions import usual_rate
 from copfl.settings.toml import Tables
 
 TRIALS = 20  # of a search, in each row

@@ -25,6 +25,7 @@ from copfl.experiment.result import Experiment, Result
 from copfl.experiment.rounds_search import with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import named_code, user_code
+from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.schema import KINDS, Run
 from copfl.settings.values import modules_of_values
@@ -63,9 +64,9 @@ def run(
 
     Args:
         algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value
-            or its class, with the learning rate of the data set where it chooses none. Or a complete
-            `copfl.Run`, which then has all settings but `out`, `code` and `on_round`. By default what suits the data,
-            see docs/results.md.
+            or its class, with the learning rate of the data set where it chooses none. Or a `copfl.Run`: a
+            complete one has all settings but `out`, `code` and `on_round`, another one is completed. By default
+            what suits the data, see docs/results.md.
         dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch
             Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per
             client.
@@ -95,40 +96,60 @@ def run(
             them.
     """
     named_code.name(code)
-    if isinstance(algorithm, Run):
-        description = algorithm
+    if dataset is None:  # such as what a function without a return gave; the digits are not meant
+        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
+    record = algorithm if isinstance(algorithm, Run) else None
+    layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    values: dict[str, Any] = {}
+    kinds: dict[str, Any] = {
+        "model": model,
+        "partition": partition,
+        "optimizer": optimizer,
+        "adapter": adapter,
+    }
+    if record is None:
+        kinds = {"algorithm": algorithm, "data": dataset, **kinds}
+    elif not (isinstance(dataset, str) and dataset == "digits"):  # the default of `dataset` is no choice
+        kinds = {"data": dataset, **kinds}
+    for kind, value in kinds.items():
+        if isinstance(value, Mapping) and kind != "data":
+            layer[kind] |= value
+        elif isinstance(value, str | Path):
+            layer[kind]["name"] = str(value)
+        elif value is not None:
+            values[kind] = value
+    short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
+    tables: dict[str, dict[str, Any]] = {
+        "run": {**short, "seed": seed, "device": device},
+        "optimizer": {"lr": lr},
+        "algorithm": {"epochs": epochs},
+        "data": {"dir": None if data_dir is None else str(data_dir)},
+    }
+    for kind, keys in tables.items():
+        layer[kind] |= {key: value for key, value in keys.items() if value is not None}
+    for name, value in settings.items():
+        kind = name.removesuffix("_options")
+        if isinstance(value, Mapping):
+            layer.setdefault(kind, {}).update(value)
+        else:
+            layer["run"][name] = value
+    named_code.name(named_code.modules_in(layer), modules_of_values(values))
+    if "data" in values:
+        values["data"] = user_code.as_dataset(values["data"])
+    if record is not None and record.is_complete:
+        beside = {f"{kind}.{key}": value for kind, table in layer.items() for key, value in table.items()}
+        for path, value in (beside | values | ({"preset": preset} if preset else {})).items():
+            raise SettingError(
+                path,
+                value if path in beside or path == "preset" else None,
+                "cannot be set beside a complete copfl.Run, which has every setting; change the record with "
+                'its method `replaced`, as in run.replaced({"run": {"rounds": 5}})',
+            )
+        description = record
     else:
-        if dataset is None:  # such as what a function without a return gave; the digits are not meant
-            raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
-        layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-        values: dict[str, Any] = {}
-        kinds = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
-        for kind, value in (kinds | {"optimizer": optimizer, "adapter": adapter}).items():
-            if isinstance(value, Mapping) and kind != "data":
-                layer[kind] |= value
-            elif isinstance(value, str | Path):
-                layer[kind]["name"] = str(value)
-            elif value is not None:
-                values[kind] = value
-        short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
-        tables: dict[str, dict[str, Any]] = {
-            "run": {**short, "seed": seed, "device": device, "find_rounds": "auto"},
-            "optimizer": {"lr": lr},
-            "algorithm": {"epochs": epochs},
-            "data": {"dir": None if data_dir is None else str(data_dir)},
-        }
-        for kind, keys in tables.items():
-            layer[kind] |= {key: value for key, value in keys.items() if value is not None}
-        for name, value in settings.items():
-            kind = name.removesuffix("_options")
-            if isinstance(value, Mapping):
-                layer.setdefault(kind, {}).update(value)
-            else:
-                layer["run"][name] = value
-        named_code.name(named_code.modules_in(layer), modules_of_values(values))
-        if "data" in values:
-            values["data"] = user_code.as_dataset(values["data"])
-        description = complete(layer, preset=preset or "", values=values)
+        below = () if record is None else (record,)
+        layer["run"] = {"find_rounds": "auto"} | layer["run"]
+        description = complete(*below, layer, preset=preset or "", values=values)
     if description.run.find_rounds == "first":
         description = with_found_rounds(description)
     experiment = prepare(description)

@@ -29,7 +29,7 @@ from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.probabilities import Probabilities
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
-from copfl.settings.optimizer import optimizer_text
+from copfl.settings.schema import optimizer_text
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
 from copfl.tables import NONE

@@ -11,26 +11,16 @@ from typing import Any, ClassVar, Self
 
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, unknown_key
+from copfl.settings.policy_lines import AtMost, CountAtMost, FileName, Free, OneOf, ProductAtMost, RunName
 from copfl.settings.record import checked_fields, declared, setting
-from copfl.settings.schema import Run, in_federation, record_of
+from copfl.settings.schema import Run, in_federation
 
 WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-# What of a run the machines of a federation are told. A node has its own data, and decides how it computes.
-RUN_KEYS = (
-    "clients",
-    "rounds",
-    "seed",
-    "batch",
-    "participation",
-    "eval_every",
-    "validation",
-    "select",
-    "buffers",
-    "augment",
-    "benefit",
-)
+# What of a run the machines of a federation are told. A node has its own data, and decides how it computes:
+# of [run] they are told what a policy can allow.
+RUN_KEYS = tuple(f.name for f in declared(schema.RunSettings) if f.metadata["policy"] is not None)
 RUN_TABLES = (
     "algorithm",
     "optimizer",
@@ -66,12 +56,21 @@ class Network(Checked):
     title: ClassVar[str] = "network"
 
     min_replies: int = setting(
-        0, "Replies that a round needs; 0: half of the selected, in secure sums all.", minimum=0
+        0,
+        "Replies that a round needs; 0: half of the selected, in secure sums all.",
+        minimum=0,
+        policy=AtMost("bounds.clients"),
     )
     deadline: float = in_federation(
-        600.0, "Seconds that a round waits for more replies than it needs.", "--deadline", exclusiveMinimum=0
+        600.0,
+        "Seconds that a round waits for more replies than it needs.",
+        "--deadline",
+        exclusiveMinimum=0,
+        policy=AtMost("bounds.deadline"),
     )
-    wire: str = in_federation("fp32", "Numbers in messages: fp32, fp16 or bf16.", "--wire", enum=WIRES)
+    wire: str = in_federation(
+        "fp32", "Numbers in messages: fp32, fp16 or bf16.", "--wire", enum=WIRES, policy=Free()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +84,24 @@ class Secure(Checked):
         "The server receives only the sum of the uploads (SecAgg+).",
         "--secure-aggregation",
         shown="off",
+        policy=Free("secure_aggregation.required"),
     )
     threshold: int = setting(
-        0, "Clients that must stay until the end of a sum; 0: the smallest secure number.", minimum=0
+        0,
+        "Clients that must stay until the end of a sum; 0: the smallest secure number.",
+        minimum=0,
+        policy=AtMost("bounds.clients"),
     )
-    range: float = setting(65536.0, "The largest absolute value of an entry of the sum, of one client.")
-    bits: int = setting(36, "Bits of such an entry, with its sign.")
-    neighbours: int = setting(0, "Clients with which each client shares its secrets; 0: all.", minimum=0)
+    range: float = setting(
+        65536.0, "The largest absolute value of an entry of the sum, of one client.", policy=AtMost(1e15)
+    )
+    bits: int = setting(36, "Bits of such an entry, with its sign.", policy=AtMost(64, least=2))
+    neighbours: int = setting(
+        0,
+        "Clients with which each client shares its secrets; 0: all.",
+        minimum=0,
+        policy=AtMost("bounds.clients"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +110,35 @@ class Samples(Checked):
 
     title: ClassVar[str] = "samples"
 
-    shape: tuple[int, ...] = setting((1, 8, 8), "Of one sample, without that of texts.", minimum=1)
-    text: bool = setting(False, "Whether samples are texts, which a node tokenises.")
-    classes: int | tuple[str, ...] = setting(10, "Their names, or their number; of others the outputs.")
-    kind: str = setting(KINDS[0], "Of the targets.", enum=KINDS)
-    mean: tuple[float, ...] = setting((), "Of pixels in 0..1, a number per channel; none: 0.5.")
-    std: tuple[float, ...] = setting((), "Of pixels in 0..1, a number per channel; none: 0.5.")
-    target_mean: tuple[float, ...] = setting((), "Of each number to predict; training standardises them.")
-    target_std: tuple[float, ...] = setting((), "Of each number to predict.")
-    augment: bool = setting(False, "Whether the data set has random crops and flips; run.augment uses them.")
-    contract: str = setting(
-        "", "What the members' data are: JSON of copfl.data.contract.contract; none: not agreed."
+    shape: tuple[int, ...] = setting(
+        (1, 8, 8), "Of one sample, without that of texts.", minimum=1, policy=ProductAtMost("bounds.numbers")
     )
-    public: str = setting("", "An .npz file of public samples x, the same on every machine; for ktpfl.")
+    text: bool = setting(False, "Whether samples are texts, which a node tokenises.", policy=Free())
+    classes: int | tuple[str, ...] = setting(
+        10, "Their names, or their number; of others the outputs.", policy=CountAtMost("bounds.classes")
+    )
+    kind: str = setting(KINDS[0], "Of the targets.", enum=KINDS, policy=OneOf("tasks"))
+    mean: tuple[float, ...] = setting(
+        (), "Of pixels in 0..1, a number per channel; none: 0.5.", policy=Free()
+    )
+    std: tuple[float, ...] = setting((), "Of pixels in 0..1, a number per channel; none: 0.5.", policy=Free())
+    target_mean: tuple[float, ...] = setting(
+        (), "Of each number to predict; training standardises them.", policy=Free()
+    )
+    target_std: tuple[float, ...] = setting((), "Of each number to predict.", policy=Free())
+    augment: bool = setting(
+        False, "Whether the data set has random crops and flips; run.augment uses them.", policy=Free()
+    )
+    contract: str = setting(
+        "",
+        "What the members' data are: JSON of copfl.data.contract.contract; none: not agreed.",
+        policy=Free(),
+    )
+    public: str = setting(
+        "",
+        "An .npz file of public samples x, the same on every machine; for ktpfl.",
+        policy=FileName("public"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,11 +195,22 @@ class Session(Checked):
 
     title: ClassVar[str] = "session"
 
-    run: str = setting("", "The run's name; empty: the server chooses one.")
-    resume: bool = setting(False, "Continue from the run's last checkpoint.")
-    rollback: bool = setting(False, "Set nodes back that are ahead of the server, which lost checkpoints.")
-    agree: bool = setting(False, "No training, but sums for the encoders that the contract leaves open.")
-    join: int = setting(0, "Above 0: no training, but so many local updates for every new client.", minimum=0)
+    run: str = setting("", "The run's name; empty: the server chooses one.", policy=RunName())
+    resume: bool = setting(False, "Continue from the run's last checkpoint.", policy=Free())
+    rollback: bool = setting(
+        False, "Set nodes back that are ahead of the server, which lost checkpoints.", policy=Free("rollback")
+    )
+    agree: bool = setting(
+        False,
+        "No training, but sums for the encoders that the contract leaves open.",
+        policy=Free("statistics.allowed"),
+    )
+    join: int = setting(
+        0,
+        "Above 0: no training, but so many local updates for every new client.",
+        minimum=0,
+        policy=AtMost("bounds.updates"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,7 +290,9 @@ class Federation:
 
 
 OWN: dict[str, type[Any]] = {record.title: record for record in (Network, Secure, Samples, Session)}
-TITLES = (*RUN_TABLES, *OWN)  # of the tables that a federation has
+# The tables that a federation has, with the record of each.
+RECORDS: dict[str, type[Any]] = {title: schema.KINDS[title] for title in RUN_TABLES} | OWN
+TITLES = tuple(RECORDS)
 
 
 def own_record(title: str, table: Mapping[str, Any]) -> Any:
@@ -265,8 +304,8 @@ def own_record(title: str, table: Mapping[str, Any]) -> Any:
     return OWN[title](**table)
 
 
-def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
-    """The record of the table [run] of a federation, which has some of the keys."""
+def check_run_keys(table: Mapping[str, Any]) -> None:
+    """SettingError if the table [run] has a key that is no setting of a federation."""
     for key, value in table.items():
         if key == "new_clients":
             raise SettingError(
@@ -278,7 +317,6 @@ def run_settings(table: Mapping[str, Any]) -> schema.RunSettings:
             )
         if key not in RUN_KEYS:
             raise unknown_key(f"run.{key}", value, RUN_KEYS, [p for p in paths() if not p.startswith("run.")])
-    return record_of("run", table)  # type: ignore[no-any-return]
 
 
 def paths() -> list[str]:

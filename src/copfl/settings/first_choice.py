@@ -9,28 +9,11 @@ a named algorithm has them too. In runs that are long enough a client predicts w
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from copfl.core.algorithm import Traits, traits
-from copfl.core.optim import is_chosen
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset
-from copfl.data.sets import datasets
-from copfl.errors import how_to_set
-from copfl.models import pretrained
-from copfl.settings.checking import SettingError
-from copfl.settings.components import component, factory_of, name_of, usual_optimizer
-from copfl.settings.schema import Run, RunSettings
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION
+from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
-from copfl.settings.usual import (
-    SMALL_SETS,
-    Usual,
-    is_absent,
-    usual_model,
-    usual_of,
-    usual_of_table,
-    usual_partition,
-)
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 FEW_SEEN = 6_400  # samples that a client sees in all rounds: in batches of 32 a run would have too few steps
@@ -42,8 +25,6 @@ ALONE = 1.5  # clients that have a class: with fewer, hardly any class is traine
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
-ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
-LINEAR = "linear"  # the model that is a head alone
 TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
 
 
@@ -174,145 +155,3 @@ def why(run: Run) -> str:
         pull = f"lam={run.algorithm.options['lam']:g}"
         return f"FedPAC needs classes; {pull} pulls each client's own model a little to the common one"
     return "FedPAC needs classes"
-
-
-def named_layer(tables: Tables, passed: Mapping[str, Any], is_batch_set: bool) -> Tables:
-    """The rule's batch and schedule, for an algorithm that is named, and what this one needs.
-
-    Whoever sets a rate gets a constant one. Adam and its rate are the usual ones of the data set, see
-    `copfl.settings.optimizer`.
-
-    Args:
-        tables: One of each kind, from the other layers.
-        passed: By kind, values that a program passed.
-        is_batch_set: Whether somebody set the batch size.
-    """
-    algorithm = tables["algorithm"]
-    chosen = passed.get("algorithm") or factory_of("algorithm", str(algorithm["name"]), algorithm.get("code"))
-    needed = _needed(traits(chosen), "model" in passed)
-    if needed or not follows_rule(tables, passed):
-        return needed
-    optimizer = tables["optimizer"]
-    by_rule = (
-        str(optimizer.get("name") or usual_name(tables, passed)) in ADAPTIVE
-        and "lr" not in optimizer
-        and "optimizer" not in passed
-    )
-    if is_batch_set and not by_rule:
-        return {}  # the data need not be read
-    training = training_of(known_of(tables, passed))
-    return {"addons": training.addons if by_rule else {}, "run": {"batch": training.batch}}
-
-
-def _needed(traits: Traits, has_model: bool) -> Tables:
-    """The model of an algorithm that trains the head alone, and its rounds."""
-    needed: Tables = {"run": {"rounds": traits.usual_rounds}} if traits.usual_rounds else {}
-    if traits.head_only and not has_model:
-        needed["model"] = {"name": LINEAR}
-    return needed
-
-
-def usual_name(tables: Tables, passed: Mapping[str, Any]) -> str:
-    """The name of the optimizer that the algorithm has where none is set; "" where there is none."""
-    if "algorithm" in passed:
-        usual = traits(passed["algorithm"]).optimizer
-    else:
-        usual = usual_optimizer(str(tables["algorithm"]["name"]), tables["algorithm"].get("code"))
-    if usual is None:
-        return ""
-    return "adam" if not is_chosen(usual) and follows_rule(tables, passed) else name_of("optimizer", usual)
-
-
-def follows_rule(tables: Tables, passed: Mapping[str, Any]) -> bool:
-    """Whether a named algorithm trains by the rule: a model from scratch, on a user's own data or a small
-    set.
-
-    Published data sets keep the paper's protocol, and pretrained models their own rates. An algorithm that
-    declares an optimizer has that.
-
-    Args:
-        tables: One of each kind, from all layers.
-        passed: By kind, values that a program passed.
-    """
-    if "data" in passed:
-        is_published = getattr(passed["data"], "name", "") in datasets.DATASETS
-    else:
-        name = str(tables["data"].get("name", "digits"))
-        is_published = name in datasets.DATASETS and name not in SMALL_SETS
-    is_adapted = bool(tables["adapter"]) or tables["model"].get("train") == "head"
-    model = "" if "model" in passed else str(tables["model"].get("name", ""))
-    return not (is_published or is_adapted or pretrained.is_pretrained(model))
-
-
-def known_of(tables: Tables, passed: Mapping[str, Any], sums_only: bool = False) -> Known:
-    """What is known of a federation before anything is trained; its data set is read, where it is there.
-
-    Args:
-        tables: One of each kind, from all layers.
-        passed: By kind, values that a program passed.
-        sums_only: Whether the server may see sums of uploads only, whatever the settings.
-    """
-    table, run, dataset = tables["data"], tables["run"], passed.get("data")
-    model = str(
-        getattr(passed.get("model"), "name", "")
-        or tables["model"].get("name")
-        or ("" if "model" in passed else usual_model(table, dataset))
-    )
-    partition = (
-        ""
-        if "partition" in passed
-        else str(tables["partition"].get("name") or usual_partition(table, dataset))
-    )
-    usual: Usual | None = None
-    if isinstance(dataset, Dataset):
-        usual = usual_of(dataset)
-    elif "data" not in passed and not is_absent(str(table.get("name", "digits"))):
-        usual = usual_of_table(table)
-    by_group = usual.groups if usual and partition == "by_group" else 0
-    named = run["clients"] if isinstance(run.get("clients"), int) else 0  # other values are refused later
-    clients = passed["partition"].clients if "partition" in passed else named or by_group
-    clients = clients or RunSettings.clients
-    samples = usual.samples / clients if usual else math.inf
-    sharers = math.inf if usual is None or "partition" in passed else float(clients)
-    if partition in ("classes", "concept_shift"):
-        options = component("partition", {**tables["partition"], "name": partition}).options
-        samples = float(options["per_client"] * options["train_per_class"])
-        sharers = clients * options["per_client"] / usual.classes if usual else math.inf
-    elif usual and by_group:
-        sharers = usual.sharers
-    return Known(
-        usual.kind if usual else NEXT_TOKEN if model == "causal_cnn" else CLASSIFICATION,
-        samples,
-        run["rounds"] if isinstance(run.get("rounds"), int) else RunSettings.rounds,
-        model,
-        pretrained.is_pretrained(model),
-        bool(tables["privacy"] or tables["robust"] or sums_only),
-        tables["model"].get("train") == "head" or model == LINEAR or _has_one_layer(passed.get("model")),
-        sharers,
-        bool(tables["adapter"]),
-    )
-
-
-def check_head_only(run: Run, algorithm: object) -> None:
-    """SettingError if the model has layers before its head, and the algorithm trains the head alone.
-
-    Args:
-        run: Its model.
-        algorithm: The algorithm of the run.
-    """
-    model = run.model
-    is_head = model.name == LINEAR or model.train == "head" or _has_one_layer(model.value)
-    if getattr(algorithm, "head_only", False) and not is_head:
-        raise SettingError(
-            "model.name",
-            model.name or model.description,
-            f"has layers before its last, which {run.algorithm.name or 'the algorithm'} does not train; use "
-            f"{LINEAR}, or with a pretrained model {how_to_set('model.train', 'head', '--train')}",
-        )
-
-
-def _has_one_layer(model: object) -> bool:
-    """Whether the model is a module whose trained parameters are all in one layer."""
-    if not hasattr(model, "named_parameters") or isinstance(model, type):
-        return False
-    return len({name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}) < 2

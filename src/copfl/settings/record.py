@@ -5,9 +5,10 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from copfl.settings.checking import converted
+from copfl.settings.policy_lines import HASH_OF_CODE, Option, PolicyLine
 
 
 def setting(
@@ -18,6 +19,7 @@ def setting(
     panel: str = "",
     ours: bool = False,
     shown: str = "",
+    policy: PolicyLine | None = None,
     **limits: Any,
 ) -> Any:
     """A field of a record.
@@ -29,20 +31,30 @@ def setting(
         panel: The group in the help of a command.
         ours: Whether it is no argument of the component that the record describes.
         shown: The default as the help shows it, where it depends on other settings.
+        policy: What a node may allow of it; None: it is no setting of a federation, and a node refuses it.
         limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.
     """
-    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown, "limits": limits}
-    return field(default=default, metadata=about)
+    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown}
+    return field(default=default, metadata={**about, "policy": policy, "limits": limits})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A choice by name with its options, or a value that a program passed."""
+    """A choice by name with its options, or a value that a program passed.
+
+    `of_options` is what a node may allow of the options, which the schema does not declare: the line of each,
+    or one line of all.
+    """
+
+    of_options: ClassVar[PolicyLine | Mapping[str, PolicyLine]] = Option()
 
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     code: str | None = setting(
-        None, "SHA-256 of the module of a name such as mymodule:MyNet, when it was trained.", ours=True
+        None,
+        "SHA-256 of the module of a name such as mymodule:MyNet, when it was trained.",
+        ours=True,
+        policy=HASH_OF_CODE,
     )
     value: Any = field(default=None, compare=False, repr=False)
     description: str = ""  # of the value

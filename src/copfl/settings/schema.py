@@ -11,10 +11,23 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from copfl.errors import UsageError
 from copfl.settings.checking import converted, unknown_key
+from copfl.settings.policy_lines import (
+    HASH_OF_CODE,
+    AdapterName,
+    AtMost,
+    ComponentName,
+    FileName,
+    Free,
+    FunctionNames,
+    ListedOption,
+    ModelPart,
+    Option,
+    PolicyLine,
+)
 from copfl.settings.record import Component, checked_fields, declared, declared_types, setting
 
 if TYPE_CHECKING:
@@ -39,17 +52,31 @@ class Algorithm(Component):
         "too.",
         "--algorithm -a",
         shown="what suits the data",
+        policy=ComponentName("algorithms"),
     )
-    epochs: int | None = in_training(None, "Local epochs per round.", "--epochs", shown="1", minimum=0)
+    epochs: int | None = in_training(
+        None, "Local epochs per round.", "--epochs", shown="1", minimum=0, policy=AtMost("bounds.epochs")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Component):
     """[optimizer]: the rule of the local steps."""
 
-    name: str = in_training("", "sgd, adam, mamo or module:Class.", "--optimizer", shown="the algorithm's")
+    name: str = in_training(
+        "",
+        "sgd, adam, mamo or module:Class.",
+        "--optimizer",
+        shown="the algorithm's",
+        policy=ComponentName("optimizers"),
+    )
     lr: float | None = in_training(
-        None, "Learning rate.", "--lr", shown="what suits the optimizer and the data", exclusiveMinimum=0
+        None,
+        "Learning rate.",
+        "--lr",
+        shown="what suits the optimizer and the data",
+        exclusiveMinimum=0,
+        policy=Option(),
     )
 
 
@@ -91,46 +118,89 @@ class Model(Component):
         "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME.",
         "--model -m",
         shown="by the samples",
+        policy=ModelPart("name"),
     )
     weights: str | None = in_model(
-        None, "Of a pretrained model: default, none or a file.", "--weights", shown="default"
+        None,
+        "Of a pretrained model: default, none or a file.",
+        "--weights",
+        shown="default",
+        policy=ModelPart("weights"),
     )
     train: str | None = in_model(
-        None, "Parameters to train: parts or patterns, as head,*.bias.", "--train", ours=True, shown="all"
+        None,
+        "Parameters to train: parts or patterns, as head,*.bias.",
+        "--train",
+        ours=True,
+        shown="all",
+        policy=Option(),
     )
     freeze: str | None = in_model(
-        None, "Parameters to keep as they are, as body or *.lora_A*.", "--freeze", ours=True, shown="none"
+        None,
+        "Parameters to keep as they are, as body or *.lora_A*.",
+        "--freeze",
+        ours=True,
+        shown="none",
+        policy=Option(),
     )
     head: str | None = setting(
-        None, "The name of the last layer, if it is not the last of the module.", ours=True
+        None, "The name of the last layer, if it is not the last of the module.", ours=True, policy=Option()
     )
-    frozen_dropout: bool | None = setting(None, "Whether frozen layers have their dropout.", ours=True)
-    tokenizer: str | None = setting(None, "Folder of the tokenizer.", ours=True)
-    max_length: int | None = setting(None, "Tokens of a text at most; 0: no limit.", ours=True, minimum=0)
-    sha256: str | None = setting(None, "Of the pretrained base; another one is refused.", ours=True)
+    frozen_dropout: bool | None = setting(
+        None, "Whether frozen layers have their dropout.", ours=True, policy=Option()
+    )
+    tokenizer: str | None = setting(None, "Folder of the tokenizer.", ours=True, policy=FileName("tokenizer"))
+    max_length: int | None = setting(
+        None, "Tokens of a text at most; 0: no limit.", ours=True, minimum=0, policy=Option()
+    )
+    sha256: str | None = setting(
+        None, "Of the pretrained base; another one is refused.", ours=True, policy=ModelPart("sha256")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter(Component):
     """[adapter]: low-rank matrices beside the layers of a model."""
 
-    name: str = in_model("", "lora, or lora:r=8,alpha=16,targets=query+value.", "--adapter", shown="none")
+    name: str = in_model(
+        "",
+        "lora, or lora:r=8,alpha=16,targets=query+value.",
+        "--adapter",
+        shown="none",
+        policy=AdapterName(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """[task]: the objective and the metrics."""
 
+    of_options: ClassVar[PolicyLine] = Option()  # an unknown key is refused with the nearest known one, later
+
     loss: str | None = in_training(
-        None, "squared, absolute, huber or module:function.", "--objective", shown="by the targets"
+        None,
+        "squared, absolute, huber or module:function.",
+        "--objective",
+        shown="by the targets",
+        policy=FunctionNames("losses"),
     )
     metrics: tuple[str, ...] = in_training(
-        (), "Metrics, the first is primary, as auc,accuracy.", "--metrics", shown="by the targets"
+        (),
+        "Metrics, the first is primary, as auc,accuracy.",
+        "--metrics",
+        shown="by the targets",
+        policy=FunctionNames("metrics"),
     )
-    delta: float | None = setting(None, "Where the Huber loss becomes linear.")
-    class_weights: tuple[float, ...] = setting((), "The weight of each class, or of each label.")
-    label_smoothing: float | None = setting(None, "The probability that is given to all classes alike.")
-    code: str | None = setting(None, "SHA-256 of the modules of functions of yours, when they were trained.")
+    delta: float | None = setting(None, "Where the Huber loss becomes linear.", policy=Option())
+    class_weights: tuple[float, ...] = setting(
+        (), "The weight of each class, or of each label.", policy=Option()
+    )
+    label_smoothing: float | None = setting(
+        None, "The probability that is given to all classes alike.", policy=Option()
+    )
+    code: str | None = setting(
+        None, "SHA-256 of the modules of functions of yours, when they were trained.", policy=HASH_OF_CODE
+    )
 
     def __bool__(self) -> bool:
         return self != Task()
@@ -151,12 +221,15 @@ class Server(Component):
         "The server's step: mean, momentum, adam, yogi, adagrad, fedexp or module:Class.",
         "--server",
         shown="mean where an algorithm is named, else what suits the data",
+        policy=ComponentName("servers"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Addons(Component):
     """[addons]: what can be added to every algorithm."""
+
+    of_options: ClassVar[PolicyLine] = ListedOption("addons")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +241,7 @@ class Robust(Component):
         "Robust aggregation: clip, evidence, trimmed_mean, median or module:Class.",
         "--robust",
         shown="none",
+        policy=ComponentName("robust"),
     )
 
 
@@ -175,12 +249,17 @@ class Robust(Component):
 class Privacy(Component):
     """[privacy]: clipped and noised uploads."""
 
+    of_options: ClassVar[Mapping[str, PolicyLine]] = {"clip": AtMost("privacy.clip"), "delta": AtMost(1)}
+
     noise: float | None = in_robustness(
         None,
         "Clip the uploads and add noise to their sum, in multiples of privacy.clip.",
         "--privacy",
         shown="none",
+        policy=AtMost("bounds.option", line="privacy.noise"),
     )
+    # Without a policy line: no name of this table is a user's.
+    code: str | None = setting(None, "Folder of the module of a name such as mymodule:MyNet.", ours=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +283,7 @@ class RunSettings:
         minimum=1,
         maximum=10**7,
         shown="the natural clients of the data, else 10",
+        policy=AtMost("bounds.clients"),
     )
     rounds: int = in_federation(
         100,
@@ -212,8 +292,11 @@ class RunSettings:
         minimum=1,
         maximum=10**9,
         shown="found on your own data (run.find_rounds); 40 on digits, else 100",
+        policy=AtMost("bounds.rounds"),
     )
-    seed: int = in_training(0, "Seed of all randomness.", "--seed", minimum=0, maximum=2**63 - 1)
+    seed: int = in_training(
+        0, "Seed of all randomness.", "--seed", minimum=0, maximum=2**63 - 1, policy=Free()
+    )
     batch: int = in_training(
         32,
         "Samples per training step.",
@@ -221,9 +304,15 @@ class RunSettings:
         minimum=1,
         maximum=10**9,
         shown="8 or 32, by the samples of a client; 32 on published sets with a named algorithm",
+        policy=AtMost("bounds.batch"),
     )
     participation: float = in_federation(
-        1.0, "Fraction of the clients in each round.", "--participation", exclusiveMinimum=0, maximum=1
+        1.0,
+        "Fraction of the clients in each round.",
+        "--participation",
+        exclusiveMinimum=0,
+        maximum=1,
+        policy=Free(),
     )
     new_clients: float = in_federation(
         0.0,
@@ -232,7 +321,7 @@ class RunSettings:
         minimum=0,
         exclusiveMaximum=1,
     )
-    eval_every: int = setting(1, "Rounds between evaluations.", minimum=1, maximum=10**9)
+    eval_every: int = setting(1, "Rounds between evaluations.", minimum=1, maximum=10**9, policy=Free())
     eval_models: str = setting(
         "all",
         "Which models are evaluated; personal: without the global model; final: only after local training.",
@@ -245,12 +334,14 @@ class RunSettings:
         minimum=0,
         exclusiveMaximum=1,
         shown=f"{SELECTION} with --select best",
+        policy=AtMost(0.5),  # an upload that was trained on a few samples would reveal them
     )
     select: str = in_federation(
         "last",
         "Each client's model: of its last evaluation, or of the best one on its validation samples.",
         "--select",
         enum=("last", "best"),
+        policy=Free(),
     )
     patience: int = in_federation(
         0,
@@ -274,8 +365,12 @@ class RunSettings:
         maximum=10**9,
     )
     checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
-    buffers: str = setting("local", "Batch-norm statistics: local, or average.", enum=("local", "average"))
-    augment: bool = setting(True, "Random crops and flips of images, on data sets that have them.")
+    buffers: str = setting(
+        "local", "Batch-norm statistics: local, or average.", enum=("local", "average"), policy=Free()
+    )
+    augment: bool = setting(
+        True, "Random crops and flips of images, on data sets that have them.", policy=Free()
+    )
     device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device")
     engine: str = in_training(
         "auto",
@@ -327,6 +422,7 @@ class RunSettings:
         False,
         "Measure what each client is worth to the others, from random halves of the uploads.",
         "--benefit",
+        policy=Free("benefit"),
     )
     save_models: bool = setting(True, "Write every client's personal model when the run ends.")
 
@@ -425,6 +521,26 @@ class Run:
         return dataclasses.replace(other, **same)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether `copfl.complete` made the record, or somebody who chose as much."""
+        return all(chosen.title for chosen in (self.algorithm, self.data, self.partition, self.model))
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """What is chosen, by title and key: of [run] in a record that is not complete, what is no default."""
+        tables = self.tables()
+        if not self.is_complete:
+            usual = table_of(RunSettings())
+            tables["run"] = {key: value for key, value in tables["run"].items() if value != usual[key]}
+        return tables
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By kind, the values that a program passed."""
+        records = {title: getattr(record, "value", None) for title, record in vars(self).items()}
+        return {title: value for title, value in records.items() if value is not None}
+
+    @property
     def method_text(self) -> str:
         """Such as "fedpac (server step fedexp, adam 0.003, batches of 8, 4 epochs)"."""
         optimizer = (
@@ -486,3 +602,9 @@ def table_of(record: Any) -> dict[str, Any]:
 def paths() -> tuple[str, ...]:
     """Every declared setting, such as "run.rounds"."""
     return tuple(f"{title}.{f.name}" for title, record in KINDS.items() for f in declared(record))
+
+
+def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Such as "adam 0.001", the optimizer and its learning rate; "" where an algorithm was a value."""
+    table = tables.get("optimizer", {})
+    return f"{table['name']} {table['lr']:g}" if "name" in table and "lr" in table else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from copfl.core.optim import DefaultNumber, is_chosen
-from copfl.errors import CopflError
+from copfl.errors import CopflError, UsageError
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
-from copfl.settings.schema import record_of
+from copfl.settings.schema import Run, record_of
 from copfl.settings.toml import Tables
 
 
@@ -25,6 +25,47 @@ def modules_of_values(values: Mapping[str, Any]) -> list[str]:
     chosen += [getattr(value, "optimizer", None) for value in chosen]
     classes = [value if isinstance(value, type) else type(value) for value in chosen if value is not None]
     return [one.__module__ for one in classes]
+
+
+class Values(NamedTuple):
+    """What a program passed in place of settings."""
+
+    passed: dict[str, Any]  # by kind
+    layer: Tables  # the settings of the values that have a name, and need not be passed
+
+
+def values_of(values: Mapping[str, Any] | None, *runs: Run) -> Values:
+    """Values by kind; a class of an algorithm or optimizer is made, one that has a name becomes settings.
+
+    Args:
+        values: By kind, what a program passed.
+        runs: Records that are completed, which may have values, too.
+    """
+    passed = {kind: value for run in runs for kind, value in run.values.items()}
+    passed |= {kind: value for kind, value in (values or {}).items() if value is not None}
+    layer: Tables = {}
+    for kind in ("algorithm", "optimizer"):
+        if isinstance(passed.get(kind), type):
+            passed[kind] = passed[kind]()
+        if same_settings := layer_of(kind, passed.get(kind)):
+            layer |= same_settings
+            del passed[kind]
+    return Values(passed, layer)
+
+
+def check_passed(tables: Tables, passed: Mapping[str, Any]) -> None:
+    """UsageError if the tables are of a run with a value, which the program does not pass again.
+
+    Args:
+        tables: Settings by title and key, such as the content of run.toml.
+        passed: By kind, values that a program passed.
+    """
+    for kind, table in tables.items():
+        if "value" in table and kind not in passed:
+            raise UsageError(
+                f"the {kind} of this run is {table['value']}, a value that a Python program passed; "
+                f"run it again from there, or name it: [{kind}] name = ..."
+            )
 
 
 def layer_of(kind: str, value: Any) -> Tables:

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +31,11 @@ from copfl.federation.node import respond
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy import names, own_code, request
 from copfl.federation.policy.admission import admitted
+from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.file import FILE, VARIABLE, policy_of, read_policy, write_policy
 from copfl.federation.policy.own_app import allowing
 from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Privacy
-from copfl.federation.policy.refusal import KEYS
+from copfl.federation.policy.refusal import Refusal
 from copfl.federation.policy.request import DEFAULT_CLIP, refusals
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.chained_log import AUDIT
@@ -45,9 +47,10 @@ from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import components, schema
 from copfl.settings.checking import parameters_of
 from copfl.settings.complete import complete
-from copfl.settings.federation import OWN, RUN_KEYS, Federation, is_plain_name
+from copfl.settings.federation import OWN, RECORDS, RUN_KEYS, Federation, is_plain_name
 from copfl.settings.flat import flattened, nested
-from copfl.settings.record import declared
+from copfl.settings.policy_lines import KEYS, AtMost
+from copfl.settings.record import declared, setting
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.federation.network import CONFIG, UNSIGNED, answered, digits, node_of, write_nodes
@@ -399,6 +402,55 @@ def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
         refused = [refusals(Policy(), {path: json.dumps(value)}) for value in wrong]
         assert any(refused), path
         assert "is no key" not in str(refused), path
+
+
+def test_every_setting_of_a_federation_has_a_policy_line() -> None:
+    """Of [run] a federation is told exactly the settings that have one; `code` of [privacy] means nothing."""
+    without = [
+        f"{title}.{f.name}"
+        for title, record in RECORDS.items()
+        for f in declared(record)
+        if f.metadata["policy"] is None and title != "run"
+    ]
+    assert without == ["privacy.code"]
+    of_run = {f.name: f.metadata["policy"] for f in declared(schema.RunSettings)}
+    assert tuple(name for name, line in of_run.items() if line is not None) == RUN_KEYS
+    assert not {"device", "engine", "workers", "store", "threads"} & {*RUN_KEYS}  # a node decides
+
+
+def test_every_policy_line_of_the_schema_is_a_line_of_the_policy() -> None:
+    for title, record in RECORDS.items():
+        of_options = getattr(record, "of_options", {})
+        lines = [*of_options.values()] if isinstance(of_options, dict) else [of_options]
+        for line in [*lines, *(f.metadata["policy"] for f in declared(record))]:
+            named = {getattr(line, "line", ""), getattr(line, "most", "")} - {"", KEYS}
+            for key in named:
+                assert not isinstance(key, str) or attrgetter(key)(Policy()) is not None, (title, line)
+
+
+@pytest.mark.parametrize(("title", "why"), [
+    ("run", "is no key of a run config"),
+    ("network", "is no key of a run config"),
+    ("privacy", "is no key of a run config"),
+    ("optimizer", "is no option"),
+    ("task", "is no option"),
+    ("addons", "is no option"),
+])  # fmt: skip
+def test_a_new_setting_without_a_policy_line_is_refused(
+    title: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_new(**about: Any) -> type[Any]:
+        new = ("new_one", int, setting(0, "A setting that somebody adds.", **about))
+        return dataclasses.make_dataclass("New", [new], bases=(RECORDS[title],), frozen=True, kw_only=True)
+
+    silent, said = with_new(), with_new(minimum=0, policy=AtMost("bounds.rounds"))
+    monkeypatch.setitem(RECORDS, title, silent)
+    assert [*refusals_of(Policy(), title, {"new_one": 1})] == [Refusal(KEYS, f"{title}.new_one=1 {why}")]
+    monkeypatch.setitem(RECORDS, title, said)
+    assert [*refusals_of(Policy(), title, {"new_one": 1})] == []
+    assert [refusal.line for refusal in refusals_of(Policy(), title, {"new_one": 10_001})] == [
+        "bounds.rounds"
+    ]
 
 
 def test_what_a_node_decides_is_no_key_of_a_run_config() -> None:

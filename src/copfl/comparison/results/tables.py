@@ -18,7 +18,7 @@ from copfl.core.metrics import MetricInfo
 from copfl.experiment.analysis import convergence as converging
 from copfl.experiment.analysis.gains import share_of
 from copfl.experiment.models import new_clients
-from copfl.settings.optimizer import optimizer_text
+from copfl.settings.schema import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
 from copfl.tables import Table, capital, number
 

@@ -31,7 +31,7 @@ from copfl.settings.complete import complete
 from copfl.settings.data import data_of
 from copfl.settings.federation import OWN, Federation, own_record
 from copfl.settings.flat import flat
-from copfl.settings.layers import Layer
+from copfl.settings.merging import Layer
 from copfl.settings.schema import Model
 from copfl.settings.toml import Tables, written
 

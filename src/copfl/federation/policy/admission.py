@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from copfl.federation.policy.checks import parts_of
 from copfl.federation.policy.components import base_of
-from copfl.federation.policy.names import NAMES
+from copfl.federation.policy.fields import NAMED
 from copfl.federation.policy.record import Code, Policy
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
@@ -41,7 +41,7 @@ def admitted(policy: Policy, run_config: Mapping[str, Any]) -> Admitted:
     in_task |= {task.get("loss")}
     needed = []
     for code in policy.code:
-        titles = [title for title in NAMES if tables.get(title, {}).get("name") == code.reference]
+        titles = [title for title in NAMED if tables.get(title, {}).get("name") == code.reference]
         titles += ["model"] if code.reference == name else []
         titles += ["task"] if code.reference in in_task else []
         needed += [code] if titles else []

@@ -7,7 +7,6 @@ from typing import Any
 from copfl.settings.federation import is_plain_name
 
 MOST_TEXT, MOST_KEYS, MOST_LIST = 100_000, 300, 1000  # characters, keys, entries
-MOST_VALIDATION = 0.5  # of the samples: an upload that was trained on a few of them would reveal them
 Check = Callable[[Any], str]  # what is wrong with a value; "" if nothing is
 
 

@@ -84,12 +84,5 @@ USUAL_METRIC = {
 }
 FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
 REPORTS = ("all", "sums", "none")
-# Tables that choose a component by its name, and the policy's lines of the names; the model's has several.
-NAMES = {
-    "algorithm": "algorithms",
-    "optimizer": "optimizers",
-    "adapter": "adapters",
-    "server": "servers",
-    "robust": "robust",
-}
+# Tables that choose a component or a function, in the order in which a refusal lists them.
 COMPONENTS = ("algorithm", "optimizer", "model", "adapter", "server", "addons", "robust", "task")

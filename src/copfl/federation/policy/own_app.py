@@ -7,7 +7,7 @@ from typing import Any
 
 from copfl.errors import UsageError
 from copfl.federation.policy import own_code
-from copfl.federation.policy.names import NAMES
+from copfl.federation.policy.fields import NAMED
 from copfl.federation.policy.record import Base, File, Policy
 from copfl.models import pretrained
 from copfl.settings.federation import Federation
@@ -24,7 +24,7 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
     model, task = run.model, run.task
     given = tables.get("model", {})
     name = str(given.get("name", "cnn"))
-    references = [component.name for title in NAMES if (component := getattr(run, title))]
+    references = [component.name for title in NAMED if (component := getattr(run, title))]
     code = []
     for reference in (name, *references, *task.metrics, task.loss or ""):
         if is_reference(reference) and not pretrained.is_pretrained(reference):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from copfl.errors import UsageError
 
 OPTION = re.compile(r"[a-z][a-z0-9_]{0,39}")
-KEYS = "keys"  # in place of a policy's line: what a run config may contain at all
 
 
 class Refusal(NamedTuple):

@@ -9,10 +9,11 @@ from copfl.federation.policy.checks import MOST_KEYS, MOST_LIST, MOST_TEXT, part
 from copfl.federation.policy.components import component_refusals
 from copfl.federation.policy.names import USUAL_LOSS, USUAL_METRIC
 from copfl.federation.policy.record import SMALLEST_SUM, Policy
-from copfl.federation.policy.refusal import KEYS, OPTION, PolicyError, Refusal, shown
+from copfl.federation.policy.refusal import OPTION, PolicyError, Refusal, shown
 from copfl.federation.policy.values import value_refusals
 from copfl.settings.federation import RUN_KEYS, TITLES, Network, Samples
 from copfl.settings.flat import nested
+from copfl.settings.policy_lines import KEYS
 from copfl.settings.record import declared
 from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables

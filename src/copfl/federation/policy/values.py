@@ -1,37 +1,21 @@
-"""What is refused of the tables that name no component: counts, bounds, secure aggregation, noise."""
+"""What is refused of the tables that name no component, and of settings together: sums, noise, halves."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from copfl.federation.policy.checks import (
-    MOST_VALIDATION,
-    Check,
-    classes,
-    flag,
-    number,
-    numbers,
-    one_of,
-    run_name,
-    shape,
-    text,
-    whole,
-)
+from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.names import COMPONENTS
 from copfl.federation.policy.record import SMALLEST_SUM, Policy, Privacy
-from copfl.federation.policy.refusal import KEYS, Refusal, plain_option, shown
+from copfl.federation.policy.refusal import Refusal
 from copfl.settings.federation import TITLES
 from copfl.settings.toml import Tables
 
 
 def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     """What is refused of the tables that have no component."""
-    rules = _rules(policy)
     for title in (title for title in TITLES if title not in COMPONENTS):
-        for key, value in tables[title].items():
-            line, check = rules.get(f"{title}.{key}", (KEYS, lambda _: "is no key of a run config"))
-            if wrong := check(value):
-                yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
+        yield from refusals_of(policy, title, tables[title])
     if tables["session"].get("rollback") is True and not policy.rollback:
         yield Refusal("rollback", "session.rollback=true is not allowed")
     is_secure = tables["secure"].get("aggregation", False) is True
@@ -49,51 +33,6 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         yield from _benefit_refusals(policy, is_secure, selected)
     # A table without the noise has that of the wrapper, which the node does not count on.
     yield from _noise_refusals(policy.privacy, tables["privacy"].get("noise", 0.0), is_secure, selected)
-
-
-def _rules(policy: Policy) -> dict[str, tuple[str, Check]]:
-    """By key, the line of the policy that decides on a value, and its check."""
-    most = policy.bounds
-    return {
-        "session.run": (KEYS, run_name),
-        "session.resume": (KEYS, flag),
-        "session.rollback": ("rollback", flag),
-        "session.agree": ("statistics.allowed", flag),
-        "session.join": ("bounds.updates", whole(0, most.updates)),
-        "run.rounds": ("bounds.rounds", whole(1, most.rounds)),
-        "run.clients": ("bounds.clients", whole(1, most.clients)),
-        "run.participation": (KEYS, number(0, 1)),
-        "run.seed": (KEYS, whole(0, 2**63 - 1)),
-        "run.batch": ("bounds.batch", whole(1, most.batch)),
-        "run.eval_every": (KEYS, whole(1, 10**9)),
-        "run.validation": (KEYS, number(0, MOST_VALIDATION)),
-        "run.select": (KEYS, one_of("last", "best")),
-        "run.buffers": (KEYS, one_of("local", "average")),
-        "run.augment": (KEYS, flag),
-        "run.benefit": ("benefit", flag),
-        "network.min_replies": ("bounds.clients", whole(0, most.clients)),
-        "network.deadline": ("bounds.deadline", number(0, most.deadline)),
-        "network.wire": (KEYS, one_of("fp32", "fp16", "bf16")),
-        "samples.shape": ("bounds.numbers", shape(most.numbers)),
-        "samples.text": (KEYS, flag),
-        "samples.classes": ("bounds.classes", classes(most.classes)),
-        "samples.mean": (KEYS, numbers),
-        "samples.std": (KEYS, numbers),
-        "samples.target_mean": (KEYS, numbers),
-        "samples.target_std": (KEYS, numbers),
-        "samples.kind": ("tasks", one_of(*policy.tasks)),
-        "samples.augment": (KEYS, flag),
-        "samples.contract": (KEYS, text),
-        "samples.public": ("files", one_of("", *policy.file_names("public"))),
-        "privacy.noise": ("privacy.noise", number(0, most.option)),
-        "privacy.clip": ("privacy.clip", number(0, policy.privacy.clip)),
-        "privacy.delta": (KEYS, number(0, 1)),
-        "secure.aggregation": ("secure_aggregation.required", flag),
-        "secure.threshold": ("bounds.clients", whole(0, most.clients)),
-        "secure.range": (KEYS, number(0, 1e15)),
-        "secure.bits": (KEYS, whole(2, 64)),
-        "secure.neighbours": ("bounds.clients", whole(0, most.clients)),
-    }
 
 
 def _noise_refusals(privacy: Privacy, noise: Any, is_secure: bool, selected: int) -> Iterator[Refusal]:

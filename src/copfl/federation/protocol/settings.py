@@ -26,17 +26,14 @@ from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import check_halves
 from copfl.federation.protocol.noise import SecretNoise
 from copfl.federation.protocol.secure_sum import Rules
-from copfl.settings import schema
 from copfl.settings.checking import unknown_key
-from copfl.settings.components import build, component, wrapped
-from copfl.settings.federation import OWN, TITLES, Federation, own_record, run_settings
-from copfl.settings.first_choice import check_head_only
+from copfl.settings.components import build, wrapped
+from copfl.settings.facts import check_head_only
+from copfl.settings.federation import OWN, RUN_TABLES, TITLES, Federation, check_run_keys, own_record
 from copfl.settings.flat import nested
-from copfl.settings.model import adapter_record, model_record
-from copfl.settings.optimizer import optimizer_record
 from copfl.settings.schema import Run
-from copfl.settings.task import task_record
 from copfl.settings.toml import Tables
+from copfl.settings.validation import validate
 from copfl.wrappers.privacy import check_sums
 
 TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its length is the node's own
@@ -91,21 +88,12 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
         if title not in TITLES:
             raise unknown_key(title, table, TITLES)
     own = {title: own_record(title, tables[title]) for title in OWN}
-    options = {"name": "copfl", **tables["algorithm"]}
+    check_run_keys(tables["run"])
+    algorithm = {"name": "copfl", **tables["algorithm"]}
     if own["secure"].aggregation:
-        options = {**summable(str(options["name"])), **options}
-    algorithm = component("algorithm", options)
-    chosen = [kind for kind in ("server", "addons", "robust", "privacy") if tables[kind]]
-    adapted = bool(tables["adapter"])
-    run = Run(
-        algorithm=algorithm,
-        optimizer=optimizer_record(algorithm, tables["optimizer"], {}),
-        model=model_record({"name": "cnn", **tables["model"]}, adapted),
-        adapter=adapter_record(tables["adapter"]) if adapted else schema.Adapter(),
-        task=task_record(tables["task"]),
-        run=run_settings(tables["run"]),
-        **{kind: component(kind, tables[kind]) for kind in chosen},
-    )
+        algorithm = {**summable(str(algorithm["name"])), **algorithm}
+    suggested = {"algorithm": algorithm, "model": {"name": "cnn", **tables["model"]}}
+    run = validate({title: tables[title] for title in RUN_TABLES} | suggested)
     federation = Federation(run=run, **own)
     if federation.secure.aggregation:
         rules_of(federation)  # its numbers are checked

@@ -1,0 +1,237 @@
+"""Each setting of a run config against the policy, by the line that its field of the schema declares."""
+
+import re
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args, get_origin
+
+from copfl.federation.policy.checks import (
+    MOST_LIST,
+    Check,
+    classes,
+    flag,
+    number,
+    numbers,
+    one_of,
+    parts_of,
+    run_name,
+    shape,
+    text,
+    whole,
+)
+from copfl.federation.policy.names import ADDONS, COMPONENTS, SOURCES
+from copfl.federation.policy.record import Base, Policy
+from copfl.federation.policy.refusal import OPTION, Refusal, plain_option, shown
+from copfl.settings.federation import RECORDS
+from copfl.settings.policy_lines import (
+    KEYS,
+    AdapterName,
+    AtMost,
+    ComponentName,
+    CountAtMost,
+    FileName,
+    Free,
+    FunctionNames,
+    ListedOption,
+    ModelPart,
+    OneOf,
+    Option,
+    PolicyLine,
+    ProductAtMost,
+    Refused,
+    RunName,
+)
+from copfl.settings.record import declared, declared_types
+
+ADAPTER = re.compile(r"[a-z_]+(:[a-z_]+=[A-Za-z0-9_.*+-]{1,200}(,[a-z_]+=[A-Za-z0-9_.*+-]{1,200})*)?")
+WORD = re.compile(r"[A-Za-z0-9_.*?+, -]{0,200}")  # no path, no address, no module:attribute, no variable
+COUNTED = ("epochs", "layers", "steps")  # how the options of components end that `bounds` has a line for
+
+
+class Judged(NamedTuple):
+    """A value beside the policy."""
+
+    line: str  # of the policy, which decided
+    wrong: str  # what is wrong with the value; "" if nothing is
+
+
+class Field(NamedTuple):
+    """A key of a table, and what the schema says of it."""
+
+    line: PolicyLine | None
+    hint: Any = float  # of an option that the schema does not declare
+    limits: Mapping[str, Any] = {}
+    default: Any = None
+
+    @property
+    def least(self) -> float:
+        """The smallest number that the schema allows."""
+        return self.limits.get("minimum", self.limits.get("exclusiveMinimum", 0))  # type: ignore[no-any-return]
+
+    @property
+    def check_of_type(self) -> Check:
+        """What the type and the limits allow."""
+        if choices := self.limits.get("enum"):
+            return one_of(*choices)
+        checks: dict[Any, Check] = {bool: flag, str: text, tuple[float, ...]: numbers}
+        return checks[self.hint] if self.hint in checks else self.between(self.least, self.limits["maximum"])
+
+    def between(self, least: float, most: float) -> Check:
+        """A number of the field's type between two numbers."""
+        is_whole = int in (self.hint, *get_args(self.hint))
+        return whole(int(least), most) if is_whole else number(least, most)
+
+
+def refusals_of(
+    policy: Policy, title: str, table: Mapping[Any, Any], base: Base | None = None
+) -> Iterator[Refusal]:
+    """What the policy refuses of the settings of one table, each for itself.
+
+    Args:
+        policy: The policy of this machine's owner.
+        title: The table's.
+        table: Values by key, as another machine sent them.
+        base: The pretrained base of the model, if the policy has it.
+    """
+    for key, value in table.items():
+        line, wrong = _judged(policy, field_of(title, key), key, value, base)
+        if line == KEYS and wrong == NO_SETTING:
+            wrong = "is no option" if title in COMPONENTS else "is no key of a run config"
+        if wrong:
+            yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
+
+
+def field_of(title: str, key: Any) -> Field:
+    """What the schema says of a key; the options of components, which it does not declare, have one line."""
+    record = RECORDS[title]
+    for field in declared(record):
+        if field.name == key:
+            return Field(field.metadata["policy"], *declared_types(record)[key], field.default)
+    of_options = getattr(record, "of_options", None)
+    line = of_options.get(key) if isinstance(of_options, Mapping) else of_options
+    return Field(line if isinstance(key, str) and OPTION.fullmatch(key) else None)
+
+
+NO_SETTING = "is no setting"
+# Tables whose name chooses a component of copfl or of the policy's code.
+NAMED = tuple(
+    title for title in RECORDS if isinstance(field_of(title, "name").line, ComponentName | AdapterName)
+)
+
+
+def _judged(policy: Policy, field: Field, key: str, value: Any, base: Base | None) -> Judged:
+    """The value of a key beside the policy's line for it."""
+    match field.line:
+        case None:
+            return Judged(KEYS, NO_SETTING)
+        case Refused(line, why):
+            return Judged(line, why)
+        case Free(line):
+            return Judged(line, field.check_of_type(value))
+        case AtMost(most, least, line):
+            check = field.between(field.least if least is None else least, _bound(policy, most))
+            return Judged(line or (most if isinstance(most, str) else KEYS), check(value))
+        case ProductAtMost(most):
+            return Judged(most, shape(_bound(policy, most))(value))
+        case CountAtMost(most):
+            return Judged(most, classes(_bound(policy, most))(value))
+        case OneOf(line):
+            return Judged(line, one_of(*getattr(policy, line))(value))
+        case ComponentName(line):
+            return _component(policy, line, value)
+        case AdapterName(line):
+            is_code = value in [code.reference for code in policy.code]
+            return Judged(line, "" if is_code else _adapter(policy, value))
+        case FunctionNames(line):
+            return _functions(policy, line, value, is_list=get_origin(field.hint) is tuple)
+        case FileName(file_key):
+            unset = [""] if field.default == "" else []
+            return Judged("files", one_of(*unset, *policy.file_names(file_key))(value))
+        case ModelPart(part):
+            return _model_part(policy, part, value, base)
+        case RunName():
+            return Judged(KEYS, run_name(value))
+        case ListedOption(line):
+            is_off = type(value) is type(ADDONS.get(key)) and value == ADDONS[key]
+            if key not in getattr(policy, line):
+                return Judged(line, "" if is_off else one_of(*getattr(policy, line))(None))
+            return _option(policy, key, value)
+        case Option():
+            return _option(policy, key, value)
+
+
+def _bound(policy: Policy, most: str | float) -> Any:
+    return attrgetter(most)(policy) if isinstance(most, str) else most
+
+
+def _component(policy: Policy, line: str, value: Any) -> Judged:
+    """The name of a component: on the policy's list, or a reference to code that the policy has."""
+    if isinstance(value, str) and ":" in value:
+        return Judged("code", one_of(*(code.reference for code in policy.code))(value))
+    return Judged(line, one_of(*getattr(policy, line))(value))
+
+
+def _adapter(policy: Policy, value: Any) -> str:
+    """What is wrong with the name of an adapter, which may contain options."""
+    if value == "":
+        return ""
+    if not isinstance(value, str) or not ADAPTER.fullmatch(value):
+        return "must be such as lora:r=8,alpha=16,targets=query+value"
+    name, _, words = value.partition(":")
+    if name not in policy.adapters:
+        return one_of(*policy.adapters)(name)
+    for word in filter(None, words.split(",")):
+        option, _, number_text = word.partition("=")
+        if option != "targets" and not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", number_text):
+            return f"has {option}, which must be a number below a million"
+    return ""
+
+
+def _functions(policy: Policy, line: str, value: Any, is_list: bool) -> Judged:
+    """Names of losses or metrics: each on the policy's list, or a reference to code that the policy has."""
+    texts = parts_of(value)
+    if not all(isinstance(entry, str) for entry in texts) or not (is_list or isinstance(value, str)):
+        return Judged(KEYS, "must be names")
+    words = [word.strip() for entry in texts for word in (entry.split(",") if is_list else [entry])]
+    allowed = {*getattr(policy, line), *(code.reference for code in policy.code)}
+    unlisted = [word for word in filter(None, words) if word not in allowed]
+    wrong = one_of(*sorted(allowed))(None) if unlisted else ""
+    return Judged("code" if any(":" in word for word in unlisted) else line, wrong)
+
+
+def _model_part(policy: Policy, part: str, value: Any, base: Base | None) -> Judged:
+    """The name, the hash or the weights of a model, whose base is the one that name and hash mean."""
+    if part == "sha256":
+        is_right = base is not None and value == base.sha256
+        return Judged("bases", "" if is_right else "is the hash of no base that the policy has")
+    if part == "name":
+        codes = [code.reference for code in policy.code]
+        source, colon, _ = str(value).partition(":")
+        line = "bases" if colon and source in SOURCES else "code" if colon else "models"
+        listed = {"bases": [b.name for b in policy.bases], "code": codes, "models": policy.models}[line]
+        is_known = value in (*policy.models, *codes) or base is not None
+        return Judged(line, "" if is_known else one_of(*listed)(None))
+    if base is None:
+        return Judged("bases", "is of a base that the policy does not have")
+    allowed = ["none", *(["default"] if base.sha256 else []), *policy.file_names("weights")]
+    return Judged("files", one_of(*allowed)(value))
+
+
+def _option(policy: Policy, key: str, value: Any) -> Judged:
+    """A word, a number within bounds, or a list of them."""
+    if key in ("name", "value"):
+        return Judged(KEYS, NO_SETTING)
+    for ending in COUNTED:
+        if key.endswith(ending):
+            return Judged(f"bounds.{ending}", whole(0, getattr(policy.bounds, ending))(value))
+    entries, most = parts_of(value), policy.bounds.option
+    if len(entries) > MOST_LIST:
+        return Judged(KEYS, f"must have at most {MOST_LIST} entries")
+    for entry in entries:
+        if type(entry) in (int, float) and not abs(entry) <= most:
+            return Judged("bounds.option", f"must be at most {most:g}")
+        if isinstance(entry, str) and not WORD.fullmatch(entry):
+            return Judged(KEYS, "must be a word: letters, digits and _.*?+,- alone")
+        if not isinstance(entry, bool | int | float | str):
+            return Judged(KEYS, "must be a number, a word or a list of them")
+    return Judged(KEYS, "")

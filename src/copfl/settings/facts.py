@@ -1,0 +1,329 @@
+"""What is known of a federation before anything is trained, from what was chosen and from its data.
+
+`Facts` reads the data at most once, and only if somebody asks for what only the samples say: a run whose
+settings are all chosen can be described where its data are not. `DEFAULTS` is what suits the data sets that
+copfl knows by name, without a look at them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.core.algorithm import traits
+from copfl.core.optim import is_chosen
+from copfl.data.arrays import npz_file
+from copfl.data.clients.groups import number_of_groups
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.sets import datasets
+from copfl.data.sets.hub import PREFIX
+from copfl.data.sets.image_folder import image_folder
+from copfl.data.sets.published import leaf
+from copfl.errors import how_to_set
+from copfl.models import pretrained
+from copfl.settings import user_code
+from copfl.settings.checking import SettingError
+from copfl.settings.components import component, name_of, usual_optimizer
+from copfl.settings.data import data_record, look_at, state_of
+from copfl.settings.first_choice import Known, Training, training_of
+from copfl.settings.schema import Run, RunSettings, record_of
+from copfl.settings.toml import Tables
+
+SMALL_TABLE: Tables = {
+    "run": {"rounds": 20, "batch": 16, "clients": 5},
+    "partition": {"name": "dirichlet"},
+    "model": {"name": "mlp"},
+}
+READ_FOR_CLIENTS = (npz_file, leaf, image_folder)  # the samples say whether there are natural clients
+BY_GROUP: Tables = {"partition": {"name": "by_group"}}
+# Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
+# and skewed enough for personalisation to matter.
+DEFAULTS: dict[str, Tables] = {
+    "digits": {
+        "run": {"rounds": 40, "batch": 8},
+        "partition": {"name": "classes", "per_client": 3, "train_per_class": 5, "test_per_class": 15},
+        "model": {"name": "cnn"},
+    },
+    "cifar10c": {
+        "data": {"all": True},
+        "partition": {"name": "classes", "group_per_client": True},
+        "algorithm": {"name": "copfl", "rate": 0.15},
+    },
+    # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 selects them.
+    "mini_imagenet": {"data": {"size": 32}, "partition": {"name": "classes", "per_client": 10}},
+    "breast_cancer": SMALL_TABLE,
+    "wine": SMALL_TABLE,
+    "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
+    # Sets with clients by nature: hospitals, domains, persons, writers, roles.
+    "heart": {**BY_GROUP, "model": {"name": "mlp"}},
+    **dict.fromkeys(("pacs", "office_caltech10", "digits_five", "femnist"), BY_GROUP),
+    "uci_har": {**BY_GROUP, "model": {"name": "cnn1d"}},
+    "shakespeare": {**BY_GROUP, "model": {"name": "causal_cnn"}},
+    "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
+    **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
+}
+# They have the rates of a user's own data.
+SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes", "heart")
+LINEAR = "linear"  # the model that is a head alone
+SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
+
+
+def defaults_of(name: str) -> Tables:
+    """The lowest layer of settings: what suits the data set with this name."""
+    tables = {kind: dict(table) for kind, table in DEFAULTS.get(name, {}).items()}
+    return {**tables, "data": {"name": name, **tables["data"]}} if "data" in tables else tables
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known before anything is trained.
+
+    Args:
+        tables: What was chosen, one table of each kind.
+        passed: By kind, values that a program passed.
+        sums_only: Whether the server may see sums of uploads only, whatever the settings.
+    """
+
+    tables: Tables
+    passed: Mapping[str, Any]
+    sums_only: bool = False
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data set; "" where a program passed one."""
+        return "" if "data" in self.passed else str(self.tables["data"].get("name", "digits"))
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether only adapters or the head are trained."""
+        return bool(self.tables["adapter"]) or self.tables["model"].get("train") == "head"
+
+    @property
+    def follows_rule(self) -> bool:
+        """Whether a named algorithm trains by the rule: a model from scratch, on a user's own data or a small
+        set.
+
+        Published data sets keep the paper's protocol, and pretrained models their own rates. An algorithm that
+        declares an optimizer has that.
+        """
+        if "data" in self.passed:
+            is_published = getattr(self.passed["data"], "name", "") in datasets.DATASETS
+        else:
+            is_published = self.data_name in datasets.DATASETS and self.data_name not in SMALL_SETS
+        model = "" if "model" in self.passed else str(self.tables["model"].get("name", ""))
+        return not (is_published or self.is_adapted or pretrained.is_pretrained(model))
+
+    def usual_name(self, kind: str) -> str:
+        """The name that a kind has where nobody chose one; "" where it is open.
+
+        Args:
+            kind: Such as "partition".
+        """
+        match kind:
+            case "data":
+                return "digits"
+            case "partition":
+                return usual_partition(self.tables["data"], self.passed.get("data"))
+            case "model":
+                return usual_model(self.tables["data"], self.passed.get("data"))
+            case "optimizer":
+                return self._usual_optimizer
+        return ""
+
+    @property
+    def _usual_optimizer(self) -> str:
+        if "algorithm" in self.passed:
+            usual = traits(self.passed["algorithm"]).optimizer
+        elif "name" not in self.tables["algorithm"]:
+            return ""
+        else:
+            algorithm = self.tables["algorithm"]
+            usual = usual_optimizer(str(algorithm["name"]), algorithm.get("code"))
+        if usual is None:
+            return ""
+        return "adam" if not is_chosen(usual) and self.follows_rule else name_of("optimizer", usual)
+
+    @cached_property
+    def of_data(self) -> DataFacts | None:
+        """What the samples say; None where the data set is not there, or a value that is read later."""
+        if "data" in self.passed:
+            dataset = self.passed["data"]
+            return facts_of(dataset) if isinstance(dataset, Dataset) else None
+        return None if is_absent(self.data_name) else facts_of_table(self.tables["data"])
+
+    @property
+    def natural_clients(self) -> int:
+        """The number of clients that the data name; 0 if they name none."""
+        dataset = self.passed.get("data")
+        return facts_of_table(self.tables["data"]).groups if dataset is None else number_of_groups(dataset)
+
+    @cached_property
+    def known(self) -> Known:
+        """What the rule of `first_choice` goes by."""
+        tables, passed, of_data = self.tables, self.passed, self.of_data
+        run, model = tables["run"], self._model
+        partition = ""
+        if "partition" not in passed:
+            partition = str(tables["partition"].get("name") or self.usual_name("partition"))
+        by_group = of_data.groups if of_data and partition == "by_group" else 0
+        named = run["clients"] if isinstance(run.get("clients"), int) else 0  # other values are refused later
+        clients = passed["partition"].clients if "partition" in passed else named or by_group
+        clients = clients or RunSettings.clients
+        samples = of_data.samples / clients if of_data else math.inf
+        sharers = math.inf if of_data is None or "partition" in passed else float(clients)
+        if partition in ("classes", "concept_shift"):
+            options = component("partition", {**tables["partition"], "name": partition}).options
+            samples = float(options["per_client"] * options["train_per_class"])
+            sharers = clients * options["per_client"] / of_data.classes if of_data else math.inf
+        elif of_data and by_group:
+            sharers = of_data.sharers
+        return Known(
+            of_data.kind if of_data else NEXT_TOKEN if model == "causal_cnn" else CLASSIFICATION,
+            samples,
+            run["rounds"] if isinstance(run.get("rounds"), int) else RunSettings.rounds,
+            model,
+            pretrained.is_pretrained(model),
+            bool(tables["privacy"] or tables["robust"] or self.sums_only),
+            tables["model"].get("train") == "head" or model == LINEAR or _has_one_layer(passed.get("model")),
+            sharers,
+            bool(tables["adapter"]),
+        )
+
+    @property
+    def _model(self) -> str:
+        """The model's name; "" of a module without one."""
+        value = self.passed.get("model")
+        named = getattr(value, "name", "") or self.tables["model"].get("name")
+        return str(named or ("" if "model" in self.passed else self.usual_name("model")))
+
+    @property
+    def training(self) -> Training:
+        """How a client trains by the rule."""
+        return training_of(self.known)
+
+
+def _has_one_layer(model: object) -> bool:
+    """Whether the model is a module whose trained parameters are all in one layer."""
+    if not hasattr(model, "named_parameters") or isinstance(model, type):
+        return False
+    return len({name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}) < 2
+
+
+class DataFacts(NamedTuple):
+    """What the samples of a data set say, and the model and the partition that suit them."""
+
+    model: str
+    partition: str
+    groups: int  # natural clients
+    kind: str  # of task
+    samples: int  # for training
+    classes: int  # or labels, values, tokens
+    sharers: float  # natural clients that have a class, a mean over the classes; 0 without clients or classes
+
+
+def facts_of(dataset: Dataset) -> DataFacts:
+    """What suits these samples."""
+    by_target = "classes" if dataset.kind == CLASSIFICATION else "iid"
+    partition = "by_group" if dataset.natural else by_target
+    groups, classes, train = number_of_groups(dataset), len(dataset.classes), dataset.train
+    sharers = 0.0
+    if groups and train.group is not None and dataset.kind == CLASSIFICATION:
+        sharers = len(np.unique(train.group * classes + train.y)) / classes
+    return DataFacts(_model_for(dataset), partition, groups, dataset.kind, len(train), classes, sharers)
+
+
+def facts_of_table(table: Mapping[str, Any]) -> DataFacts:
+    """`facts_of` the data set that a table [data] describes; it is read again only after its file changed."""
+    return _read_once(*state_of(data_record({"name": "digits", **table})))
+
+
+@lru_cache(maxsize=8)  # a comparison completes many runs on the same data
+def _read_once(table: str, written: int) -> DataFacts:
+    return facts_of(look_at(record_of("data", json.loads(table))))
+
+
+def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:
+    """The partition where none is given: by natural clients where the data has them, else by class.
+
+    Args:
+        table: The table [data].
+        dataset: The data set, if a program passed one.
+    """
+    if isinstance(dataset, Dataset):
+        return facts_of(dataset).partition
+    name = str(table.get("name", "digits"))
+    if table.get("client"):
+        return "by_group"
+    # The clients of a table are the column `client`.
+    if is_own(name) and (user_code.is_reference(name) or datasets.reader(name) in READ_FOR_CLIENTS):
+        return facts_of_table(table).partition
+    return "iid" if table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table) else "classes"
+
+
+def usual_model(table: Mapping[str, Any], dataset: object = None) -> str:
+    """The model where none is given: by the form of the samples where it is known, else ResNet-18.
+
+    Args:
+        table: The table [data].
+        dataset: The data set, if a program passed one.
+    """
+    if isinstance(dataset, Dataset):
+        return _model_for(dataset)
+    if _of_tokens(table):
+        return "causal_cnn"
+    if is_own(str(table.get("name", "digits"))) and not table.get("text") and not table.get("target"):
+        return facts_of_table(table).model
+    return "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
+
+
+def _model_for(dataset: Dataset) -> str:
+    """The smallest built-in model that fits the samples; a published data set keeps the paper's ResNet-18."""
+    x = dataset.train.x
+    if dataset.kind == NEXT_TOKEN:
+        return "causal_cnn"
+    if isinstance(x, dict) or x.dtype.kind in "US":
+        return "resnet18" if isinstance(x, dict) else "embedding"
+    if x.ndim == 4 and dataset.name not in datasets.DATASETS and max(x.shape[2:]) <= SMALL_IMAGE:
+        return "cnn" if min(x.shape[2:]) >= 4 else "mlp"
+    return {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
+
+
+def check_head_only(run: Run, algorithm: object) -> None:
+    """SettingError if the model has layers before its head, and the algorithm trains the head alone.
+
+    Args:
+        run: Its model.
+        algorithm: The algorithm of the run.
+    """
+    model = run.model
+    is_head = model.name == LINEAR or model.train == "head" or _has_one_layer(model.value)
+    if getattr(algorithm, "head_only", False) and not is_head:
+        raise SettingError(
+            "model.name",
+            model.name or model.description,
+            f"has layers before its last, which {run.algorithm.name or 'the algorithm'} does not train; use "
+            f"{LINEAR}, or with a pretrained model {how_to_set('model.train', 'head', '--train')}",
+        )
+
+
+def is_own(name: str) -> bool:
+    """Whether the name is of a user's file, folder or function."""
+    return name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
+
+
+def is_absent(name: str) -> bool:
+    """Whether the name is of a user's file or folder that is not there, which a run refuses later."""
+    return not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX))
+
+
+def _of_tokens(table: Mapping[str, Any]) -> bool:
+    """Whether a file has texts whose next token is predicted."""
+    usual = NEXT_TOKEN if str(table.get("name", "")).endswith(".txt") else ""
+    return str(table.get("kind", usual)) == NEXT_TOKEN

@@ -1,0 +1,95 @@
+"""Layers of settings to one table of each kind. A layer is a plain mapping; later ones win.
+
+From below: the defaults of a data set, what is suggested, a preset, a run file, the command line, and values
+of a program that have a name.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from copfl.settings import presets
+from copfl.settings.checking import SettingError, unknown_key
+from copfl.settings.facts import Facts, defaults_of
+from copfl.settings.schema import KINDS, RunSettings
+from copfl.settings.toml import Tables
+
+Layer = Mapping[str, Mapping[str, Any]]
+
+
+def lower_layers(layers: Sequence[Layer], passed: Mapping[str, Any], preset: str) -> tuple[Tables, Tables]:
+    """The data set's defaults, and the preset; what is suggested is between them.
+
+    Args:
+        layers: What a person or a program set, from below; each is checked.
+        passed: By kind, values that a program passed.
+        preset: The name of a preset; "" for none.
+    """
+    for layer in layers:
+        check_layer(layer)
+    names = [str(layer["data"]["name"]) for layer in layers if "name" in layer.get("data", {})]
+    defaults: Tables = {}
+    if "data" not in passed:
+        suited = defaults_of(names[-1] if names else "digits")
+        defaults = {kind: table for kind, table in suited.items() if kind not in passed}
+    if not preset:
+        return defaults, {}
+    rounds = [
+        layer["run"]["rounds"]
+        for layer in (defaults, presets.content(preset), *layers)
+        if "rounds" in layer.get("run", {})
+    ]
+    last = rounds[-1] if rounds and isinstance(rounds[-1], int) else RunSettings.rounds
+    return defaults, presets.preset(preset, last)
+
+
+def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
+    """One table of each kind: each layer on top of the ones before it.
+
+    Where a layer chooses another algorithm, model, ..., the options of the former one are dropped; another
+    algorithm has its own optimizer.
+
+    Args:
+        layers: Settings by title and key, from below; `check_layer` found nothing wrong.
+        passed: By kind, values that a program passed.
+    """
+    tables: Tables = {kind: {} for kind in KINDS}
+    for layer in layers:
+        for kind in (kind for kind in KINDS if layer.get(kind)):
+            table = layer[kind]
+            former = ("algorithm", "optimizer") if kind == "algorithm" else (kind,)
+            if "name" in table and any(tables[other] for other in former):
+                named = tables[kind].get("name")
+                current = Facts(tables, passed).usual_name(kind) if named is None else str(named)
+                names = {current, table["name"]}
+                if kind == "adapter":  # its name may contain options
+                    names = {name.partition(":")[0] for name in names}
+                if current and len(names) > 1:  # where nothing is usual, the options were set for any
+                    tables |= {other: {} for other in former}
+            tables[kind] = {**tables[kind], **table}
+    return tables
+
+
+def names_algorithm(*layers: Layer, preset: str = "") -> bool:
+    """Whether an algorithm is chosen; if not, `first_choice` decides."""
+    return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
+
+
+def check_layer(layer: Layer) -> None:
+    """Nothing, if the layer has tables of known kinds, whose values a file can have and give back."""
+    for kind, table in layer.items():
+        if kind not in KINDS:
+            raise unknown_key(kind, dict(table) if isinstance(table, Mapping) else table, KINDS)
+        if not isinstance(table, Mapping):
+            raise SettingError(kind, table, "must be a table of settings")
+        for key, value in table.items():
+            path = f"{kind}.{key}"
+            if key == "name" and not isinstance(value, str):
+                raise SettingError(path, value, "must be a word")
+            for part in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(part, Mapping | list | datetime.date | datetime.time):
+                    raise SettingError(path, value, "must be a number, a word, or a list of them")
+                if not f"{path}{part}".isascii() and any("\ud800" <= c <= "\udfff" for c in f"{path}{part}"):
+                    raise SettingError(path, value, "is not valid Unicode text; use another name")

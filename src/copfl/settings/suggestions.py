@@ -1,0 +1,124 @@
+"""What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from copfl.algorithms import ALGORITHMS
+from copfl.core.algorithm import Traits, traits
+from copfl.data.sets import datasets
+from copfl.errors import how_to_set
+from copfl.models import pretrained
+from copfl.settings import schema
+from copfl.settings.checking import SettingError, parameters_of
+from copfl.settings.components import factory_of
+from copfl.settings.facts import LINEAR, SMALL_SETS, Facts
+from copfl.settings.first_choice import first_choice
+from copfl.settings.merging import Layer, names_algorithm
+from copfl.settings.record import declared
+from copfl.settings.toml import Tables
+
+ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
+# Learning rates at which the built-in models, and adapters or a head alone, learn within tens of rounds on a
+# user's own data; for a model from scratch the rule of `first_choice` may choose another one. A pretrained
+# model that is trained as a whole keeps the optimizer's.
+OWN_RATES = {"adam": 1e-3, "mamo": 1e-3, "sgd": 0.1}
+ADAPTER_RATES = {"adam": 1e-2, "mamo": 1e-2, "sgd": 0.1}
+
+
+def suggest(facts: Facts, defaults: Tables, layers: Sequence[Layer], preset: str) -> Tables:
+    """What suits the data where nobody chose: a layer below what was chosen.
+
+    Args:
+        facts: What is known of the federation.
+        defaults: The data set's defaults.
+        layers: What a person or a program set.
+        preset: The name of a preset; it has a method.
+    """
+    is_open = {
+        kind: kind not in facts.passed and not facts.tables[kind].get("name")
+        for kind in ("data", "model", "partition")
+    }
+    if preset:
+        method: Tables = {}
+    elif names_algorithm(*layers) or "algorithm" in facts.passed:
+        method = _training(facts, is_batch_set=any("batch" in layer.get("run", {}) for layer in layers))
+    else:
+        _check_options_of_nobody(facts.tables["algorithm"], defaults.get("algorithm", {}))
+        method = first_choice(facts.known).layer
+    return {kind: {"name": facts.usual_name(kind)} for kind, is_one in is_open.items() if is_one} | method
+
+
+def _training(facts: Facts, is_batch_set: bool) -> Tables:
+    """The rule's batch and schedule, for an algorithm that is named, and what this one needs.
+
+    Whoever sets a rate gets a constant one.
+
+    Adam and its rate are suggested by `rates_of`.
+    """
+    table = facts.tables["algorithm"]
+    needed = _needed(
+        traits(
+            facts.passed.get("algorithm") or factory_of("algorithm", str(table["name"]), table.get("code"))
+        ),
+        "model" in facts.passed,
+    )
+    if needed or not facts.follows_rule:
+        return needed
+    optimizer = facts.tables["optimizer"]
+    by_rule = (
+        str(optimizer.get("name") or facts.usual_name("optimizer")) in ADAPTIVE
+        and "lr" not in optimizer
+        and "optimizer" not in facts.passed
+    )
+    if is_batch_set and not by_rule:
+        return {}  # the data need not be read
+    return {"addons": facts.training.addons if by_rule else {}, "run": {"batch": facts.training.batch}}
+
+
+def _needed(of_algorithm: Traits, has_model: bool) -> Tables:
+    """The model of an algorithm that trains the head alone, and its rounds."""
+    needed: Tables = {"run": {"rounds": of_algorithm.usual_rounds}} if of_algorithm.usual_rounds else {}
+    if of_algorithm.head_only and not has_model:
+        needed["model"] = {"name": LINEAR}
+    return needed
+
+
+def _check_options_of_nobody(table: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    """Nothing, if no option of a certain algorithm is set, where no algorithm is named."""
+    common = {f.name for f in declared(schema.Algorithm)}
+    for key in table.keys() - common - usual.keys():
+        if any(key in parameters_of(algorithm, skip=("optimizer",)) for algorithm in ALGORITHMS.values()):
+            name = how_to_set("algorithm.name", "copfl", "--algorithm")
+            raise SettingError(
+                f"algorithm.{key}", table[key], f"needs the name of its algorithm, such as {name}"
+            )
+
+
+def rates_of(tables: Tables, facts: Facts) -> Mapping[str, float]:
+    """Learning rates by optimizer that suit the data set and what is trained.
+
+    Args:
+        tables: One of each kind, from all layers.
+        facts: What is known of the federation.
+    """
+    if getattr(facts.passed.get("data"), "name", "") in datasets.DATASETS:
+        return {}
+    model = "" if "model" in facts.passed else str(tables["model"].get("name", ""))
+    rates = usual_rates(facts.data_name, model, facts.is_adapted)
+    if rates and "lr" not in tables["optimizer"] and facts.follows_rule:
+        return {**rates, **dict.fromkeys(ADAPTIVE, facts.training.lr)}
+    return ADAPTER_RATES if facts.is_adapted and rates and facts.data_name not in SMALL_SETS else rates
+
+
+def usual_rates(data: str, model: str = "", adapted: bool = False) -> Mapping[str, float]:
+    """Learning rates by optimizer, where they are not the optimizer's own."""
+    whole = pretrained.is_pretrained(model) and not adapted
+    return OWN_RATES if data in SMALL_SETS or not (whole or data in datasets.DATASETS) else {}
+
+
+def usual_rate(optimizer: str, data: str, model: str = "", adapted: bool = False) -> float:
+    """The learning rate of an optimizer on a data set where none is given; the lowest that a tuning tries."""
+    usual = parameters_of(factory_of("optimizer", optimizer))["lr"].default
+    return float(usual_rates(data, model, adapted).get(optimizer, usual))

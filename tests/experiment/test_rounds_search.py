@@ -14,7 +14,7 @@ import copfl
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
 from copfl.experiment import rounds_search
-from copfl.experiment.rounds_search import LossByRound, best_round, with_found_rounds
+from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.identity import identity
@@ -23,9 +23,9 @@ FEW: dict[str, Any] = {"rounds": 6, "clients": 3, "find_rounds": "first"}
 
 
 def test_the_first_round_of_the_lowest_loss_counts() -> None:
-    assert best_round(enumerate([3.0, 1.0, 2.0, 1.0], 1)) == 2
-    assert best_round([(5, 2.0), (10, 1.5), (12, 1.6)]) == 10  # rounds that were evaluated
-    assert best_round([(1, math.inf), (2, math.inf)]) == 1
+    assert lowest_loss(enumerate([3.0, 1.0, 2.0, 1.0], 1)).round == 2
+    assert lowest_loss([(5, 2.0), (10, 1.5), (12, 1.6)]).round == 10  # rounds that were evaluated
+    assert lowest_loss([(1, math.inf), (2, math.inf)]).round == 1
 
 
 def test_the_search_ends_after_its_patience() -> None:
@@ -36,11 +36,11 @@ def test_the_search_ends_after_its_patience() -> None:
             seen.append(number)
             yield number, loss
 
-    assert best_round(losses(), patience=3) == 2
+    assert lowest_loss(losses(), patience=3).round == 2
     assert seen == [1, 2, 3, 4, 5]
     late = [*range(20, 0, -1), *[1.5] * 9, 0.5]  # lowest in round 20, and lower again ten rounds later
-    assert best_round(enumerate(late, 1), patience=3) == 30
-    assert best_round(enumerate([*late[:-1], 1.5, 0.5], 1), patience=3) == 20
+    assert lowest_loss(enumerate(late, 1), patience=3).round == 30
+    assert lowest_loss(enumerate([*late[:-1], 1.5, 0.5], 1), patience=3).round == 20
 
 
 def test_the_loss_is_a_mean_over_samples() -> None:
@@ -55,7 +55,7 @@ def test_the_loss_is_a_mean_over_samples() -> None:
 
 
 def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_search, "best_round", lambda losses: 4)
+    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(4, 0.5))
     found = copfl.run("fedavg", "wine", **FEW)
     settings = found.experiment.settings
     assert (settings.rounds, settings.find_rounds, len(found.records)) == (4, "done", 4)
@@ -66,7 +66,7 @@ def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.
 
 def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter([2, 3])
-    monkeypatch.setattr(rounds_search, "best_round", lambda losses: next(numbers))
+    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(next(numbers), 0.5))
     found = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
     assert (found.experiment.settings.rounds, found.experiment.settings.rounds_alone) == (2, 3)
     alone = copfl.run("local", "wine", rounds=3, clients=3)
@@ -147,3 +147,29 @@ def test_how_rounds_were_found_is_no_part_of_what_a_run_is() -> None:
     run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 4}})
     found = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="done", rounds_alone=7))
     assert identity(run) == identity(found)
+
+
+def table(target: str, seed: int = 0) -> dict[str, Any]:
+    """Three sites of 80 rows; the target is a sum of two columns and noise, or whether they have the same sign."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(240, 2)).astype(np.float32)
+    y = {"sum": x.sum(1) + generator.normal(size=240) > 0, "sign": x[:, 0] * x[:, 1] > 0}[target]
+    return {"x": x, "y": y.astype(np.int64), "group": np.arange(240) % 3}
+
+
+@pytest.mark.parametrize(("target", "method"), [("sum", "levels"), ("sign", "fedpac")])
+def test_the_first_run_on_a_table_takes_what_has_the_lower_loss(target: str, method: str) -> None:
+    data = table(target)
+    sites = [(data["x"][data["group"] == n], data["y"][data["group"] == n]) for n in range(3)]
+    result = copfl.run(dataset=sites, rivals=False)
+    assert result.experiment.run.algorithm.name == method
+    assert result.experiment.settings.find_rounds == ("off" if method == "levels" else "done")
+
+
+def test_whoever_names_a_method_a_model_or_an_optimizer_gets_it() -> None:
+    data = table("sum")
+    sites = [(data["x"][data["group"] == n], data["y"][data["group"] == n]) for n in range(3)]
+    for named in ({"algorithm": "fedavg"}, {"lr": 0.01}, {"model": "mlp"}, {"addons": {"ema": 0.5}}):
+        options: dict[str, Any] = named
+        result = copfl.run(dataset=sites, rivals=False, **options)
+        assert result.experiment.run.algorithm.name != "levels"

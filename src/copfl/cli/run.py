@@ -53,7 +53,7 @@ def run(
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
         from copfl.experiment.preparation import prepare
-        from copfl.experiment.rounds_search import with_found_rounds
+        from copfl.experiment.rounds_search import linear_instead, with_found_rounds
         from copfl.experiment.run import follow
         from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
@@ -73,7 +73,10 @@ def run(
         preset = "demo" if is_demo else preset or ""
         description = complete(*layers, line, preset=preset)
         if description.run.find_rounds == "first":
-            description = with_found_rounds(description, show.tell)
+            instead = linear_instead(
+                description, [*layers, line], (), lambda layer: complete(*layers, line, layer, preset=preset)
+            )
+            description = with_found_rounds(description, show.tell, instead)
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             print(

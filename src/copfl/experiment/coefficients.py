@@ -97,11 +97,10 @@ def coefficients_of(
 def _columns(dataset: Dataset, count: int) -> list[str]:
     """The names of the features, and of the intercept."""
     encoders = dataset.table.columns if dataset.table is not None else ()
-    names = [
-        f"{encoder.name}={category}" if category else encoder.name
-        for encoder in encoders
-        for category in encoder.categories or ("",)
-    ]
+    names: list[str] = []
+    for encoder in encoders:
+        missing = [f"{encoder.name} is missing"] if encoder.indicator else []
+        names += [f"{encoder.name}={category}" for category in encoder.categories] or [encoder.name, *missing]
     return [*(names if len(names) == count - 1 else [f"x{n}" for n in range(count - 1)]), INTERCEPT]
 
 

@@ -1,14 +1,17 @@
-"""How many rounds to train for, found before the training: no round is chosen by a test sample.
+"""How many rounds to train for, and on a table whether by a network at all, found before the training.
 
 A first training holds out a part of each client's training samples and looks for the round with the lowest loss
-on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation.
+on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation. Where
+nobody named a method for a table, a linear model with levels is tried on the same held-out samples, and the run has
+it unless the network's loss is lower. No test sample decides anything.
 """
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +25,28 @@ from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import baseline_of, executor_of, simulation_of
+from copfl.settings.merging import Layer
 from copfl.settings.schema import SELECTION, Run
 
 PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends
 ENOUGH = 500  # held-out samples: with fewer, the loss is a mean over several choices of them
 MOST_CHOICES = 3
+# A network must have a loss that is lower by this fraction: its loss is the lowest of many rounds, and so too good.
+MARGIN = 0.02
+NETWORK, LINEAR = "mlp", "levels"  # the model of tables, and the method that is tried instead
+# Where a layer has one of these tables, somebody chose how to train.
+CHOSEN = (
+    "algorithm",
+    "optimizer",
+    "model",
+    "adapter",
+    "server",
+    "addons",
+    "robust",
+    "privacy",
+    "attack",
+    "task",
+)
 
 
 @dataclass
@@ -53,8 +73,15 @@ class LossByRound:
         return float(np.average(self.latest[known], weights=self.sizes[known])) if known.any() else None
 
 
-def best_round(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -> int:
-    """The first round, from 1, with the lowest loss.
+class Lowest(NamedTuple):
+    """The lowest loss on held-out samples."""
+
+    round: int  # the first that has it, from 1
+    loss: float
+
+
+def lowest_loss(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -> Lowest:
+    """The lowest loss, and its round.
 
     The search ends after half as many rounds again without a lower one, at least `patience`.
 
@@ -68,15 +95,35 @@ def best_round(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) ->
             best, lowest = number, loss
         if number - best >= max(patience, best // 2):
             break
-    return best
+    return Lowest(best, lowest)
 
 
-def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
+def linear_instead(
+    run: Run, layers: Sequence[Layer], values: Collection[str], completed: Callable[[Layer], Run]
+) -> Run | None:
+    """The run with a linear model with levels; None where somebody chose how to train, or it is no table.
+
+    Args:
+        run: The settings, of which `run.find_rounds` is "first".
+        layers: What a person or a program set.
+        values: The kinds of which a program passed a value.
+        completed: Completes the settings with one more layer.
+    """
+    is_chosen = any(layer.get(kind) for layer in layers for kind in CHOSEN) or any(
+        k in values for k in CHOSEN
+    )
+    if is_chosen or run.model.name != NETWORK or run.run.participation < 1:
+        return None
+    return completed({"algorithm": {"name": LINEAR}})
+
+
+def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = None) -> Run:
     """The run with the number of rounds that the search found.
 
     Args:
         run: The settings. `run.rounds` is the most that the search looks at.
         tell: Gets a line about the search.
+        instead: Another run on the same data, which is taken unless its loss is higher by more than MARGIN.
     """
     settings = run.run
     if run.privacy:
@@ -88,10 +135,20 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
     experiments = list(_held_out(run))
     held_out = f"{SELECTION:g} of each client's training samples held out"
     tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out}; --rounds sets it")
-    rounds = best_round(_losses(experiments, tell))
+    rounds, loss = lowest_loss(_losses(experiments, tell))
+    if instead is not None:
+        other = lowest_loss(_losses(list(_held_out(instead)), tell), instead.run.rounds).loss
+        is_taken = other <= (1 + MARGIN) * loss
+        taken = instead if is_taken else run
+        tell(
+            f"{instead.algorithm.title} has a loss of {other:.4g} on held-out samples, {run.algorithm.title} "
+            f"{loss:.4g}: {taken.algorithm.title} is taken"
+        )
+        if is_taken:  # it converges, and so has its own number of rounds
+            return instead
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
-    rounds_alone = best_round(_losses(others, tell)) if others else rounds
+    rounds_alone = lowest_loss(_losses(others, tell)).round if others else rounds
     tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
     found = dataclasses.replace(settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done")
     return dataclasses.replace(run, run=found)

@@ -22,7 +22,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
-from copfl.experiment.rounds_search import with_found_rounds
+from copfl.experiment.rounds_search import linear_instead, with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import named_code, user_code
 from copfl.settings.checking import SettingError
@@ -151,7 +151,12 @@ def run(
         layer["run"] = {"find_rounds": "auto"} | layer["run"]
         description = complete(*below, layer, preset=preset or "", values=values)
     if description.run.find_rounds == "first":
-        description = with_found_rounds(description)
+        instead = None
+        if record is None and not preset:
+            instead = linear_instead(
+                description, [layer], values, lambda more: complete(layer, more, values=values)
+            )
+        description = with_found_rounds(description, instead=instead)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:

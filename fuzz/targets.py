@@ -40,17 +40,20 @@ from copfl.errors import CopflError
 from copfl.experiment import records
 from copfl.experiment.bundle.bundle import load
 from copfl.federation.node import audit_log, update
+from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
-from copfl.federation.protocol import proposal
+from copfl.federation.policy.record import Policy
+from copfl.federation.protocol import chained_log, proposal
 from copfl.federation.protocol.events import silent
 from copfl.federation.protocol.keys import SigningKey, new_key
 from copfl.federation.protocol.messages import Content, Field, Reply
+from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import Member, Signed
 from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.server.exchange import Round
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
-from copfl.federation.server.rounds import Server, _record
+from copfl.federation.server.rounds import Server, _record, new_server
 from copfl.report import run_data
 from copfl.settings import toml
 from copfl.settings.checking import checked, parameters_of
@@ -535,7 +538,7 @@ class OneNode:
 @functools.cache
 def flower_server() -> Server:
     folder = ServerFolder(str(scratch()), "f", resume=True)
-    return Server(federation(), OneNode(("", b"")), folder)
+    return new_server(federation(), OneNode(("", b"")), folder)
 
 
 def packet_of(data: bytes) -> tuple[Packet, bool]:
@@ -556,7 +559,7 @@ def receive(packet: Packet) -> Round:
     """A round of the server with the reply of client 1, of which the server has no mask."""
     shutil.rmtree(scratch() / "f" / "masks", ignore_errors=True)
     now = Round(0)
-    flower_server()._add(now, 1, Packet(*Reply("message", packet).checked()))
+    flower_server().add(now, 1, Packet(*Reply("message", packet).checked()))
     return now
 
 
@@ -574,11 +577,11 @@ def upload_message(data: bytes) -> None:
     assert tree.finite(state), "the server stays finite"
     record = _record(now, metrics, 1.0)
     assert len(json.dumps(record)) < 10**6, "the size of a line is bounded"
-    wire.encode(state, server._head("server", 1), about={Field.COUNTED: {}, "record": record})
+    wire.encode(state, server.exchange.head("server", 1), about={Field.COUNTED: {}, "record": record})
 
 
 def uploads() -> list[bytes]:
-    upload, head = flower_server().upload, flower_server()._head("upload", 0, 1)
+    upload, head = flower_server().upload, flower_server().exchange.head("upload", 0, 1)
     metrics = {"loss": 0.5, "weight": 1.0, "accuracy": None}
     about = {Field.NOTE: "started again", Field.METRICS: metrics}
     valid = wire.to_bytes(wire.encode(upload, head, "fp32", about=about))
@@ -591,23 +594,24 @@ def down_message(data: bytes) -> None:
     """At a node: an upload, or a refusal."""
     packet, _ = packet_of(data)
     try:
-        update.local_update(federation(), node_config(), packet)
+        update.local_update(federation(), node(), packet)
     finally:
         shutil.rmtree(scratch() / "state", ignore_errors=True)
 
 
 @functools.cache
-def node_config() -> dict[str, Any]:
+def node() -> Node:
     path = scratch() / "node.npz"
     np.savez(path, x=np.zeros((12, 1, 3, 3), np.uint8), y=np.arange(12) % 2)
-    return {"client": 1, "data": str(path), "state-dir": str(scratch() / "state")}
+    config = NodeConfig.parse({"client": 1, "data": str(path), "state-dir": str(scratch() / "state")})
+    return Node(config, Policy())
 
 
 def downs() -> list[bytes]:
     server = flower_server()
     down = received(server.algorithm, server.state, torch.tensor(1))
     about = {Field.COUNTED: -1, Field.KNOWN_MASKS: {"shared": "0" * 16}}
-    content = wire.to_bytes(wire.encode(down, server._head("down", 0, 1), "fp32", about=about))
+    content = wire.to_bytes(wire.encode(down, server.exchange.head("down", 0, 1), "fp32", about=about))
     return [b"S" + content, b"-" + content]
 
 
@@ -690,7 +694,7 @@ def proposal_example() -> Signed:
 def audit_file(data: bytes) -> None:
     """A node's audit log, as `copfl federate log` prints it."""
     write("i/audit.jsonl", data)
-    found = audit_log.verified(scratch() / "i" / "audit.jsonl")
+    found = chained_log.verified(scratch() / "i" / "audit.jsonl")
     for line in found.lines if not found.problem else ():
         audit_log.as_text(line)
 
@@ -700,7 +704,7 @@ def audit_files() -> list[bytes]:
     shutil.rmtree(folder, ignore_errors=True)
     for left in (("number",), ("update", "metrics")):
         audit_log.append(folder, audit_log.Entry("sent", None, None, "a", 1, "train", left, 9, 0.5, ""))
-    return [(folder / audit_log.FILE).read_bytes()]
+    return [(folder / chained_log.AUDIT).read_bytes()]
 
 
 def fixed(*texts: str | bytes) -> Callable[[], list[bytes]]:

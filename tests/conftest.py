@@ -31,6 +31,15 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _names_no_code() -> Iterator[None]:
+    """What a test names, or calls in the name of a user, the next one has not named."""
+    from copfl.settings import named_code
+
+    with named_code.scope():
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported for thousands of tests stays, so nothing is gained by looking for garbage meanwhile.

@@ -35,7 +35,7 @@ LIBRARIES = {
 ELSEWHERE = {  # benchmarks that the tests of what they measure run
     "audit": "audit/test_synthetic.py",
     "kills": "test_faults.py",
-    "flower_kills": "flower/test_faults.py",
+    "flower_kills": "federation/machines/test_faults.py",
 }
 SMOKE: dict[str, Callable[..., None]] = {}
 

@@ -580,7 +580,7 @@ def test_random_settings_of_a_node(world: World, mark: Path, tmp_path: Path) -> 
         with WATCH.on() as seen:
             ends(lambda: remembered_run.recall(folder / "test"))
             if n % 4 == 0:
-                ends(lambda: site_of(folder, None, baseline=False, tell=lambda round: None))
+                ends(lambda: site_of(folder, None, baseline=False, tell=lambda round: None, rivals=False))
         assert forbidden(seen, folder) == []
 
 

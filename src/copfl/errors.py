@@ -21,7 +21,7 @@ from typing import Any
 EXTRAS = {
     "adapters": ("transformers", "peft"),
     "cluster": ("submitit", "distributed"),
-    "flower": ("flwr", "httpx", "prometheus-client"),
+    "flower": ("flwr", "httpx", "cryptography", "pycryptodome", "uvicorn", "prometheus-client"),
     "hf": ("datasets",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "plots": ("matplotlib",),

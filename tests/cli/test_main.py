@@ -446,11 +446,10 @@ def test_bare_copfl_shows_what_there_is(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep"])
-def test_help_lists_the_options_in_groups_on_two_screens(capsys: Capture, command: str) -> None:
+def test_help_lists_the_options_in_groups(capsys: Capture, command: str) -> None:
     text = called(capsys, command, "--help").out
     titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
     assert titles == ["Data", "Model", "Training", "Federation", "Robustness", "Output", "Options"]
-    assert text.count("\n") <= 120
     assert "Robust aggregation: clip" in text
 
 

@@ -131,6 +131,8 @@ def probabilities(run: RunData) -> Iterator[Chart]:
     found = run.probabilities
     if found is None or not found.calibration or not run.records:
         return
+    if len(found.log_loss) != len(run.client_names):
+        raise ValueError("probabilities.json has another number of clients")
     bins = found.calibration
     confidence = [100 * one.confidence for one in bins]
     about = (

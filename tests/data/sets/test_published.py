@@ -79,8 +79,8 @@ def test_heart_has_four_hospitals_as_clients() -> None:
     ]
     both = np.concatenate([found.train.y, found.test.y])
     assert (both == 1).sum() == 509  # 411 have no disease
-    # Six numbers, and a feature per category: a missing one is none of them.
-    assert found.train.x.shape[1:] == (6 + 4 + 2 + 3 + 2 + 3 + 4 + 3,)
+    # Six numbers, of which four are missing somewhere, and a feature per category: a missing one is none of them.
+    assert found.train.x.shape[1:] == (6 + 4 + 4 + 2 + 3 + 2 + 3 + 4 + 3,)
     assert found.table.columns[-1].categories == ("3", "6", "7")
     thal = np.concatenate([found.train.x, found.test.x])[:, -3:]
     assert (thal.sum(1) == 0).sum() == 486
@@ -88,7 +88,7 @@ def test_heart_has_four_hospitals_as_clients() -> None:
 
 
 def test_columns_of_heart_can_be_left_out() -> None:
-    assert load("heart", drop="ca,thal").train.x.shape[1:] == (27 - 7,)
+    assert load("heart", drop="ca,thal").train.x.shape[1:] == (31 - 7,)
     with pytest.raises(DataError, match="no column"):
         load("heart", drop="weight")
 

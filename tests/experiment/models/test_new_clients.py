@@ -20,6 +20,7 @@ from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment.models import new_clients
 from copfl.experiment.preparation import prepare
+from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
 
@@ -99,6 +100,7 @@ def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     # By design fedbabu's fine-tuning begins at the global model, and levels' first update is the solution.
     for name in sorted(set(ALGORITHMS) - {"fedbabu", "levels"}):
         network = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
+        named_code.name("tests.toys")
         e = prepare(
             complete(
                 {"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": network, "width": 4}}

@@ -20,6 +20,7 @@ from copfl.experiment.result import Experiment
 from copfl.federation.machines.app import RUN_FILE, init, planned
 from copfl.federation.machines.local import follow, partition_nodes
 from copfl.federation.machines.local_federation import LocalFederation
+from copfl.federation.policy import own_code
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.policy.record import Policy
@@ -181,13 +182,15 @@ def test_an_algorithm_of_the_owner_is_allowed_by_its_hash(
     content = "from copfl.algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
     (tmp_path / "ward_algorithm.py").write_text(content)
     monkeypatch.chdir(tmp_path)
-    app = init(tmp_path / "app", {"algorithm": {"name": "ward_algorithm:Mine"}, "model": {"name": "mlp"}})
+    settings = {"algorithm": {"name": "ward_algorithm:Mine"}, "model": {"name": "mlp"}}
+    app = init(tmp_path / "app", settings, code="ward_algorithm")
     config, allowed = read_app(app)["config"], read_policy(app / FILE)
     assert "code" not in config["algorithm"]
     assert [refusal.line for refusal in refusals(Policy(), config)] == ["code"]
     run_config, code = admitted(allowed, config)
     assert [entry.reference for entry in code] == ["ward_algorithm:Mine"]
     assert run_config["algorithm.code"] == str(tmp_path)
+    own_code.load(code)  # as the server and a node do
     assert settings_of(run_config).run.algorithm.name == "ward_algorithm:Mine"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl import charts
@@ -281,8 +282,10 @@ def test_with_pruned_kernels_as_many_entries_become_personal_as_the_paper_counts
         assert run["algorithm"]["budget"] == 1
 
 
-def test_training_as_published_is_the_same_with_pruned_kernels() -> None:
+def test_training_as_published_is_the_same_with_pruned_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entries that are left out never change: ties between them decide nothing."""
+    # oneDNN takes another convolution for other shapes, which on ARM rounds so differently that masks do, too.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     y = np.arange(48) % 4
     draws = np.random.default_rng(0)
     x = 128 + 40 * draws.normal(size=(4, 3, 32, 32))[y] + 40 * draws.normal(size=(48, 3, 32, 32))

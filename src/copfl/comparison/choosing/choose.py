@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing.budget import Limit, limit_of
 from copfl.comparison.choosing.deciding import most_candidates
 from copfl.comparison.choosing.race import Race
@@ -60,6 +61,7 @@ from copfl.experiment.training import OnRound, rounds_alone, train
 from copfl.rivals.records import TITLES
 from copfl.settings import named_code
 from copfl.settings.complete import complete
+from copfl.settings.facts import LINEAR
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.stats import mean_of_known
@@ -158,6 +160,8 @@ def choose(
     is_adam = base["optimizer"].get("name") == OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
     rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
+    if "all" in entries and base.get("model", {}).get("name", LINEAR) != LINEAR:
+        rows = [row for row in rows if not getattr(ALGORITHMS.get(row.name), "head_only", False)]
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)

@@ -174,6 +174,7 @@ def _wrong(found: Description) -> str:
     checks = (
         (found.dtype in DTYPES, f"dtype is {found.dtype!r}, which is none of {', '.join(DTYPES)}"),
         (bool(found.input.arrays), "it has no input"),
+        (1e-3 <= output.temperature <= 1e3, f"the temperature of its probabilities is {output.temperature}"),
         (output.kind in KINDS, f"the output is {output.kind!r}, which is none of {', '.join(KINDS)}"),
         (0 < output.count <= MOST_VALUES, f"it has {output.count} outputs"),
         (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from copfl import foreign
-from copfl.charts import Chart
+from copfl.charts import Chart, Heat
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
@@ -97,6 +97,9 @@ def sections(runs: Runs) -> list[Section]:
         Section("data", "Data", "Which data does each client have?", data, run_charts.per_class(runs)),
         Section("cost", "Cost", "How many bytes and seconds does a round take?", run_charts.cost(runs)),
     ]
+    for chart in (chart for section in found for chart in section.charts):
+        if isinstance(chart, Heat) and len(chart.rows) != len(chart.values):
+            raise ValueError(f'"{chart.title}" has {len(chart.values)} rows and {len(chart.rows)} names')
     return [section for section in found if section.charts]
 
 

@@ -118,8 +118,8 @@ def test_a_model_that_the_owner_allowed_trains(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {"run.rounds": 1, "run.clients": 2, "network.deadline": 240}
     config |= {"algorithm.name": "fedavg", "model.name": "trial_net:net"}
-    app = init(tmp_path / "app", nested(config))
-    (record,) = up(app)
+    app = init(tmp_path / "app", nested(config), code="trial_net")
+    (record,) = up(app, code="trial_net")
     assert record["clients"] == [0, 1]
     policy = Path(app, LOCAL_HOME, "policy.toml").read_text()
     assert 'reference = "trial_net:net"' in policy

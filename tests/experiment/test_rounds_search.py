@@ -14,7 +14,7 @@ import copfl
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
 from copfl.experiment import rounds_search
-from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
+from copfl.experiment.rounds_search import LossByRound, Lowest, linear_instead, lowest_loss, with_found_rounds
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.identity import identity
@@ -166,10 +166,24 @@ def test_the_first_run_on_a_table_takes_what_has_the_lower_loss(target: str, met
     assert result.experiment.settings.find_rounds == ("off" if method == "levels" else "done")
 
 
-def test_whoever_names_a_method_a_model_or_an_optimizer_gets_it() -> None:
-    data = table("sum")
-    sites = [(data["x"][data["group"] == n], data["y"][data["group"] == n]) for n in range(3)]
-    for named in ({"algorithm": "fedavg"}, {"lr": 0.01}, {"model": "mlp"}, {"addons": {"ema": 0.5}}):
-        options: dict[str, Any] = named
-        result = copfl.run(dataset=sites, rivals=False, **options)
-        assert result.experiment.run.algorithm.name != "levels"
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"algorithm": {"name": "fedavg"}},
+        {"optimizer": {"lr": 0.01}},
+        {"model": {"name": "mlp"}},
+        {"addons": {"ema": 0.5}},
+        {"run": {"participation": 0.5}},
+    ],
+)
+def test_whoever_chooses_how_to_train_gets_it(layer: dict[str, dict[str, Any]]) -> None:
+    data = {"data": {"name": "heart"}}
+    asked: list[Any] = []
+    run = complete(data, layer)
+    assert linear_instead(run, [data, layer], (), lambda more: asked.append(more) or run) is None  # type: ignore[func-returns-value]
+    assert asked == []
+    open_run = complete(data)
+    instead = linear_instead(open_run, [data], (), lambda more: complete(data, more))
+    assert instead is not None
+    assert instead.algorithm.name == "levels"
+    assert linear_instead(open_run, [data], {"model"}, lambda more: complete(data, more)) is None

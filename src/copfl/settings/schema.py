@@ -552,7 +552,9 @@ class Run:
         if self.addons.options.get("ema"):
             addons.append("averaged weights")
         epochs = [f"{self.algorithm.epochs} epochs"] if (self.algorithm.epochs or 1) > 1 else []
-        batches = [optimizer, f"batches of {self.run.batch}"] if optimizer else []  # else nothing is trained by steps
+        batches = (
+            [optimizer, f"batches of {self.run.batch}"] if optimizer else []
+        )  # else nothing is trained by steps
         parts = [*step, *batches, *epochs, *addons]
         return f"{self.algorithm.title} ({', '.join(parts)})" if parts else self.algorithm.title
 

@@ -69,8 +69,8 @@ def test_few_samples_decide_where_they_take_long(monkeypatch: pytest.MonkeyPatch
     clock, sizes = [0.0], []
 
     def run_chunk(algorithm: object, task: object, engine: object, chunk: Chunk, models: object) -> None:
-        sizes.append(tuple(chunk.data.y.shape))
-        clock[0] += 0.1 * chunk.data.y.numel()
+        sizes.append(tuple(chunk.groups[0].data.y.shape))
+        clock[0] += 0.1 * chunk.groups[0].data.y.numel()
 
     monkeypatch.setattr(autotune, "run_chunk", run_chunk)
     monkeypatch.setattr("time.process_time", lambda: clock[0])
@@ -82,7 +82,10 @@ def test_few_samples_decide_where_they_take_long(monkeypatch: pytest.MonkeyPatch
 def test_a_trial_of_few_samples_trains_the_clients_on_them_alone() -> None:
     load = load_of(FedAvg(), (20, 3))._replace(batch=10)
     chunk, factor = autotune._trial(load, clients=2, samples=8)
-    assert (chunk.data.size.tolist(), [len(epoch) for epoch in chunk.plan]) == ([8, 3], [1])
+    assert (chunk.groups[0].data.size.tolist(), [len(epoch) for epoch in chunk.groups[0].plan]) == (
+        [8, 3],
+        [1],
+    )
     assert factor == pytest.approx(2 * 10 / 8 / 2)  # two steps of ten samples, and two clients were trained
 
 

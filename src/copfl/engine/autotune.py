@@ -25,7 +25,7 @@ from copfl.data.clients.federation import Federation
 from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.machine import processors
-from copfl.engine.mapping import Chunk, Mapping, run_chunk
+from copfl.engine.mapping import Chunk, Group, Mapping, run_chunk
 from copfl.errors import RunError, UsageError
 from copfl.kernels.draws import Keyed
 
@@ -275,9 +275,7 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
         server=algorithm.server_init(task, federation.clients),
         ids=torch.from_numpy(part),
         clients=tree.repeat(algorithm.client_init(task), len(part)),
-        data=data,
-        test=federation.test.rows(part),
-        plan=tuple(epoch[:1] for epoch in batches),
+        groups=(Group(None, data, federation.test.rows(part), tuple(epoch[:1] for epoch in batches)),),
     )
     return chunk, factor
 

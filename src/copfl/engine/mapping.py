@@ -14,7 +14,7 @@ from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
-from copfl.engine.cuda_graph import Recorder, out_of_memory
+from copfl.engine.cuda_graph import Recorder, out_of_memory, side_by_side
 from copfl.errors import CopflError, UsageError, how_to_set
 from copfl.kernels.fused import LONG, compiles, either_rows, mostly_rows
 
@@ -64,16 +64,23 @@ class Submission(NamedTuple):
     client: Any
 
 
+class Group(NamedTuple):
+    """Clients that take each step together: their samples and batches, padded to the largest of them."""
+
+    rows: Tensor | None  # [n], which clients of the chunk they are; None: all of them
+    data: Data
+    test: Data
+    plan: Plan
+    validation: Data | None = None
+
+
 class Chunk(NamedTuple):
     """The input of some clients' local updates: rows, and the server that they have in common."""
 
     server: Any
     ids: Tensor
     clients: Any
-    data: Data
-    test: Data
-    plan: Plan
-    validation: Data | None = None
+    groups: tuple[Group, ...]  # see engine.sizes
     first_half: Tensor | None = None  # [N] bool, see engine.halves; None: no halves are averaged
 
 
@@ -191,25 +198,50 @@ def run_chunk(
     """
 
     def run(chunk: Chunk) -> ChunkResult:
-        rows = rows_of(algorithm, chunk)
-        updated = mapping.over(lambda client: local_update(algorithm, task, client, models), rows)
-        return total_of(algorithm, task, mapping, chunk, with_healthy_records(updated, rows))
+        def update(client: ClientInput) -> ClientResult:
+            return local_update(algorithm, task, client, models)
+
+        inputs = inputs_of(algorithm, chunk)
+        results = side_by_side([partial(mapping.over, update, rows) for rows in inputs])
+        updated = with_healthy_records(in_order(chunk, results), chunk.clients)
+        return total_of(algorithm, task, mapping, chunk, updated)
 
     with torch.no_grad():
         result: ChunkResult = mapping.call(run, chunk, models)
         return result
 
 
-def rows_of(algorithm: AnyAlgorithm, chunk: Chunk) -> ClientInput:
-    """The input of each client's local update, with its message from the server."""
+def inputs_of(algorithm: AnyAlgorithm, chunk: Chunk) -> list[ClientInput]:
+    """The input of each client's local update, with its message from the server; rows of each group."""
     down = algorithm.downlink(chunk.server, chunk.ids)
-    return ClientInput(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, chunk.validation)
+
+    def of_group(group: Group) -> ClientInput:
+        common = chunk.ids, chunk.clients, down
+        ids, clients, message = common if group.rows is None else tree.rows(common, group.rows)
+        return ClientInput(ids, clients, message, group.data, group.test, group.plan, group.validation)
+
+    return list(map(of_group, chunk.groups))
 
 
-def with_healthy_records(updated: ClientResult, rows: ClientInput) -> ClientResult:
-    """The results, in which a client whose update is not finite has its old record."""
+def in_order(chunk: Chunk, results: Sequence[ClientResult]) -> ClientResult:
+    """The results of the groups as rows in the order of the chunk's clients."""
+    rows_of_groups = [group.rows for group in chunk.groups if group.rows is not None]
+    if not rows_of_groups:
+        return results[0]
+
+    def ordered(*of_groups: Tensor) -> Tensor:
+        whole = of_groups[0].new_empty((len(chunk.ids), *of_groups[0].shape[1:]))
+        for rows, values in zip(rows_of_groups, of_groups, strict=True):
+            whole.index_copy_(0, rows, values)
+        return whole
+
+    return tree.each(ordered, *results)
+
+
+def with_healthy_records(updated: ClientResult, before: Any) -> ClientResult:
+    """The results, in which a client whose update is not finite has its record from before."""
     healthy = updated.metrics["healthy"] > 0
-    return updated._replace(client=healthy_records(healthy, updated.client, rows.client))
+    return updated._replace(client=healthy_records(healthy, updated.client, before))
 
 
 def total_of(

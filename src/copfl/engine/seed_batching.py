@@ -26,8 +26,8 @@ from copfl.engine.mapping import (
     ClientInput,
     ClientResult,
     Mapping,
+    inputs_of,
     local_update,
-    rows_of,
     total_of,
     with_healthy_records,
 )
@@ -113,7 +113,8 @@ def run_chunks(
     def rows_of_one(task: Task, chunk: Chunk, rate: float | None) -> _Row:
         clients = len(chunk.ids)
         lr = None if rate is None else task.initial.new_full((clients,), rate)
-        return _Row(rows_of(algorithm, chunk), tree.repeat(task.initial, clients), lr)
+        (rows,) = inputs_of(algorithm, chunk)  # one group, as the widths are those of all simulations
+        return _Row(rows, tree.repeat(task.initial, clients), lr)
 
     def update(row: _Row) -> ClientResult:
         at_its_rate = algorithm if row.lr is None else with_rate(algorithm, row.lr)
@@ -123,7 +124,7 @@ def run_chunks(
 
     def run(chunks: Sequence[Chunk]) -> tuple[ChunkResult, ...]:
         rows = tree.concatenate(list(map(rows_of_one, tasks, chunks, rate_of_each)))
-        updated = with_healthy_records(mapping.over(update, rows), rows.client)
+        updated = with_healthy_records(mapping.over(update, rows), rows.client.client)
         of_each = tree.split(updated, [len(chunk.ids) for chunk in chunks])
         return tuple(
             total_of(algorithm, task, mapping, chunk, one)
@@ -186,7 +187,7 @@ class _Submitted(NamedTuple):
 
     def program(self) -> tuple[object, ...]:
         chunk = self.chunk
-        rows = tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan, chunk.validation))
+        rows = tree.leaves((chunk.clients, chunk.groups))
         return self.round, self.models, tuple((t.shape[1:], t.dtype) for t in rows)
 
 

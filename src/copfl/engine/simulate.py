@@ -25,12 +25,13 @@ from copfl.core.evaluation import (
 )
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.selection import BestRounds
-from copfl.core.task import Personal, Task
+from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.halves import Halves, loss_differences
-from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
+from copfl.engine.mapping import Chunk, ChunkResult, Group, Mapping, run_chunk
 from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
+from copfl.engine.sizes import groups_of
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
 
@@ -286,27 +287,46 @@ class Widths(NamedTuple):
 def chunk_input(
     simulation: Simulation, server: Any, clients: Store, round: int, part: Ids, widths: Widths | None = None
 ) -> Chunk:
-    """The input of some clients' local updates."""
+    """The input of some clients' local updates.
+
+    Args:
+        simulation: What is the same in every round.
+        server: Its record.
+        clients: The records of all clients.
+        round: Its number, from 0.
+        part: The clients, sorted.
+        widths: To which all clients are padded, in one group; None: in groups of similar size.
+    """
     federation, device = simulation.federation, simulation.task.device
+    sizes, batch = federation.train.sizes[part], simulation.batch
+    rows = [np.arange(len(part))] if widths else groups_of(sizes, batch, simulation.mapping.name)
+    members = [part[row] for row in rows]
+    train = federation.train.groups(members, 1 if widths is None else widths.largest)
+    # Predictions of all groups are one tensor, so that the groups have test rows of one width.
+    test_width, validation_width = (1, 1) if widths is None else (widths.test, widths.validation)
+    test = federation.test.groups(members, max(test_width, int(federation.test.sizes[part].max())))
+    validation: Sequence[Data | None] = [None] * len(rows)
+    if (held_out := federation.validation) is not None:
+        validation = held_out.groups(members, max(validation_width, int(held_out.sizes[part].max())))
+
+    def group(n: int) -> Group:
+        batches = plan(
+            simulation.seed,
+            round,
+            members[n],
+            sizes[rows[n]],
+            batch=batch,
+            epochs=simulation.algorithm.total_epochs,
+            augment=federation.dataset.augment,
+            random=simulation.task.random,
+            device=device,
+            limits=None if widths is None else (widths.smallest, widths.largest),
+        )
+        index = None if len(rows) == 1 else torch.from_numpy(rows[n]).to(device)
+        return Group(index, train[n], test[n], batches, validation[n])
+
     ids = torch.from_numpy(part).to(device)
-    batches = plan(
-        simulation.seed,
-        round,
-        part,
-        federation.train.sizes[part],
-        batch=simulation.batch,
-        epochs=simulation.algorithm.total_epochs,
-        augment=federation.dataset.augment,
-        random=simulation.task.random,
-        device=device,
-        limits=None if widths is None else (widths.smallest, widths.largest),
-    )
-    train = federation.train.rows(part, 1 if widths is None else widths.largest)
-    test = federation.test.rows(part, 1 if widths is None else widths.test)
-    validation = None
-    if federation.validation is not None:
-        validation = federation.validation.rows(part, 1 if widths is None else widths.validation)
     first_half = None
     if simulation.halves is not None:
         first_half = torch.isin(ids, ids.new_tensor(simulation.halves.first(simulation.seed, round)))
-    return Chunk(server, ids, clients.rows(ids), train, test, batches, validation, first_half)
+    return Chunk(server, ids, clients.rows(ids), tuple(map(group, range(len(rows)))), first_half)

@@ -34,24 +34,38 @@ class Split:
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
         self.labels = labels  # as of a Partition
-        self._last: tuple[tuple[tuple[int, ...], int], Data] | None = None  # clients and width
+        # The clients and the width that were asked for last, with the answer.
+        self._last: tuple[tuple[tuple[tuple[int, ...], ...], int], list[Data]] | None = None
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
         """These clients' samples, a row per client, padded to the largest of them, or to this width."""
-        key = tuple(int(n) for n in ids)
-        if self._last is None or self._last[0] != (key, width):  # the same with full participation
-            sizes = self.sizes[list(key)]
-            index = np.zeros((len(key), int(sizes.max(initial=width))), np.int64)
-            for position, client in enumerate(key):
-                index[position, : sizes[position]] = self.indices[client]
-            device = self.y.device
-            chosen = torch.from_numpy(index).to(device)
-            x = tree.each(lambda t: t[chosen], self.x)
-            y = self.y[chosen]
-            if self.labels is not None:
-                y = torch.from_numpy(self.labels[list(key)]).to(device).gather(1, y)
-            self._last = (key, width), Data(x, y, torch.from_numpy(sizes).to(device))
+        return self.groups([ids], width)[0]
+
+    def groups(self, groups: Sequence[Sequence[int] | NDArray[np.int64]], width: int = 1) -> list[Data]:
+        """The samples of each group of clients, a row per client, padded to the largest of its group.
+
+        Args:
+            groups: The clients of each.
+            width: To which all are padded at least.
+        """
+        key = tuple(tuple(int(n) for n in ids) for ids in groups), width
+        if self._last is None or self._last[0] != key:  # the same with full participation
+            self._last = None  # frees the memory of the former rows first
+            self._last = key, [self._padded(ids, width) for ids in key[0]]
         return self._last[1]
+
+    def _padded(self, ids: tuple[int, ...], width: int) -> Data:
+        sizes = self.sizes[list(ids)]
+        index = np.zeros((len(ids), int(sizes.max(initial=width))), np.int64)
+        for position, client in enumerate(ids):
+            index[position, : sizes[position]] = self.indices[client]
+        device = self.y.device
+        chosen = torch.from_numpy(index).to(device)
+        x = tree.each(lambda t: t[chosen], self.x)
+        y = self.y[chosen]
+        if self.labels is not None:
+            y = torch.from_numpy(self.labels[list(ids)]).to(device).gather(1, y)
+        return Data(x, y, torch.from_numpy(sizes).to(device))
 
     def targets(self, client: int) -> Tensor:
         """The targets of a client's samples, with its own labels of the classes."""

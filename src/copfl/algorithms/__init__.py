@@ -37,6 +37,7 @@ from copfl.algorithms.potara import Potara as Potara
 from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.scaffold import Scaffold as Scaffold
 from copfl.algorithms.splitnn import SplitNN as SplitNN
+from copfl.algorithms.trees import Trees as Trees
 
 # Every class above, by the name of its file.
 CLASSES = [value for value in list(globals().values()) if isinstance(value, type)]

@@ -90,6 +90,7 @@ class Traits(NamedTuple):
     attackers: tuple[int, ...] = ()  # clients that are malicious
     only_mean: str = ""  # why its server can take no other step than to the mean; empty: it can
     head_only: bool = False  # whether it trains the head alone, on features of the body as it begins
+    trains: str = ""  # the name of the only model that it can train; empty: any model
     usual_rounds: int = 0  # that are enough for it, where a run sets none; 0: those of any run
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from copfl.errors import UsageError, at_least, one_of, unknown
 from copfl.kernels.draws import seeded
+from copfl.models.trees import Trees
 
 IMAGE = ("images", "channels", "height", "width")
 
@@ -265,6 +266,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
     "mlp": MLP,
     "resnet18": ResNet18,
+    "trees": Trees,
 }
 SOURCES = {
     "hf:NAME": "a model of transformers: a folder, or a name at the Hugging Face hub",

@@ -7,7 +7,7 @@ from typing import Any
 
 from copfl.settings import named_code
 from copfl.settings.components import build
-from copfl.settings.facts import Facts, check_head_only
+from copfl.settings.facts import Facts, check_model
 from copfl.settings.merging import Layer, lower_layers, merge
 from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
@@ -45,5 +45,5 @@ def complete(
     check_passed(tables, passed)
     run = validate(tables, facts)
     # Made only to be checked: its parts check their numbers.
-    check_head_only(run, build("algorithm", run.algorithm, optimizer=run.optimizer))
+    check_model(run, build("algorithm", run.algorithm, optimizer=run.optimizer))
     return run

@@ -28,6 +28,7 @@ from copfl.data.sets.image_folder import image_folder
 from copfl.data.sets.published import leaf
 from copfl.errors import how_to_set
 from copfl.models import pretrained
+from copfl.models.trees import Trees
 from copfl.settings import user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.components import component, name_of, usual_optimizer
@@ -72,6 +73,7 @@ DEFAULTS: dict[str, Tables] = {
 # They have the rates of a user's own data.
 SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes", "heart")
 LINEAR = "linear"  # the model that is a head alone
+TREES = "trees"  # the model that has no gradient, and the algorithm that grows it
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 
 
@@ -295,8 +297,8 @@ def _model_for(dataset: Dataset) -> str:
     return {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
 
 
-def check_head_only(run: Run, algorithm: object) -> None:
-    """SettingError if the model has layers before its head, and the algorithm trains the head alone.
+def check_model(run: Run, algorithm: object) -> None:
+    """SettingError if the algorithm does not train this model, or not all of it.
 
     Args:
         run: Its model.
@@ -304,6 +306,19 @@ def check_head_only(run: Run, algorithm: object) -> None:
     """
     model = run.model
     is_head = model.name == LINEAR or model.train == "head" or _has_one_layer(model.value)
+    only, is_trees = traits(algorithm).trains, model.name == TREES or isinstance(model.value, Trees)
+    if only == TREES and not is_trees:
+        raise SettingError(
+            "model.name",
+            model.name or model.description,
+            f"has no trees, and {run.algorithm.name} grows trees; use {TREES}",
+        )
+    if is_trees and only != TREES:
+        raise SettingError(
+            "model.name",
+            model.name or model.description,
+            f"has no gradient to train it by; use {how_to_set('algorithm.name', TREES, '--algorithm')}",
+        )
     if getattr(algorithm, "head_only", False) and not is_head:
         raise SettingError(
             "model.name",

@@ -13,7 +13,7 @@ from copfl.models import pretrained
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.components import factory_of
-from copfl.settings.facts import LINEAR, SMALL_SETS, Facts
+from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, Facts
 from copfl.settings.first_choice import first_choice
 from copfl.settings.merging import Layer, names_algorithm
 from copfl.settings.record import declared
@@ -44,6 +44,8 @@ def suggest(facts: Facts, defaults: Tables, layers: Sequence[Layer], preset: str
         method: Tables = {}
     elif names_algorithm(*layers) or "algorithm" in facts.passed:
         method = _training(facts, is_batch_set=any("batch" in layer.get("run", {}) for layer in layers))
+    elif facts.tables["model"].get("name") == TREES:
+        method = {"algorithm": {"name": TREES}, **_needed(traits(ALGORITHMS[TREES]), has_model=True)}
     else:
         _check_options_of_nobody(facts.tables["algorithm"], defaults.get("algorithm", {}))
         method = first_choice(facts.known).layer
@@ -78,10 +80,11 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
 
 
 def _needed(of_algorithm: Traits, has_model: bool) -> Tables:
-    """The model of an algorithm that trains the head alone, and its rounds."""
+    """The model of an algorithm that trains the head alone, or one model only; and its rounds."""
     needed: Tables = {"run": {"rounds": of_algorithm.usual_rounds}} if of_algorithm.usual_rounds else {}
-    if of_algorithm.head_only and not has_model:
-        needed["model"] = {"name": LINEAR}
+    only = LINEAR if of_algorithm.head_only else of_algorithm.trains
+    if only and not has_model:
+        needed["model"] = {"name": only}
     return needed
 
 

@@ -43,12 +43,17 @@ def add_lora(body: nn.Sequential, needs: Sequence[str]) -> None:
 
 
 def small_federation(
-    norm: str, sizes: tuple[int, ...], device: str = "cpu", needs: Sequence[str] = (), dropout: float = 0.0
+    norm: str,
+    sizes: tuple[int, ...],
+    device: str = "cpu",
+    needs: Sequence[str] = (),
+    dropout: float = 0.0,
+    trains: str = "",
 ) -> tuple[Task, Federation]:
     """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images.
 
     With `needs`, those of an algorithm over adapters, the CNN has one. `dropout` is the fraction of the
-    features that a training step leaves out.
+    features that a training step leaves out. With `trains`, the only model of an algorithm, it is that.
     """
     rng = np.random.default_rng(0)
     count = sum(sizes)
@@ -56,6 +61,14 @@ def small_federation(
     cuts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
     dataset = Dataset("random", samples, samples, ("a", "b", "c", "d"), mean=(0.5,), std=(0.5,), augment=True)
     federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
+    model = models.build(trains, (1, 8, 8), 4, 0) if trains else _network(norm, needs, dropout)
+    public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
+    options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
+    task = task_of(model, 4, dtype=torch.float64, **options)
+    return task.probed(tree.row(federation.train.rows([0]), 0)), federation
+
+
+def _network(norm: str, needs: Sequence[str], dropout: float) -> nn.Module:
     model = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
     if needs:
         add_lora(cast(nn.Sequential, model.body), needs)
@@ -64,10 +77,7 @@ def small_federation(
     with seeded(0):
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
-    public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
-    options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
-    task = task_of(model, 4, dtype=torch.float64, **options)
-    return task.probed(tree.row(federation.train.rows([0]), 0)), federation
+    return model
 
 
 class TwoInputs(nn.Module):
@@ -82,8 +92,11 @@ class TwoInputs(nn.Module):
         return result
 
 
-def other_federation(kind: str) -> tuple[Task, Federation]:
-    """Samples of two arrays with four classes, or samples of one array with two numbers to predict."""
+def other_federation(kind: str, trains: str = "") -> tuple[Task, Federation]:
+    """Samples of two arrays with four classes, or samples of one array with two numbers to predict.
+
+    The latter by the only model of an algorithm, if there is one.
+    """
     rng, count, classes = np.random.default_rng(0), sum(SIZES), kind == "classification"
     a, b = rng.normal(size=(count, 3)), rng.normal(size=(count, 2))
     samples = Samples({"a": a, "b": b}, rng.integers(0, 4, count)) if classes else Samples(a, b)
@@ -91,7 +104,8 @@ def other_federation(kind: str) -> tuple[Task, Federation]:
     names = ("a", "b", "c", "d") if classes else ("y", "z")
     dataset = Dataset("random", samples, samples, names, kind=kind)
     with seeded(0):
-        model = TwoInputs(4) if classes else models.MLP((3,), 2, width=5)
+        alone = models.build(trains or "mlp", (3,), 2, 0, **({} if trains else {"width": 5}))
+        model = TwoInputs(4) if classes else alone
     public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
     criterion = CRITERIA[kind]()
     task = task_of(model, len(names), criterion=criterion, dtype=torch.float64)

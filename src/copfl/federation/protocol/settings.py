@@ -28,7 +28,7 @@ from copfl.federation.protocol.noise import SecretNoise
 from copfl.federation.protocol.secure_sum import Rules
 from copfl.settings.checking import unknown_key
 from copfl.settings.components import build, wrapped
-from copfl.settings.facts import check_head_only
+from copfl.settings.facts import check_model
 from copfl.settings.federation import OWN, RUN_TABLES, TITLES, Federation, check_run_keys, own_record
 from copfl.settings.flat import nested
 from copfl.settings.schema import Run
@@ -133,7 +133,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     """The values that a federation describes; `bounds` as of `settings_of`."""
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
-    check_head_only(run, algorithm)
+    check_model(run, algorithm)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = wrapped(kind, component, algorithm)

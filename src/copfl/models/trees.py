@@ -1,0 +1,102 @@
+"""Trees beside a linear model, as arrays of fixed size: a vector like the weights of any other model.
+
+  outputs(x) = W x + b + link(Σ_t value[t, leaf of x in tree t])
+
+So boosted trees, a random forest, a linear model and a constant answer are all values of one vector.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from copfl.errors import UsageError, at_least
+
+IDENTITY, LOG, LOGIT = (
+    0.0,
+    1.0,
+    2.0,
+)  # links: values are added up to outputs, or to probabilities of classes, or of labels
+LEAST = 1e-9  # probability of which a link takes the logarithm
+MOST = 10_000_000  # numbers in the arrays of all trees
+
+
+class Ensemble(nn.Module):
+    """Binary trees [trees, nodes]: node 0 is a root, a leaf is its own left and right child.
+
+    A row goes to the left where x[feature] <= threshold. All arrays are floats, so that they are a vector.
+    """
+
+    def __init__(self, trees: int, nodes: int, depth: int, outputs: int) -> None:
+        super().__init__()
+        self.depth = depth
+        itself = torch.arange(nodes, dtype=torch.float32).repeat(trees, 1)
+        self.feature = nn.Parameter(torch.zeros(trees, nodes))
+        self.threshold = nn.Parameter(torch.zeros(trees, nodes))
+        self.left = nn.Parameter(itself)
+        self.right = nn.Parameter(itself.clone())
+        self.value = nn.Parameter(torch.zeros(trees, nodes, outputs))
+        self.link = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs [n, outputs] for rows [n, columns]."""
+        trees, nodes = self.feature.shape
+        roots = nodes * torch.arange(trees, device=x.device)
+        feature, threshold = self.feature.long().flatten(), self.threshold.flatten()
+        left, right = ((to.long() + roots[:, None]).flatten() for to in (self.left, self.right))
+        at = roots.expand(len(x), trees)
+        for _ in range(self.depth):
+            is_left = x.gather(1, feature[at]) <= threshold[at]
+            at = torch.where(is_left, left[at], right[at])
+        total = self.value.flatten(0, 1)[at].sum(1)
+        inside = total.clamp(LEAST, 1 - LEAST)
+        log = total.clamp(min=LEAST).log()
+        logit = inside.log() - (1 - inside).log()
+        return torch.where(self.link == LOG, log, torch.where(self.link == LOGIT, logit, total))
+
+
+class Trees(nn.Module):
+    """Trees beside a linear model, over flattened input (trees, depth)
+
+    Args:
+        shape: Of one sample.
+        classes: Number of outputs.
+        trees: Their number.
+        depth: Of a tree: the most questions about a row.
+        nodes: Of a tree; 0: as many as this depth may have.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, trees: int = 100, depth: int = 3, nodes: int = 0
+    ) -> None:
+        super().__init__()
+        at_least(1, trees=trees, depth=depth)
+        at_least(0, nodes=nodes)
+        nodes = nodes or 2 ** (min(depth, 40) + 1) - 1
+        if trees * nodes * (4 + classes) > MOST:
+            raise UsageError(
+                f"{trees:,} trees of {nodes:,} nodes with {classes:,} outputs are too large a model; use fewer "
+                "trees or a smaller depth"
+            )
+        self.ensemble = Ensemble(trees, nodes, depth, classes)
+        self.head = nn.Linear(math.prod(shape), classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(1)
+        outputs: Tensor = self.head(rows) + self.ensemble(rows)
+        return outputs
+
+    @torch.no_grad()
+    def resized(self, trees: int, nodes: int, depth: int) -> Trees:
+        """The same function with more room: further trees say 0, and further nodes are not reached."""
+        columns, classes = self.head.in_features, self.head.out_features
+        larger = Trees((columns,), classes, trees, depth, nodes)
+        larger.head.load_state_dict(self.head.state_dict())
+        given = dict(self.ensemble.named_parameters())
+        for name, target in larger.ensemble.named_parameters():
+            target[tuple(slice(size) for size in given[name].shape)] = given[name]
+        return larger

@@ -1,0 +1,287 @@
+"""Boosted trees by sums: against boosting of all rows in one place, written from the equations; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from copfl.algorithms import Trees
+from copfl.algorithms.trees import BEFORE, Server
+from copfl.core import Task, task_of, tree
+from copfl.core.criteria import CRITERIA, regression
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.engine.mapping import sequential, vmap
+from copfl.errors import UsageError
+from copfl.models import MLP
+from copfl.models.trees import Trees as TreesModel
+from copfl.parts.boosting import NEVER, Bins
+from copfl.settings.complete import complete
+from copfl.testing import check_algorithm
+from tests.toys import rounds_of
+
+Floats = NDArray[np.float64]
+SIZES = (13, 40, 7, 60)
+TREES, DEPTH, COLUMNS = 4, 3, 4
+ROUNDS = BEFORE + TREES * DEPTH
+KINDS = ["values", "two values", "two classes", "three classes", "labels"]
+
+
+class Problem(NamedTuple):
+    x: Floats
+    y: NDArray[Any]
+    kind: str
+    outputs: int
+
+
+def problem_of(name: str) -> Problem:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(sum(SIZES), COLUMNS)).round(1)
+    x[:, 3] = x[:, 3] > 0.5
+    score = x[:, 0] * (x[:, 1] > 0) + x[:, 3] + 0.3 * rng.normal(size=len(x))
+    other = x[:, 1] - x[:, 2] + 0.3 * rng.normal(size=len(x))
+    match name:
+        case "values":
+            return Problem(x, score, "regression", 1)
+        case "two values":
+            return Problem(x, np.stack([score, other], 1), "regression", 2)
+        case "two classes":
+            return Problem(x, (score > 0.5).astype(np.int64), "classification", 2)
+        case "three classes":
+            return Problem(x, np.digitize(score, [0.0, 0.8]), "classification", 3)
+    return Problem(x, np.stack([score > 0.5, other > 0], 1).astype(np.int64), "multilabel", 2)
+
+
+def federation_of(problem: Problem, sizes: Sequence[int] = SIZES) -> Federation:
+    samples = Samples(problem.x, problem.y)
+    parts = tuple(np.split(np.arange(len(problem.y)), np.cumsum(sizes)[:-1]))
+    names = tuple("abc"[: problem.outputs])
+    return Federation(
+        Dataset("toy", samples, samples, names, kind=problem.kind), Partition(parts, parts, "by hand", {})
+    )
+
+
+def task_for(problem: Problem, trees: int = TREES, depth: int = DEPTH) -> Task:
+    model = TreesModel((problem.x.shape[1],), problem.outputs, trees, depth)
+    return task_of(model, problem.outputs, criterion=CRITERIA[problem.kind](), dtype=torch.float64)
+
+
+def grown(algorithm: Trees, problem: Problem, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Any:
+    return rounds_of(algorithm, task_for(problem), federation_of(problem, sizes), rounds, vmap(64))[0]
+
+
+# -- all rows in one place, from the equations ---------------------------------------------------------------
+
+
+def derivatives(problem: Problem, eta: Floats) -> tuple[Floats, Floats]:
+    """-∂loss/∂η and ∂²loss/∂η² of every row and output."""
+    y, columns = problem.y, eta.shape[1]
+    if problem.kind == "regression":
+        return y.reshape(eta.shape) - eta, np.ones_like(eta)
+    if columns > 1 and problem.kind == "classification":
+        p = np.exp(eta) / np.exp(eta).sum(1, keepdims=True)
+        return np.eye(columns)[y] - p, p * (1 - p) * columns / (columns - 1)
+    p = 1 / (1 + np.exp(-eta))
+    return y.reshape(eta.shape) - p, p * (1 - p)
+
+
+def boosted(problem: Problem, edges: list[Floats], bias: Floats, how: Trees) -> Floats:
+    """η of every row after all trees."""
+    x, eta = problem.x, np.repeat(bias[None], len(problem.x), 0)
+    for _ in range(TREES):
+        e, h = derivatives(problem, eta)
+
+        def score(rows: NDArray[np.bool_], e: Floats = e, h: Floats = h) -> float:
+            return float((e[rows].sum(0) ** 2 / (h[rows].sum(0) + how.penalty)).sum())
+
+        nodes = [np.ones(len(x), bool)]
+        for _ in range(DEPTH):
+            after = []
+            for rows in nodes:
+                best, sides = 1e-9 * score(rows), [rows]
+                for column, limits in enumerate(edges):
+                    for limit in limits:
+                        left, right = rows & (x[:, column] <= limit), rows & (x[:, column] > limit)
+                        if min(left.sum(), right.sum()) >= how.least:
+                            gain = score(left) + score(right) - score(rows)
+                            if gain > best + 1e-12:
+                                best, sides = gain, [left, right]
+                after += sides
+            nodes = after
+        for rows in nodes:
+            eta[rows] += how.rate * e[rows].sum(0) / (h[rows].sum(0) + how.penalty)
+    return eta
+
+
+def eta_of(server: Server, x: Floats) -> Floats:
+    forest = server.grown.forest
+    return forest.eta(forest.leaves(torch.from_numpy(x)), torch.zeros(0).double()).numpy()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_trees_are_those_of_all_rows_in_one_place(name: str) -> None:
+    problem, how = problem_of(name), Trees(least=3, bins=8, intercept=False, rate=0.5)
+    server = grown(how, problem).server
+    edges = [row[row < NEVER] for row in server.grown.bins.edges.numpy()]
+    expected = boosted(problem, edges, server.grown.forest.bias.numpy(), how)
+    assert eta_of(server, problem.x) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_trees_the_prediction_is_that_of_the_frequencies(name: str) -> None:
+    problem = problem_of(name)
+    state, _ = rounds_of(Trees(intercept=False), task_for(problem), federation_of(problem), 1)
+    task = task_for(problem)
+    algorithm, record = Trees(intercept=False), tree.row(state.clients.rows(torch.arange(1)), 0)
+    down = tree.row(algorithm.downlink(state.server, torch.arange(1)), 0)
+    answer = task.predict(
+        algorithm.personal_model(task, record, down), torch.from_numpy(problem.x[:1])
+    ).numpy()[0]
+    if problem.kind == "classification":
+        answer, expected = np.exp(answer), np.bincount(problem.y) / len(problem.y)
+    else:
+        expected = problem.y.reshape(len(problem.y), -1).mean(0)
+    assert answer == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sites_together_are_one_site_with_all_rows(name: str) -> None:
+    problem, how = problem_of(name), Trees(least=3, intercept=False)
+    together, pooled = grown(how, problem).server, grown(how, problem, [sum(SIZES)]).server
+    assert torch.equal(together.grown.bins.edges, pooled.grown.bins.edges)
+    assert eta_of(together, problem.x) == pytest.approx(eta_of(pooled, problem.x), abs=1e-10)
+
+
+def test_alone_a_site_has_the_trees_of_its_own_rows() -> None:
+    problem, how = problem_of("values"), Trees(least=3, intercept=False)
+    alone = grown(how.trained_alone(), problem).clients.rows(torch.arange(4))
+    last = np.arange(sum(SIZES) - SIZES[-1], sum(SIZES))
+    own = Problem(problem.x[last], problem.y[last], problem.kind, problem.outputs)
+    expected = grown(how, own, [len(last)]).server
+    assert eta_of(tree.row(alone.own, 3), own.x) == pytest.approx(eta_of(expected, own.x), abs=1e-10)
+
+
+def test_the_model_is_the_sum_of_the_trees_and_both_intercepts() -> None:
+    problem, how, task = problem_of("values"), Trees(least=3), task_for(problem_of("values"))
+    state = grown(how, problem)
+    record = tree.row(state.clients.rows(torch.arange(4)), 2)
+    down = tree.row(how.downlink(state.server, torch.arange(4)), 2)
+    assert float(record.intercept) != 0
+    answer = task.predict(how.personal_model(task, record, down), torch.from_numpy(problem.x)).numpy()
+    assert answer == pytest.approx(eta_of(state.server, problem.x) + record.intercept.numpy(), abs=1e-12)
+
+
+def test_an_intercept_is_the_shrunken_sum_of_residuals() -> None:
+    """Σ r / (m + σ²/τ²), with the trees and the variances that the site received."""
+    problem, how = problem_of("values"), Trees(least=3)
+    before = grown(how, problem, rounds=ROUNDS - 1).server
+    after = grown(how, problem).clients.rows(torch.arange(4)).intercept[:, 0].numpy()
+    site = np.repeat(np.arange(4), SIZES)
+    residuals = problem.y - eta_of(before, problem.x)[:, 0]
+    shrinkage = 1 / before.grown.log_ratio.exp().item()
+    assert after == pytest.approx(np.bincount(site, residuals) / (np.array(SIZES) + shrinkage), abs=1e-10)
+
+
+# -- bins ----------------------------------------------------------------------------------------------------
+
+
+def test_few_different_values_have_a_bin_each() -> None:
+    problem = problem_of("values")
+    edges = grown(Trees(bins=8), problem, rounds=BEFORE).server.grown.bins.edges.numpy()
+    assert [np.searchsorted(edges[3], value) for value in (0.0, 1.0)] == [0, 1]
+    counts = np.bincount(np.searchsorted(edges[0], problem.x[:, 0]), minlength=8)
+    assert counts.min() >= 8
+    assert counts.max() <= 25  # 15 each, if no two values were the same
+
+
+def test_bins_do_not_depend_on_the_unit_of_a_column() -> None:
+    problem = problem_of("values")
+    moved = problem._replace(x=1990 + 5 * problem.x)
+    one, other = (
+        grown(Trees(bins=8, least=3), each, rounds=BEFORE).server.grown.bins for each in (problem, moved)
+    )
+    assert 1990 + 5 * one.edges[0].numpy() == pytest.approx(other.edges[0].numpy(), abs=1e-3)
+
+
+def test_a_constant_column_has_one_bin() -> None:
+    zeros = torch.zeros(1, dtype=torch.float64)
+    bins = Bins(zeros, zeros + 1, torch.full((1, 7), NEVER, dtype=torch.float64))
+    bins = bins.scaled(torch.tensor(3.0), zeros + 6, zeros + 12)
+    x = torch.full((3, 1), 2.0, dtype=torch.float64)
+    counts = torch.bincount(bins.cells(x).flatten(), minlength=512)[None].double()
+    assert bins.with_edges(counts).edges.min() == NEVER
+
+
+# -- laws and refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how", [Trees(least=2), Trees(alone=True), Trees(rows=0.5, columns=0.5, intercept=False)]
+)
+def test_laws(how: Trees) -> None:
+    check_algorithm(how, rounds=6)
+
+
+def test_engines_grow_the_same_trees() -> None:
+    problem = problem_of("three classes")
+    how = Trees(least=3, rows=0.7, columns=0.5)
+    states = [
+        rounds_of(how, task_for(problem), federation_of(problem), ROUNDS, mapping)[0]
+        for mapping in (vmap(3), sequential())
+    ]
+    one, other = (eta_of(state.server, problem.x) for state in states)
+    assert one == pytest.approx(other, abs=1e-10)
+
+
+def test_a_part_of_the_columns() -> None:
+    problem = problem_of("values")
+    forest = grown(Trees(least=3, columns=0.25), problem).server.grown.forest
+    used = [
+        set(row[limit < NEVER].tolist()) for row, limit in zip(forest.feature, forest.threshold, strict=True)
+    ]
+    assert all(len(one) == 1 for one in used)
+    assert len(set.union(*used)) > 1
+
+
+def test_other_models_are_refused() -> None:
+    task = task_of(MLP((4,), 2), 2)
+    with pytest.raises(UsageError, match="use --model trees"):
+        Trees().server_init(task, 3)
+    with pytest.raises(UsageError, match=r"model.name='mlp' has no trees, and trees grows trees; use trees"):
+        complete({"data": {"name": "wine"}, "algorithm": {"name": "trees"}, "model": {"name": "mlp"}})
+    with pytest.raises(UsageError, match=r"model.name='trees' has no gradient to train it by"):
+        complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "model": {"name": "trees"}})
+
+
+def test_the_model_chooses_the_algorithm_and_the_algorithm_the_model() -> None:
+    by_model = complete({"data": {"name": "wine"}, "model": {"name": "trees"}})
+    by_algorithm = complete({"data": {"name": "wine"}, "algorithm": {"name": "trees"}})
+    assert by_model.algorithm.name == "trees"
+    assert by_algorithm.model.name == "trees"
+    assert by_model.run.rounds == by_algorithm.run.rounds == Trees.usual_rounds
+
+
+def test_other_losses_are_refused() -> None:
+    task = task_of(TreesModel((4,), 1), 1, criterion=regression(loss="absolute"))
+    with pytest.raises(UsageError, match="trees predict values by squared error"):
+        Trees().server_init(task, 3)
+
+
+def test_too_many_columns_are_refused() -> None:
+    task = task_of(TreesModel((100_000,), 2), 2)
+    with pytest.raises(UsageError, match="use fewer columns"):
+        Trees().server_init(task, 3)
+
+
+@pytest.mark.parametrize(
+    "option", [{"rate": 0}, {"bins": 1}, {"bins": 1000}, {"rows": 0}, {"least": 0}, {"penalty": -1}]
+)
+def test_options_out_of_range_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Trees(**option)

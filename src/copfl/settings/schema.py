@@ -91,6 +91,15 @@ class Data(Component):
     target: str | None = in_data(None, "The column of a table to predict; several with commas.", "--target")
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
+    group: str | None = in_data(
+        None, "The column of a table that says what belongs together, on one side of every split.", "--group"
+    )
+    time: str | None = in_data(
+        None, "The column of a table that says when: the later rows of each client are test.", "--time"
+    )
+    split: int | None = in_data(
+        None, "Seed of the draw of a table's test rows.", "--split", minimum=0, shown="0"
+    )
     kind: str | None = in_data(
         None, "classification, multilabel, regression or next_token.", "--task", shown="by the targets"
     )

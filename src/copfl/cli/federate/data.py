@@ -30,6 +30,12 @@ def contract(
     missing: Annotated[
         str, option("Data", "Missing values: refuse, fill or drop; default: fill if there are some.")
     ] = "",
+    group: Annotated[
+        str, option("Data", "The column that says what belongs together; default: none.", "--group")
+    ] = "",
+    time: Annotated[
+        str, option("Data", "The column that says when a row was; default: none.", "--time")
+    ] = "",
     task: Annotated[str | None, option("Data", "The kind of the targets; default: inferred.")] = None,
     smallest_count: Annotated[
         int, option("Data", "Rows that a category must have to be named; default: 5.")
@@ -61,6 +67,8 @@ def contract(
         smallest=smallest_count,
         statistics=statistics,
         leave_open=leave_open,
+        group=group,
+        time=time,
     )
     write_contract(out, made)
     count = f"{len(made.columns)} columns, {made.task} of {', '.join(t.name for t in made.targets)}"

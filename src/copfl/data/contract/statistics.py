@@ -92,11 +92,21 @@ def site_of(contract: Contract, files: Sequence[Path]) -> Site:
     question, tables = Question.of(contract), [read_table(file) for file in files]
     columns = contract.features if contract.data == TABLE else contract.columns
     features = [column.name for column in columns]
-    require_columns(tables, [*contract.target_names, *features])
+    used = [*contract.target_names, *filter(None, (contract.group, contract.time)), *features]
+    require_columns(tables, used)
     for table in tables:
-        for name in (*contract.target_names, *features):
+        for name in used:
             check_plain(name, table.columns[name])
-    table = train_rows(tables, contract.target_names, features, contract.missing, contract.task)
+    table = train_rows(
+        tables,
+        contract.target_names,
+        features,
+        contract.missing,
+        contract.task,
+        contract.group,
+        contract.time,
+        contract.split,
+    )
     targets = set(contract.target_names)
     values = {c.name: _values(c.name, table, c.name in targets) for c in question.numbers}
     is_class = contract.task == CLASSIFICATION

@@ -17,6 +17,7 @@ from copfl.core.algorithm import ClientOutput
 from copfl.core.batches import plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
+from copfl.data.copies import Hashes
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, WireError
 from copfl.experiment.bundle.description import TEST
@@ -29,7 +30,7 @@ from copfl.federation.node import (
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
-from copfl.federation.node.known_data import Hashes, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.message import decode
 from copfl.federation.node.node import CLIENT, Node

@@ -349,7 +349,7 @@ def test_the_strict_policy_has_every_line_and_is_strict(tmp_path: Path) -> None:
     for name, most in vars(policy.bounds).items():
         assert most < getattr(Bounds(), name)
     assert policy.secure_aggregation.required
-    assert (policy.reports, policy.benefit, Policy().benefit) == ("sums", "none", "none")
+    assert (policy.reports, policy.benefit, Policy().benefit) == ("sums", False, False)
     assert (policy.code, policy.bases, policy.files, policy.rollback) == ((), (), (), False)
 
 

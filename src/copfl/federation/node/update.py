@@ -22,11 +22,7 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, WireError
 from copfl.experiment.bundle.description import TEST
 from copfl.experiment.probabilities import of_client
-from copfl.federation.node import (
-    halves_memory,
-    measured_rounds,
-    remembered_run,
-)
+from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
@@ -62,7 +58,7 @@ class Trained(NamedTuple):
         """Writes the client's record, and the bundle of the model that was measured."""
         write_json(self.records.folder / CLIENT, {"client": self.head.client})
         if self.settings.federation.session.rollback:
-            halves_memory.forget(self.records.folder, self.head.round)
+            halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
         samples = KnownData(node.memory).name_of(self.data.samples)

@@ -35,7 +35,7 @@ from copfl.federation.server.certificates import expiries, expiry_warnings
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
-ROUNDS, CONFIG, BENEFIT = "rounds.jsonl", "config.json", "benefit.json"  # in the run's folder
+ROUNDS, CONFIG = "rounds.jsonl", "config.json"  # in the run's folder
 LOCK = ".lock"
 LATE_AFTER = 10.0  # seconds that a client may need in any case
 
@@ -93,7 +93,6 @@ class Watched:
     roster: Roster
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
-    benefit: Mapping[str, Any]  # of secure sums, when the run has ended; empty: not known
     log: Verified
     address: str  # of the SuperLink
     answers: bool  # whether it does
@@ -170,7 +169,6 @@ def read(folder: Path, run: str | None = None) -> Watched:
         roster=roster,
         members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
-        benefit=read_json(path / BENEFIT) if name else {},
         log=log._replace(problem=broken),
         address=f"{host}:{port}",
         answers=has_answered,
@@ -187,7 +185,7 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     name = run or (runs[-1] if runs else "")
     path, states = folder / "runs" / name, [name]
     files = [path / file for file in (AUDIT, ROUNDS, CONFIG, SIGNED)]
-    for file in (*files, path / BENEFIT, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
+    for file in (*files, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
         with contextlib.suppress(OSError):
             about = file.stat()
             states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli.federate.local import _show
+from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import of_records
 from copfl.federation import init

@@ -1,19 +1,13 @@
-"""`copfl federate`: its commands, of which the first creates a federation."""
+"""`copfl federate`: its commands in the order of use; here the one that creates a federation."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from copfl.cli import options
-from copfl.cli.federate import (
-    data,
-    local,
-    machines,
-    members,
-    watch,
-)
+from copfl.cli import options, upkeep
+from copfl.cli.federate import contract as drafting
+from copfl.cli.federate import members, server, trial, watch
 from copfl.cli.federate.options import AppFolder, Secure
 from copfl.cli.options import Tables, option
 from copfl.settings import toml
@@ -83,17 +77,30 @@ def init(
 
 
 app = typer.Typer(
-    help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
+    help="For the coordinator of a federation of real machines, with Flower. "
+    "Whoever owns data has `copfl site`.",
+    cls=options.Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
-Command = Callable[..., None]
-LOCAL: list[Command] = [local.up, local.resume, local.join]
-OTHERS: list[Command] = [
-    *(machines.server, machines.run, machines.status, machines.policy),
-    *(machines.clean, machines.backup, machines.restore, machines.node),
-    *(data.contract, data.check, data.agree),
-    watch.watch,
-    *(members.key, members.admit, members.members, members.propose),
-    *(members.approve, members.revoke, members.rotate, members.log),
-]
-for command in [init, *map(options.reading, LOCAL), *OTHERS]:
-    app.command(cls=options.Command)(command)
+PANELS: dict[str, list[options.Function]] = {
+    "In this order": [
+        drafting.contract,
+        init,
+        server.server,
+        members.admit,
+        watch.watch,
+        server.agree,
+        server.run,
+    ],
+    "A trial on one machine, after init": [
+        options.reading(trial.up),
+        options.reading(trial.resume),
+        options.reading(trial.personalize),
+    ],
+    "More": [
+        *(upkeep.status, members.members, members.propose, members.revoke, members.rotate),
+        *(upkeep.backup, upkeep.restore, upkeep.clean),
+    ],
+}
+options.add_panels(app, PANELS)

@@ -10,7 +10,7 @@ from copfl.files import write_bytes
 
 HEAD = """\
 # The data contract of a federation: what the data of every member must be. All members have the same one.
-# `copfl federate check THIS_FILE --data TABLE` compares a member's data with it; nothing leaves the machine.
+# `copfl site check THIS_FILE --data TABLE` compares a member's data with it; nothing leaves the machine.
 """
 KEYS = """\
 # Of a column: type (number, category, boolean, date, text), unit, minimum, maximum, missing (whether values may be

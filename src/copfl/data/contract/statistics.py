@@ -279,7 +279,7 @@ def _require_in_range(column: Column, mean: float) -> None:
     if not low - rounding <= mean <= high + rounding:
         raise DataError(
             f'the mean of "{column.name}" over all sites is {mean:.4g}, which is not in {low:g} to {high:g}: '
-            "a site has it in another unit, or the range is wrong. `copfl federate check` at each site says "
+            "a site has it in another unit, or the range is wrong. `copfl site check` at each site says "
             "which; one that corrects its table gives its sums again if its policy has statistics.questions "
             "= 2"
         )

@@ -150,7 +150,7 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
         raise SettingError(
             "run.new_clients",
             run.run.new_clients,
-            "is for the simulation; here a new client joins after the training: `copfl federate join`",
+            "is for the simulation; here a new client joins after the training: `copfl federate personalize`",
         )
     if run.run.patience:
         raise SettingError(

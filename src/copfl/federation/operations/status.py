@@ -169,8 +169,7 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
     lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
     lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
     lines += [
-        f"waiting     proposal {digest[:16]}: `copfl federate approve`"
-        for digest in found["waiting_proposals"]
+        f"waiting     proposal {digest[:16]}: `copfl site approve`" for digest in found["waiting_proposals"]
     ]
     lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
     return lines + ([_audit_line(found["audit"])] if found["audit"] else [])

@@ -116,7 +116,7 @@ class Proposals:
     """Who may propose runs to this node."""
 
     coordinators: tuple[str, ...] = ()  # fingerprints of their keys
-    by_hand: bool = False  # whether each proposal needs `copfl federate approve` as well
+    by_hand: bool = False  # whether each proposal needs `copfl site approve` as well
     unsigned: bool = False  # whether run configs are accepted that nobody signed
 
 

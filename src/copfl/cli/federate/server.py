@@ -1,0 +1,87 @@
+"""`copfl federate`: the server of several machines, and runs on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from copfl.cli.federate.options import (
+    AppFolder,
+    LogFormat,
+    LogLevel,
+    Metrics,
+    Rounds,
+    Settings,
+    app_config,
+    read_proposal,
+    require_flower,
+    set_environment,
+)
+from copfl.cli.options import option
+from copfl.errors import stoppable
+
+
+def server(
+    *,
+    folder: AppFolder,
+    listen: Annotated[
+        str | None,
+        option("Federation", "HOST:PORT behind a reverse proxy; default: the app's port, for all machines."),
+    ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
+    require_flower()
+    set_environment(metrics, log_format, log_level)
+    from copfl.federation.machines.deployed import serve
+
+    serve(folder, listen)
+
+
+def run(
+    *,
+    folder: AppFolder,
+    run: Annotated[
+        str | None, option("Output", "The run's name; default: a new one, or with --resume the last one.")
+    ] = None,
+    resume: Annotated[
+        bool, option("Federation", "Continue a run from its last checkpoint.", "--resume")
+    ] = False,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    proposal: Annotated[
+        Path | None,
+        option("Federation", "A proposal of `copfl federate propose`; default: one is signed here."),
+    ] = None,
+) -> None:
+    """Start a run on the federation whose server runs in the folder, and follow it to its end."""
+    require_flower()
+    from copfl.federation.machines.deployed import start_run
+    from copfl.federation.operations.status import as_text
+
+    config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
+    signed = read_proposal(proposal, config)
+    with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
+        print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
+
+
+def agree(
+    *,
+    folder: AppFolder,
+    run: Annotated[str | None, option("Output", "The run's name; default: a new one.")] = None,
+    settings: Settings = None,
+    proposal: Annotated[
+        Path | None, option("Federation", "A proposal with session.agree=true; default: one is signed here.")
+    ] = None,
+) -> None:
+    """Agree on the means, deviations and categories that the contract leaves open,
+    by sums over all members.
+    """
+    require_flower()
+    from copfl.federation.machines.deployed import agree as by_sums
+
+    config = app_config(settings, **{"session.run": run})
+    signed = read_proposal(proposal, config)
+    with stoppable("the run continues on the server"):
+        frozen = by_sums(folder, config, proposal=signed)
+    print(f"{folder / 'contract.toml'} is frozen: {frozen.digest}. The next proposal has it")

@@ -243,8 +243,8 @@ def add_panels(app: typer.Typer, panels: Mapping[str, Iterable[Function]]) -> No
     """Adds commands to a group, in this order.
 
     Args:
-        app: the group.
-        panels: the commands, by the title under which the help lists them.
+        app: The group.
+        panels: The commands, by the title under which the help lists them.
     """
     for title, functions in panels.items():
         for function in functions:

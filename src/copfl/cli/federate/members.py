@@ -1,10 +1,17 @@
 """`copfl federate`: members and their keys, and proposals."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from copfl.cli.federate.options import AppFolder, Rounds, Settings, app_config, require_flower
 from copfl.cli.options import argument, option
+from copfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from copfl.federation.protocol.invitation import Invitation
 
 CoordinatorKey = Annotated[
     Path | None, option("Federation", "The coordinator's private key; default: where init put it.")
@@ -12,33 +19,88 @@ CoordinatorKey = Annotated[
 MemberName = Annotated[str, argument("The member's name.")]
 
 
+def invite(
+    *,
+    folder: AppFolder,
+    sites: Annotated[list[str], argument("The names of sites, such as north.")],
+    days: Annotated[float, option("Federation", "Days until the invitations expire; default: 14.")] = 14.0,
+    key: CoordinatorKey = None,
+) -> None:
+    """Write the file by which a site takes part, and the words to read out."""
+    require_flower()
+    from copfl.federation.server import invitations, membership
+
+    signer = membership.coordinator_key(folder, key)
+    for site in sites:
+        signed = invitations.invite(folder, site, signer, days)
+        print(invitation_text(folder, signed.invitation))
+
+
+def invitation_text(folder: Path, invitation: "Invitation") -> str:
+    """What the coordinator does with an invitation."""
+    from copfl.federation.server import invitations
+
+    file, site = invitations.file_of(folder, invitation.site), invitation.site
+    return (
+        f"{site}: send {file}; it expires on {invitation.expires[:10]}\n"
+        f"  {site} runs   copfl site join {file.name} --data FILE\n"
+        f"  then telephone, and read out: {invitation.words}\n"
+        f"  {site} reads out words of its own: copfl federate admit {folder} {site}"
+    )
+
+
 def admit(
     *,
     folder: AppFolder,
-    file: Annotated[Path, argument("The member's public key, NAME.pub.")],
-    name: Annotated[str | None, option("Federation", "Its name; default: that of the file.")] = None,
+    site: Annotated[
+        str, argument("A site that was invited, its file answer.json, or a member's public key, NAME.pub.")
+    ],
+    words: Annotated[
+        str | None, option("Federation", "The words that the site reads out; default: asked for.")
+    ] = None,
+    name: Annotated[
+        str | None, option("Federation", "The name of NAME.pub's member; default: that of the file.")
+    ] = None,
     client: Annotated[
-        int | None, option("Federation", "Its client's number; default: the next free one.")
+        int | None, option("Federation", "Of NAME.pub, its client's number; default: the next free one.")
     ] = None,
     rotation: Annotated[
         Path | None,
         option("Federation", "A member's new key: the file that its `copfl site rotate` wrote."),
     ] = None,
 ) -> None:
-    """Enter a member with its public key, or a member's new key."""
+    """Admit a site whose words you have heard by telephone."""
     require_flower()
     from copfl.federation.protocol.app_folder import read_app
     from copfl.federation.protocol.keys import fingerprint, read_public
-    from copfl.federation.server import membership
+    from copfl.federation.server import invitations, membership
 
-    public, name = read_public(file), name or file.name.removesuffix(".pub")
-    if rotation is not None:
-        member = membership.replace_key(folder, name, public, membership.read_rotation(rotation))
+    file = Path(site)
+    if file.suffix == ".pub" or rotation is not None:
+        public, name = read_public(file), name or file.name.removesuffix(".pub")
+        if rotation is not None:
+            member = membership.replace_key(folder, name, public, membership.read_rotation(rotation))
+        else:
+            clients = int(read_app(folder)["config"]["run"]["clients"])
+            member = membership.admit(folder, clients, name, public, client)
+        print(f"client {member.number} is {member.name}, fingerprint {fingerprint(member.key)}")
+        print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
+        return
+    if file.suffix == ".json":
+        site = invitations.receive_file(folder, file)
+    invitations.waiting(folder, site)
+    if words is None:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                f'this is no terminal to ask in: give the words that {site} reads out, --words "..."'
+            )
+        words = typer.prompt(f"The words that {site} reads out by telephone")
+    member = invitations.admit_answer(folder, site, words)
+    print(f"{member.name} is client {member.number}; its node connects within seconds")
+    if missing := [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]:
+        print(f"Missing: {', '.join(f'{one.invitation.site} ({one.state})' for one in missing)}")
     else:
-        clients = int(read_app(folder)["config"]["run"]["clients"])
-        member = membership.admit(folder, clients, name, public, client)
-    print(f"client {member.number} is {member.name}, fingerprint {fingerprint(member.key)}")
-    print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
+        print(f"All sites are there. Train: copfl federate run {folder}")
 
 
 def members(*, folder: AppFolder) -> None:
@@ -46,7 +108,7 @@ def members(*, folder: AppFolder) -> None:
     require_flower()
     from copfl.federation.protocol.keys import fingerprint, read_public
     from copfl.federation.protocol.proposal import members_fingerprint
-    from copfl.federation.server import membership
+    from copfl.federation.server import invitations, membership
 
     roster = membership.read_roster(folder)
     public = folder / "keys" / f"{membership.COORDINATOR}.pub"
@@ -57,6 +119,9 @@ def members(*, folder: AppFolder) -> None:
     for revoked, name in roster.revoked.items():
         print(f"revoked      {fingerprint(revoked)}  {name}")
     print(f"all members  {members_fingerprint(roster.members)}")
+    for one in invitations.invited(folder):
+        about = one.invitation
+        print(f"invited      {about.site} {one.state}; words of its invitation: {about.words}")
 
 
 def propose(

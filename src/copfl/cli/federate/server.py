@@ -16,7 +16,7 @@ from copfl.cli.federate.options import (
     set_environment,
 )
 from copfl.cli.options import option
-from copfl.errors import stoppable
+from copfl.errors import UsageError, stoppable
 
 
 def server(
@@ -53,14 +53,28 @@ def run(
         Path | None,
         option("Federation", "A proposal of `copfl federate propose`; default: one is signed here."),
     ] = None,
+    anyway: Annotated[
+        bool,
+        option("Federation", "Start although sites that were invited are missing; default: off.", "--anyway"),
+    ] = False,
 ) -> None:
-    """Start a run on the federation whose server runs in the folder, and follow it to its end."""
+    """Train, after the members have agreed on what the contract leaves open."""
     require_flower()
+    from copfl.federation.machines.deployed import agree as by_sums
     from copfl.federation.machines.deployed import start_run
     from copfl.federation.operations.status import as_text
+    from copfl.federation.server import invitations
+    from copfl.federation.server.agreement import is_open
 
     config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
     signed = read_proposal(proposal, config)
+    missing = [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]
+    if missing and not anyway:
+        about = "; ".join(f"{one.invitation.site} {one.state}: {one.what_to_do}" for one in missing)
+        raise UsageError(f"{about}. Nothing was started; --anyway starts a run that waits for them")
+    if signed is None and not resume and is_open(folder):
+        with stoppable("the agreement continues on the server"):
+            print(f"the contract is agreed: {by_sums(folder, {}).digest}")
     with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
         print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
 

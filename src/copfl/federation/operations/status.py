@@ -45,6 +45,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         "runs": list(watched.runs),
         "other_runs": list(watched.other_runs),
     }
+    result["invited"] = {one.invitation.site: one.state for one in watched.invited}
     if watched.run:
         result |= {"run": watched.run, **_of_run(watched)}
         problems += [watched.log.problem] if watched.log.problem else []
@@ -184,6 +185,7 @@ def _server_lines(found: dict[str, Any]) -> list[str]:
     superlink = found["superlink"]
     lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
     lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
+    lines += [f"invited     {site}: {state}" for site, state in found["invited"].items()]
     for other in found["other_runs"]:
         ended = f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun"
         lines.append(

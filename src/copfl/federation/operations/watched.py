@@ -32,6 +32,7 @@ from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.proposal import Member, Proposal
 from copfl.federation.server.certificates import expiries, expiry_warnings
+from copfl.federation.server.invitations import ANSWERS, INVITATIONS, Invited, invited
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
@@ -91,6 +92,7 @@ class Watched:
     proposal: Proposal | None  # what the coordinator signed
     settings: Mapping[str, Any]  # the run config, by path
     roster: Roster
+    invited: Sequence[Invited]  # the sites that were invited, and how far they are
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
     log: Verified
@@ -167,6 +169,7 @@ def read(folder: Path, run: str | None = None) -> Watched:
         proposal=signed,
         settings=settings,
         roster=roster,
+        invited=invited(folder),
         members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
         log=log._replace(problem=broken),
@@ -185,7 +188,8 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     name = run or (runs[-1] if runs else "")
     path, states = folder / "runs" / name, [name]
     files = [path / file for file in (AUDIT, ROUNDS, CONFIG, SIGNED)]
-    for file in (*files, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
+    answered = [*(folder / INVITATIONS).glob("*"), *(folder / ANSWERS).rglob("*.json")]
+    for file in (*files, *answered, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
         with contextlib.suppress(OSError):
             about = file.stat()
             states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")

@@ -315,6 +315,15 @@ class RunSettings:
         shown="8 or 32, by the samples of a client; 32 on published sets with a named algorithm",
         policy=AtMost("bounds.batch"),
     )
+    steps: int = in_training(
+        0,
+        "Training steps of a client in place of each local epoch, whatever its number of samples; 0: an epoch is "
+        "one pass over them.",
+        "--steps",
+        minimum=0,
+        maximum=10**6,
+        policy=AtMost("bounds.steps"),
+    )
     participation: float = in_federation(
         1.0,
         "Fraction of the clients in each round.",
@@ -564,7 +573,8 @@ class Run:
         batches = (
             [optimizer, f"batches of {self.run.batch}"] if optimizer else []
         )  # else nothing is trained by steps
-        parts = [*step, *batches, *epochs, *addons]
+        steps = [f"{self.run.steps} steps in place of an epoch"] if self.run.steps else []
+        parts = [*step, *batches, *epochs, *steps, *addons]
         return f"{self.algorithm.title} ({', '.join(parts)})" if parts else self.algorithm.title
 
     @property

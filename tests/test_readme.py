@@ -45,7 +45,7 @@ def test_the_table_of_algorithms_is_the_registry() -> None:
         for name, f in sorted(ALGORITHMS.items())
     }
     assert dict(rows) == lines
-    listed = (ROOT / "README.md").read_text("utf-8").partition("## Algorithms")[2].partition("\n## ")[0]
+    listed = page.partition("## By kind")[2].partition("\n## ")[0]
     assert {name for name in re.findall(r"`(\w+)`", listed) if name in ALGORITHMS} == set(ALGORITHMS)
 
 
@@ -108,10 +108,10 @@ def test_the_commands_of_the_readme_have_these_options(capsys: pytest.CaptureFix
     """Every option in the README exists."""
     shown: dict[str, set[str]] = {}
     for command, rest in re.findall(
-        r"copfl ((?:(?:data|federate) )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))
+        r"copfl ((?:(?:data|federate|site) )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))
     ):
         shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
-    assert {"run", "list", "data describe"} <= shown.keys()
+    assert {"run", "choose", "data describe"} <= shown.keys()
     for command, options in shown.items():
         text = called(capsys, *command.split(), "--help").out
         for option in options:

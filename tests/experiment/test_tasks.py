@@ -19,7 +19,7 @@ from copfl.experiment.tasks import build_task
 from copfl.settings import schema
 from copfl.settings.task import task_record as completed
 
-QUICK: dict[str, Any] = {"rounds": 2, "model": "mlp", "engine": "sequential"}
+QUICK: dict[str, Any] = {"rounds": 2, "model": "mlp", "engine": "sequential", "rivals": False}
 OWN = """
 import numpy as np
 

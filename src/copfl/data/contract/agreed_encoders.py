@@ -22,13 +22,12 @@ class Encoders(TableInfo):
     @classmethod
     def of(cls, table: TableInfo) -> Self:
         """Those of a data set that was read from a table."""
-        return cls(**vars(table))
+        return cls(table.targets, table.columns, table.missing, table.text)
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns of a table that a federation reads."""
-        labelling = filter(None, (self.text, self.group, self.time))
-        return (*self.targets, *labelling, *(e.name for e in self.columns))
+        return (*self.targets, *([self.text] if self.text else []), *(e.name for e in self.columns))
 
     def dataset(self, path: Path, *, test: Path | None = None, kind: str | None = None) -> Dataset:
         """The rows of a table as samples. Columns that the federation does not use are not read.
@@ -51,9 +50,6 @@ class Encoders(TableInfo):
             text=self.text or "",
             missing=self.missing,
             kind=kind,
-            group=self.group,
-            time=self.time,
-            split=self.split,
             encoders=self.columns,
         )
 

@@ -13,5 +13,5 @@ RUN pip install --no-cache-dir --disable-pip-version-check -c /src/constraints.t
 ENV PYTHONDONTWRITEBYTECODE=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=/tmp/flwr HOME=/tmp
 USER 1000:1000
 WORKDIR /tmp
-ENTRYPOINT ["copfl", "federate"]
+ENTRYPOINT ["copfl"]
 CMD ["--help"]

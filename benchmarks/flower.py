@@ -2,7 +2,7 @@
 
 `flower.py --rounds 9`: three nodes on this machine, digits, MLP, CO-PFL. The same run with
 
-    node       nodes of copfl (`copfl federate node`), each with its resident worker
+    node       nodes of copfl (`copfl site node`), each with its resident worker
     worker     Flower's SuperNodes, each with a resident worker: a process per message, without torch
     process    Flower's SuperNodes without workers: a process per message that loads torch, data and model
 

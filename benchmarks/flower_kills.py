@@ -7,7 +7,7 @@ difference to an undisturbed federation, which must be 0; what is left: processe
 often the SuperLink's database, which has the messages, had personal values at a kill. Exit code 1 if it is not as
 promised. `--secure-aggregation`: the same with secure sums. A server that is killed while it adds one up loses that
 round: nodes reveal their shares once. The undisturbed federation loses the same rounds, and the result names them.
-The nodes have the strict policy that `copfl federate policy` writes, and take part in runs that their coordinator
+The nodes have the strict policy that `copfl site policy` writes, and take part in runs that their coordinator
 signed; without secure sums, it has no `secure_aggregation.required`. Kills are at random moments of random rounds, over
 the whole run.
 """

@@ -692,7 +692,7 @@ def proposal_example() -> Signed:
 
 
 def audit_file(data: bytes) -> None:
-    """A node's audit log, as `copfl federate log` prints it."""
+    """A node's audit log, as `copfl site log` prints it."""
     write("i/audit.jsonl", data)
     found = chained_log.verified(scratch() / "i" / "audit.jsonl")
     for line in found.lines if not found.problem else ():

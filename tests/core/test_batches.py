@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copfl.core.batches import choose, plan, training_split, validation_split
+from copfl.core.batches import choose, plan, plan_of_steps, training_split, validation_split
 from copfl.core.random import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
 from copfl.core.task import Batch, Data, Plan
 
@@ -211,3 +211,78 @@ def test_every_sample_is_in_the_validation_split_of_one_fold() -> None:
     (batch,) = training_split(plan, fold=torch.tensor(-1))[0]
     assert batch.valid is not None
     assert batch.valid.all()  # fold -1: every sample is trained on
+
+
+# -- local steps ---------------------------------------------------------------------------------------------
+
+
+@given(SIZES, st.integers(1, 9), st.integers(1, 7), st.integers(0, 200), st.booleans())
+def test_every_pass_of_local_steps_visits_every_sample_once(
+    sizes: list[int], batch: int, steps: int, seed: int, augment: bool
+) -> None:
+    """Over updates and epochs, whatever the sizes: the steps of a client end to end are whole passes."""
+    taken: list[list[list[int]]] = [[] for _ in sizes]
+    for update in range(4):
+        done = [update * 2 * steps] * len(sizes)
+        how: dict[str, Any] = {"batch": batch, "epochs": 2, "steps": steps, "augment": augment}
+        drawn = plan_of_steps(seed, range(len(sizes)), sizes, done, **how)
+        assert [len(epoch) for epoch in drawn] == [steps, steps]
+        for client in range(len(sizes)):
+            taken[client] += [step for which in range(2) for step in visited(drawn, client, which)]
+    for size, steps_of_client in zip(sizes, taken, strict=True):
+        length = -(-size // batch)
+        assert all(steps_of_client)  # no step without a sample
+        for start in range(0, len(steps_of_client) - length + 1, length):
+            a_pass = steps_of_client[start : start + length]
+            assert sorted(chain.from_iterable(a_pass)) == list(range(size))
+
+
+@pytest.mark.parametrize(("size", "passes", "epochs"), [(20, 1, 1), (20, 3, 1), (20, 2, 2), (18, 2, 1)])
+def test_steps_that_are_whole_passes_are_epochs(size: int, passes: int, epochs: int) -> None:
+    """The same samples, shifts, flips and keys in the same steps, in every round."""
+    how: dict[str, Any] = {"batch": 5, "augment": True}
+    length = -(-size // 5)
+    for round in range(3):
+        whole = plan(3, round, [0, 4], [size, size], epochs=passes * epochs, **how)
+        done = [round * passes * epochs * length] * 2
+        drawn = plan_of_steps(3, [0, 4], [size, size], done, epochs=epochs, steps=passes * length, **how)
+        assert len(drawn) == epochs
+        for one, other in zip(chain.from_iterable(whole), chain.from_iterable(drawn), strict=True):
+            width = one.index.shape[1]
+            assert one.valid is None
+            assert (other.valid is None) == (size % 5 == 0)  # else every step has one, so that all are alike
+            assert other.valid is None or torch.equal(other.valid.sum(1), torch.tensor([width, width]))
+            for name in ("index", "shift", "flip"):
+                assert torch.equal(getattr(one, name), getattr(other, name)[:, :width])
+            assert one.key is not None
+            assert other.key is not None
+            assert torch.equal(one.key, other.key)
+
+
+def test_a_client_of_ten_and_one_of_a_thousand_make_as_many_steps() -> None:
+    drawn = plan_of_steps(0, [0, 1], [10, 1000], [0, 0], batch=32, epochs=1, steps=100)[0]
+    small, large = (visited((drawn,), client, 0) for client in (0, 1))
+    assert [len(step) for step in small] == [10] * 100
+    assert [len(step) for step in large[:33]] == [32] * 31 + [8, 32]
+    orders = {tuple(step) for step in small}
+    assert len(orders) == 100  # shuffled anew at each pass
+
+
+@given(SIZES, st.integers(1, 9), st.integers(1, 7), st.booleans())
+def test_local_steps_of_a_client_are_the_same_alone_and_among_others(
+    sizes: list[int], batch: int, steps: int, augment: bool
+) -> None:
+    done = [3 * place for place in range(len(sizes))]
+    how: dict[str, Any] = {"batch": batch, "epochs": 2, "steps": steps, "augment": augment}
+    together = plan_of_steps(7, range(len(sizes)), sizes, done, **how)
+    for client, size in enumerate(sizes):
+        alone = plan_of_steps(7, [client], [size], [done[client]], **how)
+        for which in range(2):
+            assert visited(together, client, which) == visited(alone, 0, which)
+        if augment:
+            for which in range(2):
+                for one, other in zip(together[which], alone[which], strict=True):
+                    count = int(one.valid[client].sum()) if one.valid is not None else one.index.shape[1]
+                    assert one.shift is not None
+                    assert other.shift is not None
+                    assert torch.equal(one.shift[client, :count], other.shift[0, :count])

@@ -64,9 +64,9 @@ def test_npz_without_a_test_part(tmp_path: Path) -> None:
 
 
 def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (10, 6, 5, 3)).astype(np.uint8)
+    x, x_test = np.random.default_rng(0).integers(0, 256, (2, 10, 6, 5, 3)).astype(np.uint8)
     y = np.arange(10, dtype=np.uint8) % 3
-    np.savez_compressed(tmp_path / "mine.npz", x=x, y=y, x_test=x[:3], y_test=y[:3])
+    np.savez_compressed(tmp_path / "mine.npz", x=x, y=y, x_test=x_test[:3], y_test=y[:3])
     found = load(str(tmp_path / "mine.npz"), augment=True)
     assert_well_formed(found)
     assert found.train.x.shape == (10, 3, 6, 5)
@@ -490,7 +490,7 @@ def test_one_hot_labels_are_classes_and_other_rows_of_zero_and_one_are_labels() 
 
 
 def test_values_and_tokens() -> None:
-    x = np.zeros((20, 2))
+    x = np.arange(40.0).reshape(20, 2)
     found = from_arrays(x, np.linspace(0, 1, 20))
     assert (found.kind, found.classes, found.train.y.shape) == ("regression", ("target 0",), (16,))
     assert from_arrays(x, np.zeros((20, 3)) + 0.5).train.y.shape == (16, 3)

@@ -383,14 +383,14 @@ def torch_set(count: int) -> TensorDataset:
     ("value", "train", "test"),
     [
         (torch_set(20), 16, 4),
-        ((torch_set(20), torch_set(6)), 20, 6),
+        ((torch_set(20), torch_set(6)), 14, 6),  # the copies of test samples are left out of training
         ([torch_set(20), torch_set(10)], 24, 6),  # two clients
         ((X, Y), 16, 4),
         ((torch.from_numpy(X), torch.from_numpy(Y)), 16, 4),
-        ((X, Y, X[:6], Y[:6]), 20, 6),
-        (((X, Y), (X[:6], Y[:6])), 20, 6),
+        ((X, Y, X[:6], Y[:6]), 14, 6),
+        (((X, Y), (X[:6], Y[:6])), 14, 6),
         ({"x": X, "y": Y}, 16, 4),
-        ({"x": X, "y": Y, "x_test": X[:6], "y_test": Y[:6], "classes": ["a", "b"]}, 20, 6),
+        ({"x": X, "y": Y, "x_test": X[:6], "y_test": Y[:6], "classes": ["a", "b"]}, 14, 6),
     ],
 )
 def test_data_of_one_s_own_may_be_torch_datasets_or_arrays(value: Any, train: int, test: int) -> None:

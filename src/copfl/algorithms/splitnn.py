@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Plan, Task, tree
+from copfl.core.batches import visited
 from copfl.errors import unknown
 from copfl.parts.averaging import Averaging, Client, Down
 
@@ -35,7 +36,7 @@ class SplitNN(Averaging):
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         start = self.global_model(task, client, down)
-        width, visits = self._width(task, start, data), data.size * self.epochs
+        width, visits = self._width(task, start, data), visited(plan)
         up, back = (FLOAT * width + LABEL) * visits, FLOAT * width * visits
         crossing = {"bytes_up": up if width else back, "bytes_down": back}
         return output._replace(metrics={**output.metrics, **crossing})

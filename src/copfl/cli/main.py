@@ -24,6 +24,7 @@ from copfl.cli import (
     run,
 )
 from copfl.cli.federate import commands as federate
+from copfl.cli.site import commands as site
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 from copfl.experiment import process
 from copfl.foreign import printable
@@ -52,6 +53,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 app.add_typer(data.app, name="data")
+app.add_typer(site.app, name="site")
 app.add_typer(federate.app, name="federate")
 add = app.command(cls=options.Command)
 add(run.run)

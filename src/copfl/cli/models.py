@@ -135,7 +135,7 @@ def predict(
         outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
         notes, is_sample, files = list[str](), None, tuple[str, ...]()
     else:
-        x, y, has_target, notes, *_, is_sample, files = loaded.read(data, missing=missing)
+        x, y, has_target, notes, *_, is_sample, files, _, _ = loaded.read(data, missing=missing)
         notes += [] if y is None else _known_rows(bundle, loaded, data)
         outputs, score, rest = loaded.outputs(x), None, int((~has_target).sum())
         if y is not None:

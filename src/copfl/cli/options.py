@@ -22,7 +22,8 @@ from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables as Tables
 from copfl.settings.toml import assignment
 
-F = TypeVar("F", bound=Callable[..., None])
+Function = Callable[..., None]
+F = TypeVar("F", bound=Function)
 
 PANELS = ("Arguments", "Data", "Model", "Training", "Federation", "Robustness", "Output", "Options")
 
@@ -217,6 +218,37 @@ class Command(TyperCommand):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+
+
+class Group(typer.core.TyperGroup):
+    """A group of commands whose help lists them under the titles of their panels."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, click.Command]]] = {}
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) is not None and not command.hidden:
+                panels.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(
+                    (name, command)
+                )
+        longest = max((len(name) for lines in panels.values() for name, _ in lines), default=0)
+        room = formatter.width - 6 - longest
+        for title, lines in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(longest), command.get_short_help_str(room)) for name, command in lines]
+                )
+
+
+def add_panels(app: typer.Typer, panels: Mapping[str, Iterable[Function]]) -> None:
+    """Adds commands to a group, in this order.
+
+    Args:
+        app: The group.
+        panels: The commands, by the title under which the help lists them.
+    """
+    for title, functions in panels.items():
+        for function in functions:
+            app.command(cls=Command, rich_help_panel=title)(function)
 
 
 def help_without_command(context: typer.Context) -> None:

@@ -61,7 +61,7 @@ def report(
     from copfl.report import comparison_page, document, page, run_data
 
     if len(runs) == 1 and of_node(runs[0]) is not None:
-        return _report_of_node(runs[0], out, data, baseline, rivals, quiet)
+        return report_of_node(runs[0], out, data, baseline, rivals, quiet)
     if data is not None:
         raise UsageError("--data is for the report of a node; name its state-dir")
     compared = [run for run in runs if comparison_page.is_comparison(run)]
@@ -83,7 +83,7 @@ def report(
             print(path)
 
 
-def _report_of_node(
+def report_of_node(
     state: Path, out: Path | None, data: str | None, baseline: bool, rivals: bool, quiet: bool
 ) -> None:
     """The page for the owner of a node, and the same as text."""

@@ -11,13 +11,17 @@ Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core import tree
+from copfl.core.batches import plan, plan_of_steps
 from copfl.core.optim import Optimizer, at_rate
 from copfl.core.task import Data, Personal, Plan, Task
 
@@ -92,6 +96,7 @@ class Traits(NamedTuple):
     head_only: bool = False  # whether it trains the head alone, on features of the body as it begins
     trains: str = ""  # the name of the only model that it can train; empty: any model
     usual_rounds: int = 0  # that are enough for it, where a run sets none; 0: those of any run
+    local_steps: int = 0  # in place of an epoch; 0: an epoch is a pass over the client's samples
 
 
 def traits(algorithm: Any) -> Traits:
@@ -107,6 +112,47 @@ def traits(algorithm: Any) -> Traits:
 def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
     """The message of the server to this client in this round."""
     return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
+
+
+def next_plan(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    clients: Any,
+    round: int,
+    ids: Sequence[int] | NDArray[np.int64],
+    sizes: Sequence[int] | NDArray[np.int64],
+    *,
+    seed: int,
+    batch: int,
+    augment: bool = False,
+    limits: tuple[int, int] | None = None,
+) -> Plan:
+    """The batches of these clients' local updates in this round, a row per client.
+
+    Args:
+        algorithm: The algorithm, in its wrappers.
+        task: What the clients learn.
+        clients: Their records before the updates, a tree of rows.
+        round: From 0.
+        ids: The clients.
+        sizes: How many samples each has.
+        seed: Of the run.
+        batch: Samples of a step.
+        augment: Whether samples are shifted and flipped.
+        limits: The smallest and the largest size, where other clients than these train in the same batch.
+    """
+    how: Any = {"batch": batch, "epochs": algorithm.total_epochs, "augment": augment, "random": task.random}
+    how |= {"device": task.device, "limits": limits}
+    if steps := traits(algorithm).local_steps:
+        done = steps_done(algorithm, clients).tolist()
+        return plan_of_steps(seed, ids, sizes, done, steps=steps, **how)
+    return plan(seed, round, ids, sizes, **how)
+
+
+def steps_done(algorithm: Any, clients: Any) -> Tensor:
+    """The steps that clients have made, of an algorithm with local steps: it is in their records."""
+    done: Tensor = algorithm.steps_done(clients)
+    return done
 
 
 def next_message(algorithm: AnyAlgorithm, task: Task, down: Any, upload: Any) -> Any:
@@ -185,16 +231,12 @@ def example_output(
     algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
 ) -> ClientOutput:
     """The result of client 0's local update on two of these samples."""
-    from copfl.core.batches import plan as plan_of
-
     device = task.device
     x, y = tree.each(lambda t: t[:2], (data.x, data.y))
     data = Data(x, y, torch.tensor(len(y), device=device))
-    epochs, sizes = algorithm.total_epochs, [len(y)]
-    plan = plan_of(
-        0, 0, [0], sizes, batch=2, epochs=epochs, augment=augment, random=task.random, device=device
-    )
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=device))
     with torch.no_grad():
         client = algorithm.client_init(task)
-        return algorithm.client_update(task, client, down, data, tree.row(plan, 0))
+        rows = tree.repeat(client, 1)
+        order = next_plan(algorithm, task, rows, 0, [0], [len(y)], seed=0, batch=2, augment=augment)
+        return algorithm.client_update(task, client, down, data, tree.row(order, 0))

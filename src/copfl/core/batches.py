@@ -93,6 +93,100 @@ def plan(
     return tuple(tuple(step(n, start) for start in range(0, largest, batch)) for n in range(epochs))
 
 
+def plan_of_steps(
+    seed: int,
+    ids: Sequence[int] | NDArray[np.int64],
+    sizes: Sequence[int] | NDArray[np.int64],
+    done: Sequence[int] | NDArray[np.int64],
+    *,
+    batch: int,
+    epochs: int,
+    steps: int,
+    augment: bool = False,
+    random: bool = True,
+    device: torch.device | str = "cpu",
+    limits: tuple[int, int] | None = None,
+) -> Plan:
+    """`plan` with so many steps of each client in place of an epoch, whatever the client's size.
+
+    A client's pass over its samples goes on where its last step ended, over epochs and rounds, and every pass is
+    a new shuffle. Where a local update is whole passes, and everybody takes part in every round, these are the
+    batches of `plan` with as many epochs: a pass is hashed with the update in which it begins, and its number in
+    it.
+
+    Args:
+        seed: Of the run.
+        ids: The clients.
+        sizes: How many samples each has.
+        done: The steps that each has made in its earlier local updates.
+        batch: Samples of a step; the last one of a pass may have fewer.
+        epochs: Of a local update.
+        steps: In place of each epoch.
+        augment: Whether samples are shifted and flipped.
+        random: Whether each step has a key for random numbers inside the model.
+        device: Where the batches are.
+        limits: The smallest and the largest size, where other clients than these train in the same batch.
+    """
+    smallest, largest = limits or (int(np.min(sizes)), int(np.max(sizes)))
+    width, count = min(batch, largest), epochs * steps
+    has_whole_batches = smallest == largest and largest % width == 0
+    shape = len(ids), count, width
+    index, valid = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    shifts = np.zeros((*shape, 2), np.int64) if augment else None
+    flips = np.zeros(shape, bool) if augment else None
+    keys = np.zeros(shape[:2], np.int64) if random else None
+    for n, (client, size, before) in enumerate(zip(ids, sizes, done, strict=True)):
+        some = max(1, int(size))
+        length = -(-some // batch)  # steps of a pass
+        passes, within = np.divmod(int(before) + np.arange(count), length)
+        update = passes * length // count  # in which the pass begins
+        number = passes - -(-update * count // length)  # of the pass, among those that begin in this update
+        first, rows = np.unique(passes, return_index=True)[1], passes - passes[0]
+        counters = (
+            update[first].astype(np.uint64)[:, None],
+            int(client),
+            number[first].astype(np.uint64)[:, None],
+        )
+        order = np.argsort(hashed(seed, ORDER, *counters, np.arange(some, dtype=np.uint64)), 1, kind="stable")
+        position = within[:, None] * batch + np.arange(width)  # [steps, width]
+        valid[n] = position < size
+        chosen = rows[:, None], np.minimum(position, some - 1)
+        index[n] = np.where(valid[n], order[chosen], 0)
+        if shifts is not None and flips is not None:
+            down, across, flip = (
+                hashed(seed, stream, *counters, order.astype(np.uint64))[chosen]
+                for stream in (SHIFT_DOWN, SHIFT_ACROSS, FLIP)
+            )
+            shifts[n] = np.stack([down % np.uint64(9), across % np.uint64(9)], -1).astype(np.int64)
+            flips[n] = (flip & np.uint64(1)).astype(bool)
+        if keys is not None:
+            counters = update.astype(np.uint64), int(client), number.astype(np.uint64)
+            keys[n] = hashed(seed, MODEL, *counters, within.astype(np.uint64)).astype(np.int64)
+
+    def tensor(array: NDArray[np.generic] | None, step: int) -> Tensor | None:
+        if array is None:
+            return None
+        return torch.from_numpy(np.ascontiguousarray(array[:, step])).to(device, non_blocking=True)
+
+    def batch_of(step: int) -> Batch:
+        chosen = tensor(index, step)
+        assert chosen is not None
+        mask = None if has_whole_batches else valid
+        return Batch(chosen, *(tensor(array, step) for array in (mask, shifts, flips, keys)))
+
+    return tuple(tuple(batch_of(start + n) for n in range(steps)) for start in range(0, count, steps))
+
+
+def visited(plan: Plan) -> Tensor:
+    """The samples that a client visits in its local update, each as often as it does."""
+    batches = [batch for epoch in plan for batch in epoch]
+    counts = [
+        torch.full_like(batch.index[0], len(batch.index)) if batch.valid is None else batch.valid.sum()
+        for batch in batches
+    ]
+    return torch.stack(counts).sum()
+
+
 def training_split(plan: Plan, every: int = 5, fold: Tensor | None = None) -> Plan:
     """The plan without the samples of `validation_split`; fold -1 leaves none out."""
     left_out: Tensor | int = every - 1 if fold is None else fold

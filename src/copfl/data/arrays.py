@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
-from copfl.data.held_out import split_off
+from copfl.data.held_out import Marks, split_off, without_tested
 from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
 from copfl.data.targets import Targets, as_array, numbered, spelled_alike, targets_of
 from copfl.errors import DataError
@@ -113,6 +113,9 @@ def from_arrays(
     augment: bool = False,
     note: str = "",
     called: str = "y",
+    marks: Sequence[Marks] = (),
+    split: int = 0,
+    leave_out: bool = True,
 ) -> Dataset:
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
@@ -133,6 +136,9 @@ def from_arrays(
         augment: Whether training images get random crops and flips.
         note: What the reader of a result must know about the data.
         called: What messages call the targets.
+        marks: Of the rows of a table, of each part.
+        split: The seed of the draw of their test rows.
+        leave_out: Whether training samples that are copies of test samples are left out.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
@@ -153,14 +159,22 @@ def from_arrays(
         notes.append(spelled_alike("classes", targets.names))
     notes.append(spelled_alike("groups", origins.names))
     parts = [Samples(*part) for part in zip(inputs, targets.parts, origins.parts, strict=True)]
+    parts = (
+        [replace(part, unit=m.unit, time=m.time) for part, m in zip(parts, marks, strict=True)]
+        if marks
+        else parts
+    )
+    warning = ""
     if len(parts) == 1:
-        train, test, how = split_off(parts[0])
+        train, test, how = split_off(parts[0], marks[0].keys if marks else None, split)
         notes.append(how)
     else:
         train, test = parts
     kinds = [shown(part.x) for part in (train, test)]
     if kinds[0] != kinds[1]:
         raise DataError(f"a sample of x is {kinds[0]}, one of x_test is {kinds[1]}; they must be alike")
+    if len(parts) == 2 and leave_out:
+        train, test, warning = without_tested(train, test, bool(marks))
     is_image = not isinstance(train.x, dict) and train.x.dtype == np.uint8 and train.x.ndim == 4
     mean, std = statistics(train.x) if is_image else ((), ())
     return Dataset(
@@ -173,6 +187,7 @@ def from_arrays(
         std,
         augment=augment,
         note="; ".join(filter(None, notes)),
+        warnings=(warning,) if warning else (),
         kind=targets.kind,
     )
 
@@ -250,8 +265,34 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
         group = np.repeat(np.arange(len(parts)), [len(samples) for samples in clients])
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
     names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
-    data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), **names)
-    return replace(data, augment=first.augment, table=first.table)
+    data = from_splits(
+        splits, name=name, kind=first.kind, note="; ".join(notes[:3]), leave_out=False, **names
+    )
+    if any(part.train.unit is not None for part in parts):
+        units = [_units(part) for part in parts]
+        begins = np.cumsum([0, *(1 + int(unit.max()) for unit in units[:-1])])
+        of_train = [begin + u[: len(p.train)] for begin, u, p in zip(begins, units, parts, strict=True)]
+        of_test = [begin + u[len(p.train) :] for begin, u, p in zip(begins, units, parts, strict=True)]
+        data = replace(
+            data,
+            train=replace(data.train, unit=np.concatenate(of_train)),
+            test=replace(data.test, unit=np.concatenate(of_test)),
+        )
+    if all(part.train.time is not None for part in parts):
+        train, test = (np.concatenate([getattr(p, side).time for p in parts]) for side in ("train", "test"))
+        data = replace(data, train=replace(data.train, time=train), test=replace(data.test, time=test))
+    warnings = tuple(f"client {n}: {warning}" for n, part in enumerate(parts) for warning in part.warnings)
+    return replace(data, augment=first.augment, table=first.table, warnings=warnings)
+
+
+def _units(data: Dataset) -> NDArray[np.int64]:
+    """The unit of each sample, of train and then of test."""
+    train, test = data.train.unit, data.test.unit
+    return (
+        np.arange(len(data.train) + len(data.test))
+        if train is None or test is None
+        else np.concatenate([train, test])
+    )
 
 
 def statistics(x: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:

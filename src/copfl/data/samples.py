@@ -49,14 +49,20 @@ class Samples:
     x: Inputs
     y: NDArray[Any]
     group: NDArray[np.int64] | None = None  # [n], the origin of a sample: client, source, domain, corruption
+    # [n], equal where samples belong together, such as those of one person, or copies: in train and test no
+    # number is the same, and nothing that is held out of training divides them. None: each is alone.
+    unit: NDArray[np.int64] | None = None
+    time: NDArray[np.float64] | None = (
+        None  # [n]: what is held out is later than the rest; None: any samples are
+    )
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, chosen: NDArray[Any]) -> Samples:
         """The samples of a mask [n], or of indices."""
-        group = None if self.group is None else self.group[chosen]
-        return Samples(each(lambda array: array[chosen], self.x), self.y[chosen], group)
+        facts = (None if fact is None else fact[chosen] for fact in (self.group, self.unit, self.time))
+        return Samples(each(lambda array: array[chosen], self.x), self.y[chosen], *facts)
 
     @property
     def strata(self) -> NDArray[np.int64]:

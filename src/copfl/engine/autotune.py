@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.batches import plan
+from copfl.core.algorithm import AnyAlgorithm, next_plan, traits
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import Federation
 from copfl.engine import mapping
@@ -255,26 +254,22 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
     """
     algorithm, task, federation, part = load.algorithm, load.task, load.federation, np.arange(clients)
     sizes, data = federation.train.sizes[part], federation.train.rows(part)
-    factor = math.ceil(sizes.max() / load.batch) / clients
+    steps = traits(algorithm).local_steps or math.ceil(sizes.max() / load.batch)
+    factor = steps / clients
     if samples < load.batch:
         factor *= min(load.batch, sizes.max()) / min(samples, sizes.max())
         sizes = np.minimum(sizes, samples)
         x, y = tree.each(lambda t: t[:, :samples], (data.x, data.y))
         data = Data(x, y, data.size.clamp(max=samples))
-    batches = plan(
-        0,
-        0,
-        part,
-        sizes,
-        batch=min(load.batch, samples),
-        epochs=algorithm.total_epochs,
-        augment=federation.dataset.augment,
-        random=task.random,
+    records = tree.repeat(algorithm.client_init(task), len(part))
+    augment = federation.dataset.augment
+    batches = next_plan(
+        algorithm, task, records, 0, part, sizes, seed=0, batch=min(load.batch, samples), augment=augment
     )
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
         ids=torch.from_numpy(part),
-        clients=tree.repeat(algorithm.client_init(task), len(part)),
+        clients=records,
         groups=(Group(None, data, federation.test.rows(part), tuple(epoch[:1] for epoch in batches)),),
     )
     return chunk, factor

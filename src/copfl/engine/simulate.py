@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics
-from copfl.core.batches import choose, participants, plan
+from copfl.core.algorithm import AnyAlgorithm, Metrics, next_plan, traits
+from copfl.core.batches import choose, participants
 from copfl.core.evaluation import (
     EVAL_MODELS,
     MODEL,
@@ -299,7 +299,12 @@ def chunk_input(
     """
     federation, device = simulation.federation, simulation.task.device
     sizes, batch = federation.train.sizes[part], simulation.batch
-    rows = [np.arange(len(part))] if widths else groups_of(sizes, batch, simulation.mapping.name)
+    ids = torch.from_numpy(part).to(device)
+    records = clients.rows(ids)
+    is_one_group = (
+        widths is not None or traits(simulation.algorithm).local_steps
+    )  # where all make as many steps
+    rows = [np.arange(len(part))] if is_one_group else groups_of(sizes, batch, simulation.mapping.name)
     members = [part[row] for row in rows]
     train = federation.train.groups(members, 1 if widths is None else widths.largest)
     # Predictions of all groups are one tensor, so that the groups have test rows of one width.
@@ -310,23 +315,22 @@ def chunk_input(
         validation = held_out.groups(members, max(validation_width, int(held_out.sizes[part].max())))
 
     def group(n: int) -> Group:
-        batches = plan(
-            simulation.seed,
+        index = None if len(rows) == 1 else torch.from_numpy(rows[n]).to(device)
+        batches = next_plan(
+            simulation.algorithm,
+            simulation.task,
+            records if index is None else tree.rows(records, index),
             round,
             members[n],
             sizes[rows[n]],
+            seed=simulation.seed,
             batch=batch,
-            epochs=simulation.algorithm.total_epochs,
             augment=federation.dataset.augment,
-            random=simulation.task.random,
-            device=device,
             limits=None if widths is None else (widths.smallest, widths.largest),
         )
-        index = None if len(rows) == 1 else torch.from_numpy(rows[n]).to(device)
         return Group(index, train[n], test[n], batches, validation[n])
 
-    ids = torch.from_numpy(part).to(device)
     first_half = None
     if simulation.halves is not None:
         first_half = torch.isin(ids, ids.new_tensor(simulation.halves.first(simulation.seed, round)))
-    return Chunk(server, ids, clients.rows(ids), tuple(map(group, range(len(rows)))), first_half)
+    return Chunk(server, ids, records, tuple(map(group, range(len(rows)))), first_half)

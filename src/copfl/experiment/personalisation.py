@@ -100,7 +100,7 @@ class Personalisation:
                 f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
             )
         targets_of = self.shared.preparation.targets
-        samples = Samples(found.x, targets_of(found.y))
+        samples = Samples(found.x, targets_of(found.y), None, found.unit, found.time)
         if found.test is not None:
             x_test, y_test = found.test
             return samples, Samples(x_test, targets_of(y_test)), found.notes
@@ -118,7 +118,7 @@ class Personalisation:
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
-        task, few = self.shared.task, len(own) < 2
+        task, few = self.shared.task, len(own if own.unit is None else np.unique(own.unit)) < 2
         how = Training(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
         rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
         usual = [float(f"{factor * rate:.3g}") for factor in ((1,) if few else RATES)]
@@ -237,9 +237,11 @@ def choose(
 
 
 def _folds(samples: Samples, seed: int) -> NDArray[np.int64]:
-    """The fold of each sample, every class in proportion."""
-    order = np.random.default_rng(seed).permutation(len(samples))
-    order = order[np.argsort(samples.strata[order], kind="stable")]
-    folds = np.empty(len(samples), np.int64)
-    folds[order] = np.arange(len(samples)) % min(FOLDS, len(samples))
-    return folds
+    """The fold of each sample, every class in proportion; what belongs together is in one fold."""
+    unit = np.arange(len(samples)) if samples.unit is None else samples.unit
+    first, member = np.unique(unit, return_index=True, return_inverse=True)[1:]
+    order = np.random.default_rng(seed).permutation(len(first))
+    order = order[np.argsort(samples.strata[first][order], kind="stable")]
+    folds = np.empty(len(first), np.int64)
+    folds[order] = np.arange(len(first)) % min(FOLDS, len(first))
+    return np.asarray(folds[member])

@@ -33,6 +33,7 @@ from copfl.settings.components import WRAPPERS, build
 from copfl.settings.components import wrapped as put_around
 from copfl.settings.data import data_of
 from copfl.settings.schema import Run, RunSettings
+from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
 Tell = Callable[[str], None]  # gets a line about each step that may take long
@@ -179,7 +180,8 @@ def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorit
 
 
 def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) -> AnyAlgorithm:
-    """The algorithm in its wrappers: add-ons, robust aggregation, private uploads, simulated attacks."""
+    """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks."""
+    inner = with_local_steps(inner, run.run.steps)
     given = [kind for kind in WRAPPERS if getattr(run, kind)]
     if not given:
         return inner

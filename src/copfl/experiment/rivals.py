@@ -77,7 +77,9 @@ def inputs_of(task: Task, x: Any, model: str) -> Inputs:
     return Inputs("", "there are none for images and other arrays without a pretrained model")
 
 
-def site_rows(inputs: Inputs, task: Task, seen: Sequence[Data], test: Data) -> SiteRows:
+def site_rows(
+    inputs: Inputs, task: Task, seen: Sequence[Data], test: Data, unit: Array | None = None
+) -> SiteRows:
     """One site's rows as the rivals take them.
 
     Args:
@@ -86,6 +88,7 @@ def site_rows(inputs: Inputs, task: Task, seen: Sequence[Data], test: Data) -> S
         seen: The site's training samples and, where it has some, its validation samples: the network chooses
             its round by them, and a rival needs none.
         test: Its test samples.
+        unit: What of the samples that it has seen belongs together; None: each is alone.
     """
     valid = [tree.each(lambda t, size=int(data.size): t[:size], data[:2]) for data in (*seen, test)]
     (x, y), (x_test, y_test) = tree.concatenate(valid[:-1]), valid[-1]
@@ -97,7 +100,7 @@ def site_rows(inputs: Inputs, task: Task, seen: Sequence[Data], test: Data) -> S
         matrices = [_features(task, x) for x in both]
     else:
         matrices = [_columns(x) for x in both]
-    return SiteRows(matrices[0], targets[0], matrices[1], targets[1])
+    return SiteRows(matrices[0], targets[0], matrices[1], targets[1], unit)
 
 
 def _columns(x: Any) -> Array:
@@ -178,7 +181,13 @@ def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> 
 
 
 def rivals_of_site(
-    task: Task, seen: Sequence[Data], test: Data, model: Personal, network: str, seed: int
+    task: Task,
+    seen: Sequence[Data],
+    test: Data,
+    model: Personal,
+    network: str,
+    seed: int,
+    unit: Array | None = None,
 ) -> Rivals | None:
     """The rivals of one site that has only its own samples, as of a federation with one client.
 
@@ -189,12 +198,13 @@ def rivals_of_site(
         model: That it got from the federation.
         network: The name of the network.
         seed: Of the folds and the trees.
+        unit: As of `site_rows`.
     """
     inputs = inputs_of(task, seen[0].x, network)
     count = sum(int(data.size) for data in seen)
     if inputs.none or not count or not int(test.size):
         return None
-    rows = site_rows(inputs, task, seen, test)
+    rows = site_rows(inputs, task, seen, test, unit)
     columns = NUMBERS[inputs.how] or int(rows.x.shape[1])
     effort = effort_for(inputs, task, [count], columns)
     metrics = judged_by(task.criterion.kind, task.metrics)
@@ -275,7 +285,9 @@ def _trained(e: Experiment, plan: Plan) -> Trained:
     for site in sites:
         splits = (federation.test, *_seen(federation))
         test, *seen = (tree.row(split.rows([site]), 0) for split in splits)
-        rows = site_rows(inputs, task, seen, test)
+        units = [split.units(site) for split in splits[1:]]
+        unit = np.concatenate([u for u in units if u is not None]) if units[0] is not None else None
+        rows = site_rows(inputs, task, seen, test, unit)
         by_site[site] = site_rivals(rows, kind, task.classes, metrics[0], effort, e.settings.seed)
         targets[site] = rows.y_test
     return Trained(by_site, targets, metrics, inputs, effort)

@@ -112,7 +112,7 @@ def linear_instead(
     is_chosen = any(layer.get(kind) for layer in layers for kind in CHOSEN) or any(
         k in values for k in CHOSEN
     )
-    if is_chosen or run.model.name != NETWORK or run.run.participation < 1:
+    if is_chosen or run.run.steps or run.model.name != NETWORK or run.run.participation < 1:
         return None
     return completed({"algorithm": {"name": LINEAR}})
 

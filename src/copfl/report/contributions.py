@@ -9,7 +9,13 @@ import numpy as np
 from copfl.charts import Dots, Line, values_of
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import records
-from copfl.experiment.analysis.benefit import Benefit, halves_of, of_records, rounds_wanted, worth_to_itself
+from copfl.experiment.analysis.benefit import (
+    Benefit,
+    group_benefit,
+    halves_of,
+    rounds_wanted,
+    worth_to_itself,
+)
 from copfl.experiment.analysis.gains import Gains
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import NONE, Table, interval, number, plain, size
@@ -41,7 +47,7 @@ class Contributions(NamedTuple):
     taken_part: Numbers  # rounds
     gain: Numbers | None  # over training alone
     metric: MetricInfo  # of the gain
-    to_itself: Benefit | None = None  # None: not known, as in secure sums
+    to_itself: Benefit
 
 
 def contributions(
@@ -50,7 +56,6 @@ def contributions(
     samples: Sequence[float] | None,
     gains: Gains | None,
     metric: MetricInfo,
-    benefit: Benefit | None = None,
 ) -> Contributions | None:
     """Of the records of a run; None where it did not measure the benefit.
 
@@ -60,12 +65,10 @@ def contributions(
         samples: To train on, of each client; None: not known.
         gains: Over training alone; None: not known.
         metric: The primary one.
-        benefit: That of secure sums, whose records do not have it; None: it is in the records.
     """
     clients = len(names)
     halves = halves_of(lines, clients)
-    benefit = of_records(lines, clients) if benefit is None else benefit
-    if benefit is None:
+    if halves is None:
         return None
     weight, up, down = (records.table(lines, name, clients) for name in ("weight", "bytes_up", "bytes_down"))
     present = np.zeros((len(lines), clients), bool)
@@ -73,7 +76,7 @@ def contributions(
         row[[n for n in line["clients"] if n not in line["left_out"]]] = True
     return Contributions(
         names=names,
-        benefit=benefit,
+        benefit=group_benefit(*halves),
         rounds=len(lines),
         weight=mean_of_known(relative_weights(weight)),
         samples=np.full(clients, np.nan) if samples is None else np.array(samples, np.float64),
@@ -81,7 +84,7 @@ def contributions(
         taken_part=present.sum(0).astype(np.float64),
         gain=None if gains is None else gains.gain,
         metric=metric,
-        to_itself=None if halves is None else worth_to_itself(*halves),
+        to_itself=worth_to_itself(*halves),
     )
 
 
@@ -129,9 +132,8 @@ def table(found: Contributions) -> Table:
         "verdict": lambda n: verdicts[n],
         "rank": rank,
     }
-    if (to_itself := found.to_itself) is not None:
-        columns["to itself"] = lambda n: with_interval(to_itself, n)
-        notes.append(ABOUT_ITSELF)
+    columns["to itself"] = lambda n: with_interval(found.to_itself, n)
+    notes.append(ABOUT_ITSELF)
     if not np.isnan(found.weight).all():
         columns["weight"] = lambda n: number(found.weight[n], ".2f")
     if not np.isnan(found.samples).all():
@@ -170,7 +172,7 @@ def as_json(found: Contributions) -> dict[str, Any]:
         "rounds_taken_part": found.taken_part,
         "gain": found.gain,
         "rounds": found.rounds,
-        "to_itself": None if found.to_itself is None else found.to_itself._asdict(),
+        "to_itself": found.to_itself._asdict(),
     }
     return dict(plain(content))
 
@@ -185,8 +187,6 @@ def of_json(content: dict[str, Any], names: Sequence[str], metric: MetricInfo) -
     parts = numbers("weight"), numbers("samples"), numbers("bytes"), numbers("rounds_taken_part")
     gain = None if content["gain"] is None else numbers("gain")
     own = content["to_itself"]
-    to_itself = None
-    if own is not None:
-        value, error = (np.array(own[name], np.float64) for name in ("value", "error"))
-        to_itself = Benefit(value, error, int(own["freedom"]))
+    value, error = (np.array(own[name], np.float64) for name in ("value", "error"))
+    to_itself = Benefit(value, error, int(own["freedom"]))
     return Contributions(names, benefit, int(content["rounds"]), *parts, gain, metric, to_itself)

@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     x_test: Any
     classes: int  # 0: values
     seed: int
+    unit: Array | None = None  # of the training rows, as of `SiteRows`
 
 
 class Answers(NamedTuple):
@@ -70,6 +71,10 @@ def forest(problem: Problem, trees: int) -> Answers:
 
     if _is_constant(problem.y) or not problem.x_test.shape[0]:
         return constant(problem)
+    if problem.unit is not None:  # rows out of the bag belong together with rows in it
+        kind = RandomForestClassifier if problem.classes else RandomForestRegressor
+        settled = {"random_state": problem.seed % 2**32, "n_jobs": 1}
+        return _cross_validated(problem, _fit_of(lambda x: kind(trees, **settled), problem.classes))
     how: dict[str, Any] = {"oob_score": True, "random_state": problem.seed % 2**32, "n_jobs": 1}
     how["max_samples"] = BAG if len(problem.y) > BAG else None
     if not problem.classes:
@@ -114,8 +119,18 @@ def quietly() -> AbstractContextManager[None]:
     return stack  # type: ignore[return-value]
 
 
-def folds_of(y: Array, classes: int, seed: int) -> Array:
-    """The fold of each row, from 0; the rows of a class are spread over the folds."""
+def folds_of(y: Array, classes: int, seed: int, unit: Array | None = None) -> Array:
+    """The fold of each row, from 0; the rows of a class are spread over the folds.
+
+    Args:
+        y: The targets.
+        classes: Their number; 0: values.
+        seed: Of the order.
+        unit: Rows with the same number are in one fold; its target is that of its first row. None: each is alone.
+    """
+    if unit is not None:
+        first, member = np.unique(unit, return_index=True, return_inverse=True)[1:]
+        return folds_of(y[first], classes, seed)[member]
     order = np.random.default_rng(seed % 2**32).permutation(len(y))
     if classes:
         order = order[np.argsort(y[order], kind="stable")]
@@ -141,7 +156,7 @@ def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
     used = np.arange(len(y))
     if most is not None and len(y) > most:
         used = np.linspace(0, len(y) - 1, most).astype(np.int64)
-    folds = folds_of(y[used], classes, problem.seed)
+    folds = folds_of(y[used], classes, problem.seed, None if problem.unit is None else problem.unit[used])
     for fold in np.unique(folds).tolist() if len(used) > 1 else ():
         inside, outside = used[folds != fold], used[folds == fold]
         answers[outside] = fit(x[inside], y[inside], x[outside])

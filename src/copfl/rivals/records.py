@@ -29,6 +29,7 @@ class SiteRows(NamedTuple):
     y: Array
     x_test: Any
     y_test: Array
+    unit: Array | None = None  # of the training rows: what belongs together; None: each is alone
 
 
 class Rival(NamedTuple):

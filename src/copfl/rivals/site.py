@@ -71,11 +71,11 @@ def site_rivals(
 def _problems(rows: SiteRows, kind: str, classes: int, seed: int) -> list[Problem]:
     """One for each column of targets: a label has two classes, 0 and 1."""
     if kind == CLASSIFICATION:
-        return [Problem(rows.x, rows.y, rows.x_test, classes, seed)]
+        return [Problem(rows.x, rows.y, rows.x_test, classes, seed, rows.unit)]
     columns = np.asarray(rows.y, np.float64).reshape(len(rows.y), -1).T
     if kind == MULTILABEL:
-        return [Problem(rows.x, (y > 0.5).astype(np.int64), rows.x_test, 2, seed) for y in columns]
-    return [Problem(rows.x, y, rows.x_test, 0, seed) for y in columns]
+        return [Problem(rows.x, (y > 0.5).astype(np.int64), rows.x_test, 2, seed, rows.unit) for y in columns]
+    return [Problem(rows.x, y, rows.x_test, 0, seed, rows.unit) for y in columns]
 
 
 def _joined(answers: list[Answers], y: Array, kind: str) -> Answers:

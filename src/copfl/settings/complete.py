@@ -13,6 +13,7 @@ from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
 from copfl.settings.validation import validate
 from copfl.settings.values import check_passed, modules_of_values, values_of
+from copfl.wrappers.local_steps import with_local_steps
 
 
 @named_code.scope()
@@ -45,5 +46,7 @@ def complete(
     check_passed(tables, passed)
     run = validate(tables, facts)
     # Made only to be checked: its parts check their numbers.
-    check_model(run, build("algorithm", run.algorithm, optimizer=run.optimizer))
+    algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
+    check_model(run, algorithm)
+    with_local_steps(algorithm, run.run.steps)
     return run

@@ -196,6 +196,7 @@ class Facts:
             tables["model"].get("train") == "head" or model == LINEAR or _has_one_layer(passed.get("model")),
             sharers,
             bool(tables["adapter"]),
+            run["steps"] if isinstance(run.get("steps"), int) else 0,
         )
 
     @property

@@ -312,7 +312,7 @@ def check_run_keys(table: Mapping[str, Any]) -> None:
                 "run.new_clients",
                 value,
                 "is for the simulation, which keeps a fraction of its clients out of the training; here a "
-                "new client joins after it: `copfl federate join FOLDER --data FILE`, or session.join=3 in a "
+                "new client joins after it: `copfl federate personalize FOLDER --data FILE`, or session.join=3 in a "
                 "run",
             )
         if key not in RUN_KEYS:

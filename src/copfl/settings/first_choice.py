@@ -40,6 +40,7 @@ class Known(NamedTuple):
     head_only: bool = False  # there is no body that could be shared beside a personal head
     sharers: float = math.inf  # clients that have a class, a mean; infinite where it is not known
     adapted: bool = False  # of a pretrained model only adapters are trained
+    steps: int = 0  # that somebody chose in place of an epoch
 
     @property
     def seen(self) -> float:
@@ -123,7 +124,7 @@ def first_choice(known: Known) -> FirstChoice:
     options = {"head_speed": 3.0}
     if known.sharers < FEW_SHARERS and training.schedule == "constant" and not known.pretrained:
         options["alignment"] = WEAK  # where the rate falls, the alignment does not diverge
-    if known.rounds < LONG_RUN and _is_short(known) and not known.pretrained:
+    if known.rounds < LONG_RUN and _is_short(known) and not (known.pretrained or known.steps):
         # In few rounds of one epoch the common body does not get as far as each client's own.
         options["epochs"] = min(math.ceil(LONG_RUN / max(known.rounds, 1)), MOST_EPOCHS)  # 0 is refused later
     return FirstChoice("fedpac", options, "fedexp", training, ema)

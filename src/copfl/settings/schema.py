@@ -91,6 +91,15 @@ class Data(Component):
     target: str | None = in_data(None, "The column of a table to predict; several with commas.", "--target")
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
+    group: str | None = in_data(
+        None, "The column of a table that says what belongs together, on one side of every split.", "--group"
+    )
+    time: str | None = in_data(
+        None, "The column of a table that says when: the later rows of each client are test.", "--time"
+    )
+    split: int | None = in_data(
+        None, "Seed of the draw of a table's test rows.", "--split", minimum=0, shown="0"
+    )
     kind: str | None = in_data(
         None, "classification, multilabel, regression or next_token.", "--task", shown="by the targets"
     )
@@ -305,6 +314,15 @@ class RunSettings:
         maximum=10**9,
         shown="8 or 32, by the samples of a client; 32 on published sets with a named algorithm",
         policy=AtMost("bounds.batch"),
+    )
+    steps: int = in_training(
+        0,
+        "Training steps of a client in place of each local epoch, whatever its number of samples; 0: an epoch is "
+        "one pass over them.",
+        "--steps",
+        minimum=0,
+        maximum=10**6,
+        policy=AtMost("bounds.steps"),
     )
     participation: float = in_federation(
         1.0,
@@ -555,7 +573,8 @@ class Run:
         batches = (
             [optimizer, f"batches of {self.run.batch}"] if optimizer else []
         )  # else nothing is trained by steps
-        parts = [*step, *batches, *epochs, *addons]
+        steps = [f"{self.run.steps} steps in place of an epoch"] if self.run.steps else []
+        parts = [*step, *batches, *epochs, *steps, *addons]
         return f"{self.algorithm.title} ({', '.join(parts)})" if parts else self.algorithm.title
 
     @property

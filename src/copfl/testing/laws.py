@@ -10,8 +10,7 @@ import torch
 
 from copfl import wire
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, tree
-from copfl.core.algorithm import traits
-from copfl.core.batches import plan
+from copfl.core.algorithm import next_plan, traits
 from copfl.core.payload import masked_vectors
 from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import Mapping, NotBatchable, sequential, vmap
@@ -134,9 +133,10 @@ class Trial:
 
     def arguments(self, state: State, n: int) -> tuple[Any, Any, Data, Plan]:
         """The client, the message, the data and the plan of one client's next local update."""
-        sizes, epochs = self.federation.train.sizes[[n]], self.algorithm.total_epochs
-        order = plan(1, state.round, [n], sizes, batch=self.batch, epochs=epochs, augment=True)
-        client = tree.row(state.clients.rows(EVERYBODY), n)
+        rows, sizes = state.clients.rows(torch.tensor([n])), self.federation.train.sizes[[n]]
+        how: Any = {"seed": 1, "batch": self.batch, "augment": True}
+        order = next_plan(self.algorithm, self.task, rows, state.round, [n], sizes, **how)
+        client = tree.row(rows, 0)
         down = received(self.algorithm, state.server, torch.tensor(n))
         return client, down, tree.row(self.federation.train.rows([n]), 0), tree.row(order, 0)
 

@@ -6,7 +6,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, leave_out, next_message, received
+from copfl.core.algorithm import (
+    AnyAlgorithm,
+    ClientOutput,
+    Metrics,
+    leave_out,
+    next_message,
+    received,
+    steps_done,
+)
 from copfl.core.evaluation import global_statistics
 from copfl.core.optim import Optimizer
 from copfl.core.payload import Update, counted
@@ -65,6 +73,9 @@ class Wrapper:
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         return self.algorithm.server_update(task, self.inner("server", server), total)
+
+    def steps_done(self, client: Any) -> Tensor:
+        return steps_done(self.algorithm, self.inner("client", client))
 
     def leave_out(self, server: Any, clients: Tensor) -> Any:
         inside = leave_out(self.algorithm, self.inner("server", server), clients)

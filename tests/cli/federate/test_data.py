@@ -39,7 +39,7 @@ def test_from_a_table_to_an_app(sites: dict[str, str]) -> None:
     assert "Its contract is open" in output
     assert contract_at(Path("clinic")) == read_contract(Path("contract.toml"))
     for where in ("clinic", "contract.toml", "clinic/contract.toml"):
-        code, output = call(["federate", "check", where, "--data", sites["south"]])
+        code, output = call(["site", "check", where, "--data", sites["south"]])
         assert code == 0, output
         assert "fits the contract" in output
         assert "the contract leaves open are not compared: age, sodium, income, ward, outcome" in output
@@ -78,12 +78,12 @@ def test_up_says_first_which_sites_data_differ(sites: dict[str, str], tmp_path: 
 
 def test_a_check_for_programs(sites: dict[str, str], tmp_path: Path) -> None:
     wrong = write_rows(tmp_path / "wrong.csv", [{**row, "age": "old"} for row in rows_of("west")])
-    code, output = call(["federate", "check", "contract.toml", "--data", str(wrong), "--json"])
+    code, output = call(["site", "check", "contract.toml", "--data", str(wrong), "--json"])
     assert code == 1
     found = json.loads(output)
     assert not found["fits"]
     assert [(d["column"], d["what"]) for d in found["differences"]] == [("age", "type")]
-    code, output = call(["federate", "check", "contract.toml", "--data", str(wrong)])
+    code, output = call(["site", "check", "contract.toml", "--data", str(wrong)])
     assert code == 1
     assert output.startswith('differs   "age" has numbers in the contract')
 
@@ -94,8 +94,8 @@ def test_a_check_for_programs(sites: dict[str, str], tmp_path: Path) -> None:
         ("federate contract {north} --target outcome", "contract.toml exists already"),
         ("federate contract {north} --target outcom --out b.toml", 'no column "outcom"'),
         ("federate contract {north} --target outcome --out b.toml --smallest-count 0", "must be at least 1"),
-        ("federate check nothing.toml --data {north}", "nothing.toml is no data contract"),
-        ("federate check contract.toml --data nothing.csv", "nothing.csv"),
+        ("site check nothing.toml --data {north}", "nothing.toml is no data contract"),
+        ("site check contract.toml --data nothing.csv", "nothing.csv"),
         ("federate init a --contract contract.toml --dataset digits", "leave one out"),
         (
             "federate init a --contract contract.toml --secure-aggregation",

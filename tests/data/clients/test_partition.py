@@ -729,10 +729,11 @@ def test_a_client_can_draw_its_validation_part_alone(scheme: str) -> None:
     for client, part in enumerate(whole.train):
         labels = dataset.train.y[part]
         labels = labels if whole.labels is None else whole.labels[client][labels]
-        held_out = validation_part(labels, 0.3, 5, client)
+        kept, held_out = validation_part(dataset.train.take(part), labels, 0.3, 5, client)
         np.testing.assert_array_equal(part[held_out], split.validation[client])
-        np.testing.assert_array_equal(part[~held_out], split.train[client])
+        np.testing.assert_array_equal(part[kept], split.train[client])
 
 
 def test_a_single_sample_is_for_training() -> None:
-    assert validation_part(np.zeros(1, np.int64), 0.3, 0, 0).tolist() == [False]
+    labels = np.zeros(1, np.int64)
+    assert validation_part(samples(labels), labels, 0.3, 0, 0).test.tolist() == [False]

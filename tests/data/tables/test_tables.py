@@ -240,7 +240,7 @@ def test_texts(tmp_path: Path) -> None:
     rows = [{"id": n, "words": f"text {n} " + "x" * 5000 * (n == 7), "mood": "ab"[n % 2]} for n in range(20)]
     found = load(write_jsonl(tmp_path / "t.jsonl", rows), target="mood", text="words")
     assert found.train.x.dtype.kind == "U"
-    assert found.train.x[0] == "text 0 "
+    assert set(found.train.x) | set(found.test.x) >= {f"text {n} " for n in range(20) if n != 7}
     assert "1 texts are cut to 4,096 characters" in found.note
     assert "columns not used beside the text: id" in found.note
 
@@ -525,10 +525,10 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
 
 
 def test_most_samples_in_one_class_are_said_with_the_metric_to_judge_by() -> None:
-    rows = {"x": np.arange(100) % 7, "died": ["no"] * 93 + ["yes"] * 7}
+    rows = {"x": np.arange(100) % 7, "died": ["no"] * 94 + ["yes"] * 6}
     with on_command_line():
         text = overview(tables.from_tables([Table.of(rows)], "visits", target="died"))
-    assert "93 % of the samples are no, and a model that always answers so has this accuracy" in text
+    assert "94 % of the samples are no, and a model that always answers so has this accuracy" in text
     assert "--metrics balanced_accuracy,accuracy" in text
     even = {"x": np.arange(100) % 7, "died": ["no"] * 79 + ["yes"] * 21}
     assert "judge by" not in overview(tables.from_tables([Table.of(even)], "visits", target="died"))

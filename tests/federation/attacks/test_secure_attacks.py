@@ -364,7 +364,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     assert np.array_equal(Malicious(summed, run="second").total(ALL), one_sum.total)
     assert kills == [phase, phase]
     memory = json.loads((Path(summed[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
-    assert [(len(members), rows, len(uploads)) for _, members, rows, _, uploads in memory] == [(5, "", 1)]
+    assert [(len(members), rows, len(uploads)) for _, members, rows, uploads in memory] == [(5, "", 1)]
 
 
 # -- what the owner may allow --------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ allowed ones.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,6 @@ from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_
 from copfl.core.sums import total_is_one_sum
 from copfl.data.clients.federation import Federation
 from copfl.errors import UsageError
-from copfl.experiment.analysis.benefit import Design, Judgement, design, judged
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.secure_sum import Rules, dequantised
 from copfl.models import MLP
@@ -407,7 +405,7 @@ def test_sums_over_different_clients_reveal_updates_that_hardly_change(
 def test_sums_of_halves_reveal_what_stays_alike_over_the_rounds(
     clients: int, rounds: int, closeness: float
 ) -> None:
-    """`run.benefit`: the numbers of samples, and the cosine of a client's mean update with the solution.
+    """Why `run.benefit` is refused: numbers of samples, and the cosine of a mean update with the solution.
 
     In one round they are two sums, and in each of them another upload of one client gives the same sum.
     """
@@ -437,93 +435,6 @@ def test_sums_of_halves_reveal_what_stays_alike_over_the_rounds(
     from_halves, from_all = np.mean(found, axis=0)
     assert from_halves > closeness
     assert from_all < 0.4
-
-
-def of_judges(clients: int, rounds: int) -> Design:
-    """The regression on halves that are drawn as in a run."""
-    drawn = [np.isin(np.arange(clients), first_half(4, t, np.arange(clients))) for t in range(rounds)]
-    regression = design(np.where(np.stack(drawn), 1.0, -1.0))
-    assert regression is not None
-    return regression
-
-
-def unexplained(regression: Design, table: Any) -> Any:
-    """The part of differences [rounds, ...] that the halves do not explain."""
-    return table - regression.rows @ (regression.inverse @ table)
-
-
-def said_of(regression: Design, table: Any) -> Any:
-    """What each judge adds to the values and errors of the sum, [judges, entries]; linear in the differences.
-
-    Args:
-        regression: On the halves.
-        table: [rounds, judges], the differences, each in units of its spread.
-    """
-    said = []
-    for judge, column in enumerate(table.T):
-        value, errors = np.zeros(table.shape[1]), np.zeros(table.shape)
-        others = np.delete(np.arange(table.shape[1]), judge)
-        contrast = regression.inverse[others] - regression.inverse[others].mean(0)
-        value[others] = contrast @ column
-        errors[:, others] = (contrast * unexplained(regression, column) / np.sqrt(regression.unexplained)).T
-        said.append([*value, *errors.reshape(-1)])
-    return np.array(said)
-
-
-def composition(regression: Design, total: Judgement, possible: Any) -> Any:
-    """[judges, k], what each judge's differences are made of, from the sum of the judges.
-
-    Each judge leaves itself out, so the sum has other judges for each client: more than a sum over all.
-
-    Args:
-        regression: On the halves.
-        total: The sum.
-        possible: [rounds, k], differences that a judge may have; in units of its spread they are a sum of
-        these.
-    """
-    judges = len(total.value)
-    columns = [said_of(regression, np.repeat(part[:, None], judges, 1)) for part in possible.T]
-    known = [*total.value, *total.errors.reshape(-1)]
-    table = np.stack(columns, 1).reshape(-1, len(known))
-    return np.linalg.lstsq(table.T, known, rcond=None)[0].reshape(judges, -1)
-
-
-@pytest.mark.parametrize(("clients", "rounds"), [(6, 9), (6, 22), (10, 30)])
-def test_the_sum_of_the_judges_reveals_what_halves_do_not_explain_and_no_spread(
-    clients: int, rounds: int
-) -> None:
-    rng, regression = np.random.default_rng(0), of_judges(clients, rounds)
-    differences = regression.rows @ rng.normal(size=(clients, clients)) / 2 + rng.normal(
-        size=(rounds, clients)
-    )
-
-    def total_of(table: Any) -> Judgement:
-        return reduce(Judgement.plus, (judged(regression, table[:, n], n) for n in range(clients)))
-
-    total, scale = total_of(differences), np.exp(rng.normal(size=clients))
-    every = np.eye(rounds)
-    reached = np.concatenate([said_of(regression, np.repeat(one[:, None], clients, 1)) for one in every])
-    # What a judge thinks of each other one is not determined: a number per client of all judges.
-    assert np.linalg.matrix_rank(reached) <= clients * regression.freedom + clients < clients * rounds
-    seen = unexplained(regression, composition(regression, total, every).T)
-    pairs = zip(seen.T, unexplained(regression, differences).T, strict=True)
-    assert np.mean([np.corrcoef(ours, theirs)[0, 1] for ours, theirs in pairs]) > 0.9
-    for before, after in zip(
-        total, total_of(differences * scale / math.prod(scale) ** (1 / clients)), strict=True
-    ):
-        np.testing.assert_allclose(before, after, atol=1e-9)  # the same, whatever the spread of each is
-
-
-def test_models_that_differ_for_one_class_in_a_round_reveal_the_classes_of_every_node() -> None:
-    """A malicious server sends models of its own making as those of the halves, another class in every round."""
-    clients, classes, rounds = 6, 4, 22
-    rng, regression = np.random.default_rng(0), of_judges(clients, rounds)
-    fractions = rng.dirichlet(np.ones(classes), clients)  # [clients, classes], of each node's samples
-    asked = np.eye(classes)[np.arange(rounds) % classes] * rng.choice([-1.0, 1.0], (rounds, 1))
-    differences = asked @ fractions.T  # the loss of a class alone changes, by as much as the node has of it
-    total = reduce(Judgement.plus, (judged(regression, differences[:, n], n) for n in range(clients)))
-    found = composition(regression, total, asked)
-    np.testing.assert_allclose(found / found.sum(1, keepdims=True), fractions, atol=1e-9)
 
 
 def test_a_mean_of_accuracies_reveals_each_to_a_server_that_knows_the_test_sets() -> None:

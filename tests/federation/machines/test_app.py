@@ -122,7 +122,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     for name in ("ca.key", "server.key", "node-0", "node-1", "coordinator"):
         assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
     assert read_app(folder)["secure"]
-    assert "--root-certificates ca.pem --key" in (folder / "README.md").read_text()
+    assert "copfl site join NAME.invite --data" in (folder / "README.md").read_text()
 
 
 def test_no_private_key_but_the_servers_own_is_on_the_server(

@@ -39,7 +39,8 @@ def test_every_service_runs_without_privileges() -> None:
         assert service["user"] == "${COPFL_USER:-1000:1000}"
         assert (service["read_only"], service["tmpfs"], service["cap_drop"]) == (True, "/tmp", ["ALL"])
         assert service["security_opt"] == ["no-new-privileges:true"]
-        assert service["healthcheck"]["test"][:4] == ["CMD", "copfl", "federate", "status"]
+        role = service["command"][0]
+        assert service["healthcheck"]["test"][:4] == ["CMD", "copfl", role, "status"]
         assert service["healthcheck"]["test"][-1] == "--check"
     assert re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
 
@@ -49,16 +50,16 @@ def test_the_commands_of_services_and_units_are_commands_of_copfl(
 ) -> None:
     """With --help, unknown words and options are errors, and nothing is started."""
     lines = [" ".join(service["command"]) for service in services().values()]
-    lines += [" ".join(service["healthcheck"]["test"][3:]) for service in services().values()]
+    lines += [" ".join(service["healthcheck"]["test"][2:]) for service in services().values()]
     for unit in UNITS:
         text = unit.read_text().replace("\\\n", " ")
-        (command,) = re.findall(r"^ExecStart=/opt/copfl/bin/copfl federate (.*)", text, re.MULTILINE)
+        (command,) = re.findall(r"^ExecStart=/opt/copfl/bin/copfl (.*)", text, re.MULTILINE)
         lines.append(command)
     assert len(lines) == 2 * 4 + len(UNITS) == 11
     for line in lines:
-        done = called(capsys, "federate", *shlex.split(line.replace("${CLIENT}", "0")), "--help")
+        done = called(capsys, *shlex.split(line.replace("${CLIENT}", "0")), "--help")
         assert done.code == 0, (line, done.err)
-        assert "Usage: copfl federate" in done.out
+        assert f"Usage: copfl {' '.join(line.split()[:2])}" in done.out
 
 
 def test_the_image_contains_what_the_dockerfile_copies() -> None:

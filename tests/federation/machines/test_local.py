@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli.federate import local as local_commands
+from copfl.cli.federate import trial as trial_commands
 from copfl.errors import RunError
 from copfl.federation.machines import local
 from copfl.federation.machines.local import MAX_RECONNECTS, follow
@@ -187,7 +187,7 @@ def test_a_finished_run_is_not_started_again(
     answer = called(capsys, "federate", "resume", tmp_path)
     assert (answer.code, answer.err, started) == (0, "", [])
     assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")
-    monkeypatch.setattr(local_commands, "_show", lambda folder, rounds: list(rounds))
+    monkeypatch.setattr(trial_commands, "_show", lambda folder, rounds: list(rounds))
     assert called(capsys, "federate", "resume", tmp_path, "--rounds", 3).code == 0
     assert len(started) == 1
 

@@ -82,7 +82,7 @@ def test_what_left_a_node_is_in_its_log(tmp_path: Path, capsys: pytest.CaptureFi
     assert {line["epsilon"] for line in lines} == {None}
     assert all(line["bytes"] > 1000 for line in lines[1:3])
 
-    done = called(capsys, "federate", "log", state_of(node))
+    done = called(capsys, "site", "log", state_of(node))
     assert done.code == 0, done.err
     assert "sent     update, metrics" in done.out
     assert "refused  train of run None, unsigned: the policy" in done.out
@@ -92,7 +92,7 @@ def test_what_left_a_node_is_in_its_log(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"audit log   4 lines, no line changed or removed; last hash {noted[:16]}" in as_text(found)
     path = state_of(node) / AUDIT
     path.write_bytes(path.read_bytes().replace(b'"metrics"', b'"nothing"', 1))
-    done = called(capsys, "federate", "log", state_of(node), "--verify")
+    done = called(capsys, "site", "log", state_of(node), "--verify")
     assert (done.code, done.out) == (1, "BROKEN      line 2: it was changed\n")
     assert "audit.jsonl: line 2: it was changed" in status(state_of(node))["problems"]
 

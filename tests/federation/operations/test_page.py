@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.cli.federate.local import _show
-from copfl.errors import RunError
+from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import of_records
 from copfl.federation import init
@@ -175,27 +174,6 @@ def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:
     (table,) = found.tables
     assert {tuple(row[1:5]) for row in table.rows} == {("-", "-", "not known", "-")}
     assert "3 rounds are few for 6 clients: 22 or more" in " ".join(table.notes)
-
-
-def test_the_benefit_of_secure_sums_is_known_at_the_end(tmp_path: Path) -> None:
-    state = ServerState(tmp_path / "clinic", NAMES, benefit=True)
-    hidden = {"bytes_up": [1000.0] * 6, "bytes_down": [2000.0] * 6, "half": [1.0] * 6}
-    found = ended(state, 2, per_client=hidden, secure_aggregation={})
-    assert not found.tables
-    assert found.notes == [
-        "With secure sums the benefit is known when the run has ended: then the nodes add up what they conclude from "
-        "their losses."
-    ]
-    content = {"rounds": 2, "value": [0.01, *[0.0] * 5], "error": [0.001] * 6, "freedom": 20}
-    (state.path / "benefit.json").write_text(json.dumps(content))
-    found = section(page_of(state.app), "benefit")
-    (table,) = found.tables
-    assert table.head == ["client", "benefit", "95 % interval", "verdict", "rank", "sent", "rounds"]
-    assert table.rows[0][:5] == ["north", "+10.00", "[+7.91, +12.09]", "higher", "1"]
-    assert found.notes[-1].startswith("Hidden by secure aggregation")
-    (state.path / "benefit.json").write_text('{"value": 1}')
-    with pytest.raises(RunError, match=r"benefit\.json is damaged"):
-        page_of(state.app)
 
 
 def test_a_run_that_does_not_measure_it_has_no_benefit(trained: dict[str, Trained]) -> None:

@@ -102,7 +102,7 @@ def test_the_command(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_defaults_are_those_of_the_function(app: Path) -> None:
-    from copfl.cli.federate.machines import clean as command
+    from copfl.cli.upkeep import clean as command
 
     given: Any = command.__kwdefaults__
     assert {key: given[key] for key in ("days", "keep")} == {"days": 90.0, "keep": 5}

@@ -349,18 +349,18 @@ def test_the_strict_policy_has_every_line_and_is_strict(tmp_path: Path) -> None:
     for name, most in vars(policy.bounds).items():
         assert most < getattr(Bounds(), name)
     assert policy.secure_aggregation.required
-    assert (policy.reports, policy.benefit, Policy().benefit) == ("sums", "none", "none")
+    assert (policy.reports, policy.benefit, Policy().benefit) == ("sums", False, False)
     assert (policy.code, policy.bases, policy.files, policy.rollback) == ((), (), (), False)
 
 
 def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, app = tmp_path / "state" / FILE, init(tmp_path / "app", nested(CONFIG))
-    done = called(capsys, "federate", "policy", file)
+    done = called(capsys, "site", "policy", file)
     assert (done.code, "is a strict policy" in done.out) == (0, True)
     written = file.read_text()
-    done = called(capsys, "federate", "policy", file)
+    done = called(capsys, "site", "policy", file)
     assert (done.code, "is valid" in done.out, file.read_text()) == (0, True, written)
-    done = called(capsys, "federate", "policy", file, "--app", app)
+    done = called(capsys, "site", "policy", file, "--app", app)
     assert done.code == 1
     assert done.out.split() == [
         "refused",
@@ -371,14 +371,14 @@ def test_the_command_writes_checks_and_explains(tmp_path: Path, capsys: pytest.C
         "[secure_aggregation.required]",
     ]
     file.write_text(written.replace("required = true", "required = false"))
-    done = called(capsys, "federate", "policy", file, "--app", app)
+    done = called(capsys, "site", "policy", file, "--app", app)
     assert done.code == 0
     assert "allowed     copfl with mlp, 3 rounds" in done.out
     assert "metrics     stay here  [reports]" in done.out
     assert "rollback    is refused  [rollback]" in done.out
     file.write_text("x")
-    assert called(capsys, "federate", "policy", file).code == 2
-    assert called(capsys, "federate", "policy", tmp_path / "none.toml", "--app", app).code == 2
+    assert called(capsys, "site", "policy", file).code == 2
+    assert called(capsys, "site", "policy", tmp_path / "none.toml", "--app", app).code == 2
     assert explained(Policy(), read_app(app)["config"])[2] == "metrics     are sent"
 
 

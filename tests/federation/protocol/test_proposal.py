@@ -230,7 +230,7 @@ def test_a_proposal_waits_for_the_owner(
     run_config = CONFIG | {KEY: signed.text}
     assert "[proposals.by_hand]" in refused(node, run_config)
     assert pending(state) == [signed]
-    done = called(capsys, "federate", "approve", state, signed.proposal.digest[:8], "--yes")
+    done = called(capsys, "site", "approve", state, signed.proposal.digest[:8], "--yes")
     assert done.code == 0, done.err
     assert "setting      run.rounds = 3" in done.out
     assert f"client 1     {fingerprint(key_of(nodes[1]).public)}  clinic-1" in done.out
@@ -246,7 +246,7 @@ def test_what_the_policy_refuses_cannot_be_approved(
 ) -> None:
     config = CONFIG | {"algorithm.epochs": 100_000}
     (tmp_path / "p.json").write_bytes(proposed(config, nodes).document)
-    done = called(capsys, "federate", "approve", state_of(nodes[0]), tmp_path / "p.json", "--yes")
+    done = called(capsys, "site", "approve", state_of(nodes[0]), tmp_path / "p.json", "--yes")
     assert "refused     algorithm.epochs=100000" in done.out
     assert done.code == 2
     assert not list(state_of(nodes[0]).glob(f"{FOLDER}/approved*"))

@@ -47,7 +47,7 @@ def app(tmp_path: Path) -> Path:
 def admitted(app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """The app with three members, which made their own keys."""
     for name in ("north", "south", "west"):
-        done = called(capsys, "federate", "key", tmp_path / name)
+        done = called(capsys, "site", "key", tmp_path / name)
         public = read_public(tmp_path / f"{name}.pub")
         assert f"fingerprint {fingerprint(public)}" in done.out
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
@@ -80,7 +80,7 @@ def test_a_key_or_a_number_is_one_members(
     app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
-        called(capsys, "federate", "key", tmp_path / name)
+        called(capsys, "site", "key", tmp_path / name)
     (tmp_path / "rsa.pub").write_text("ssh-rsa AAAA")
     assert called(capsys, "federate", "admit", app, tmp_path / "a.pub", "--client", "2").code == 0
     for words, error in (
@@ -94,7 +94,7 @@ def test_a_key_or_a_number_is_one_members(
     ):
         done = called(capsys, "federate", "admit", app, tmp_path / words[0], *words[1:])
         assert (done.code, error in done.err) == (2, True), done.err
-    again = called(capsys, "federate", "key", tmp_path / "a")
+    again = called(capsys, "site", "key", tmp_path / "a")
     assert "keys are never overwritten" in again.err
 
 
@@ -120,12 +120,12 @@ def test_a_revoked_member_leaves_the_next_proposal(
 
 def test_a_member_rotates_its_key(admitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = read_key(tmp_path / "north")
-    done = called(capsys, "federate", "rotate", tmp_path / "north")
+    done = called(capsys, "site", "rotate", tmp_path / "north")
     assert done.code == 0, done.err
     new = read_key(tmp_path / "north")
     assert read_key(tmp_path / "north.old").public == old.public != new.public
     assert stat.S_IMODE((tmp_path / "north").stat().st_mode) == 0o600
-    again = called(capsys, "federate", "rotate", tmp_path / "north")
+    again = called(capsys, "site", "rotate", tmp_path / "north")
     assert "an earlier rotation" in again.err
     words = ("federate", "admit", admitted, tmp_path / "north.pub", "--rotation")
     (tmp_path / "forged").write_text(json.dumps({"signature": "00"}))

@@ -128,6 +128,25 @@ def test_every_server_step_ends_where_the_simulation_does(
     assert farthest(server, simulated(settings, federation).server) <= 1e-5
 
 
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_local_steps_go_on_as_in_the_simulation(
+    participation: float, federation: Federation, tmp_path: Path
+) -> None:
+    """The clients have 200 to 800 samples, and take 2 steps of 256 in each of four rounds, in some of them at most."""
+    config = for_algorithm("ditto") | {"run.steps": 2, "run.rounds": 4, "run.participation": participation}
+    config["network.min_replies"] = 2
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    _, server, *_ = play(config, nodes, tmp_path / "runs")
+    settings = settings_of(config)
+    state = simulated(settings, federation)
+    assert farthest(server, state.server) <= 1e-5
+    rows = state.clients.rows(torch.arange(3))
+    assert rows.done.sum() == (24 if participation == 1 else 16)  # of three clients in four rounds, or of two
+    for client, node_config in enumerate(nodes):
+        last = max(ClientRecords(Path(node_config["state-dir"]), "test").rounds())
+        assert farthest(client_of(settings, node_config, client, last), tree.row(rows, client)) <= 1e-5
+
+
 def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:
     config = CONFIG | {"run.participation": 0.5, "network.min_replies": 2, "run.rounds": 4}
     records, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")

@@ -1,19 +1,14 @@
-"""`copfl federate`: its commands, of which the first creates a federation."""
+"""`copfl federate`: its commands in the order of use; here the one that creates a federation."""
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from copfl.cli import options
-from copfl.cli.federate import (
-    data,
-    local,
-    machines,
-    members,
-    watch,
-)
+from copfl.cli import options, upkeep
+from copfl.cli.federate import contract as drafting
+from copfl.cli.federate import members, server, trial, watch
 from copfl.cli.federate.options import AppFolder, Secure
 from copfl.cli.options import Tables, option
 from copfl.settings import toml
@@ -45,6 +40,10 @@ def init(
         Path | None,
         option("Data", "The members' data contract, instead of a data set like theirs; default: none."),
     ] = None,
+    invite: Annotated[
+        list[str] | None,
+        option("Federation", "The name of a site, whose invitation is written; repeatable; default: none."),
+    ] = None,
     host: Annotated[str, option("Federation", "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option("Federation", "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
@@ -57,10 +56,16 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a Flower app that trains what `copfl run` with the same options would."""
+    """Create a federation: settings, certificates and invitations."""
     from copfl.data.contract.file import read_contract
     from copfl.federation.machines import app as flower_app
 
+    if sys.stdin.isatty() and not (line or config or preset or contract or invite):
+        contract, invite, host, is_summed = asked()
+        line["secure"] = {"aggregation": is_summed}
+    if invite:
+        line.setdefault("run", {}).setdefault("clients", len(invite))
+        secure, trial = True, False
     layers = [line] if config is None else [toml.read_file(config), line]
     agreed = None if contract is None else read_contract(contract)
     flower_app.init(
@@ -73,27 +78,56 @@ def init(
         trial=trial,
         contract=agreed,
     )
-    sites = "" if agreed is None else " --site FILE --site FILE ..."
-    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
     if agreed is not None and not agreed.is_frozen:
-        print(f"Its contract is open: the members agree on the rest with copfl federate agree {folder}")
-    print(f"For several machines see {folder / 'README.md'}")
+        print("Its contract is open: the members agree on the rest by sums before the training")
     if (authority := flower_app.authority_of(folder)).exists():
         print(f"The keys of the coordinator and of the authority are in {authority}: move it off the server")
+    if invite:
+        members.invite(folder=folder, sites=invite)
+        print(f"Run the server: copfl federate server {folder}")
+        print(f"When all sites are there, train: copfl federate run {folder}")
+        return
+    sites = "" if agreed is None else " --site FILE --site FILE ..."
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
+    print(f"For several machines see {folder / 'README.md'}")
+
+
+def asked() -> tuple[Path, list[str], str, bool]:
+    """The contract, the names of the sites, the server's address, and whether only sums leave: what init asks for."""
+    contract = typer.prompt(
+        "The data contract (copfl federate contract TABLE drafts one)", default="contract.toml"
+    )
+    names = typer.prompt("The names of the sites, such as: north south west").replace(",", " ").split()
+    host = typer.prompt("The address of the server, which the sites reach", default="127.0.0.1")
+    is_summed = typer.confirm("Should the server see sums over all sites alone?", default=len(names) > 2)
+    return Path(contract), names, host, is_summed
 
 
 app = typer.Typer(
-    help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
+    help="For the coordinator of a federation of real machines, with Flower. "
+    "Whoever owns data has `copfl site`.",
+    cls=options.Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
-Command = Callable[..., None]
-LOCAL: list[Command] = [local.up, local.resume, local.join]
-OTHERS: list[Command] = [
-    *(machines.server, machines.run, machines.status, machines.policy),
-    *(machines.clean, machines.backup, machines.restore, machines.node),
-    *(data.contract, data.check, data.agree),
-    watch.watch,
-    *(members.key, members.admit, members.members, members.propose),
-    *(members.approve, members.revoke, members.rotate, members.log),
-]
-for command in [init, *map(options.reading, LOCAL), *OTHERS]:
-    app.command(cls=options.Command)(command)
+PANELS: dict[str, list[options.Function]] = {
+    "In this order": [
+        drafting.contract,
+        init,
+        members.invite,
+        server.server,
+        members.admit,
+        watch.watch,
+        server.run,
+    ],
+    "A trial on one machine, after init": [
+        options.reading(trial.up),
+        options.reading(trial.resume),
+        options.reading(trial.personalize),
+    ],
+    "More": [
+        *(upkeep.status, members.members, server.agree, members.propose, members.revoke, members.rotate),
+        *(upkeep.backup, upkeep.restore, upkeep.clean),
+    ],
+}
+options.add_panels(app, PANELS)

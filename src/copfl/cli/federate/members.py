@@ -1,7 +1,8 @@
-"""`copfl federate`: members and their keys, proposals, and a node's audit log."""
+"""`copfl federate`: members and their keys, and proposals."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,51 +10,97 @@ from copfl.cli.federate.options import AppFolder, Rounds, Settings, app_config, 
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError
 
-StateFolder = Annotated[Path, argument("The state-dir of a node.")]
+if TYPE_CHECKING:
+    from copfl.federation.protocol.invitation import Invitation
+
 CoordinatorKey = Annotated[
     Path | None, option("Federation", "The coordinator's private key; default: where init put it.")
 ]
 MemberName = Annotated[str, argument("The member's name.")]
 
 
-def key(
-    *, file: Annotated[Path, argument("A new file for the private key; FILE.pub gets the public one.")]
+def invite(
+    *,
+    folder: AppFolder,
+    sites: Annotated[list[str], argument("The names of sites, such as north.")],
+    days: Annotated[float, option("Federation", "Days until the invitations expire; default: 14.")] = 14.0,
+    key: CoordinatorKey = None,
 ) -> None:
-    """Make a member's key, on the member's own machine, and print its fingerprint."""
+    """Write the file by which a site takes part, and the words to read out."""
     require_flower()
-    from copfl.federation.protocol.keys import fingerprint, make_key
+    from copfl.federation.server import invitations, membership
 
-    print(f"fingerprint {fingerprint(make_key(file))}")
-    print(f"Send {file}.pub to the coordinator, and tell the fingerprint by telephone. {file} stays here.")
+    signer = membership.coordinator_key(folder, key)
+    for site in sites:
+        signed = invitations.invite(folder, site, signer, days)
+        print(invitation_text(folder, signed.invitation))
+
+
+def invitation_text(folder: Path, invitation: "Invitation") -> str:
+    """What the coordinator does with an invitation."""
+    from copfl.federation.server import invitations
+
+    file, site = invitations.file_of(folder, invitation.site), invitation.site
+    return (
+        f"{site}: send {file}; it expires on {invitation.expires[:10]}\n"
+        f"  {site} runs   copfl site join {file.name} --data FILE\n"
+        f"  then telephone, and read out: {invitation.words}\n"
+        f"  {site} reads out words of its own: copfl federate admit {folder} {site}"
+    )
 
 
 def admit(
     *,
     folder: AppFolder,
-    file: Annotated[Path, argument("The member's public key, NAME.pub.")],
-    name: Annotated[str | None, option("Federation", "Its name; default: that of the file.")] = None,
+    site: Annotated[
+        str, argument("A site that was invited, its file answer.json, or a member's public key, NAME.pub.")
+    ],
+    words: Annotated[
+        str | None, option("Federation", "The words that the site reads out; default: asked for.")
+    ] = None,
+    name: Annotated[
+        str | None, option("Federation", "The name of NAME.pub's member; default: that of the file.")
+    ] = None,
     client: Annotated[
-        int | None, option("Federation", "Its client's number; default: the next free one.")
+        int | None, option("Federation", "Of NAME.pub, its client's number; default: the next free one.")
     ] = None,
     rotation: Annotated[
         Path | None,
-        option("Federation", "A member's new key: the file that its `copfl federate rotate` wrote."),
+        option("Federation", "A member's new key: the file that its `copfl site rotate` wrote."),
     ] = None,
 ) -> None:
-    """Enter a member with its public key, or a member's new key."""
+    """Admit a site whose words you have heard by telephone."""
     require_flower()
     from copfl.federation.protocol.app_folder import read_app
     from copfl.federation.protocol.keys import fingerprint, read_public
-    from copfl.federation.server import membership
+    from copfl.federation.server import invitations, membership
 
-    public, name = read_public(file), name or file.name.removesuffix(".pub")
-    if rotation is not None:
-        member = membership.replace_key(folder, name, public, membership.read_rotation(rotation))
+    file = Path(site)
+    if file.suffix == ".pub" or rotation is not None:
+        public, name = read_public(file), name or file.name.removesuffix(".pub")
+        if rotation is not None:
+            member = membership.replace_key(folder, name, public, membership.read_rotation(rotation))
+        else:
+            clients = int(read_app(folder)["config"]["run"]["clients"])
+            member = membership.admit(folder, clients, name, public, client)
+        print(f"client {member.number} is {member.name}, fingerprint {fingerprint(member.key)}")
+        print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
+        return
+    if file.suffix == ".json":
+        site = invitations.receive_file(folder, file)
+    invitations.waiting(folder, site)
+    if words is None:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                f'this is no terminal to ask in: give the words that {site} reads out, --words "..."'
+            )
+        words = typer.prompt(f"The words that {site} reads out by telephone")
+    member = invitations.admit_answer(folder, site, words)
+    print(f"{member.name} is client {member.number}; its node connects within seconds")
+    if missing := [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]:
+        print(f"Missing: {', '.join(f'{one.invitation.site} ({one.state})' for one in missing)}")
     else:
-        clients = int(read_app(folder)["config"]["run"]["clients"])
-        member = membership.admit(folder, clients, name, public, client)
-    print(f"client {member.number} is {member.name}, fingerprint {fingerprint(member.key)}")
-    print("Compare the fingerprint with the member by telephone. The next run's proposal has the member.")
+        print(f"All sites are there. Train: copfl federate run {folder}")
 
 
 def members(*, folder: AppFolder) -> None:
@@ -61,7 +108,7 @@ def members(*, folder: AppFolder) -> None:
     require_flower()
     from copfl.federation.protocol.keys import fingerprint, read_public
     from copfl.federation.protocol.proposal import members_fingerprint
-    from copfl.federation.server import membership
+    from copfl.federation.server import invitations, membership
 
     roster = membership.read_roster(folder)
     public = folder / "keys" / f"{membership.COORDINATOR}.pub"
@@ -72,6 +119,9 @@ def members(*, folder: AppFolder) -> None:
     for revoked, name in roster.revoked.items():
         print(f"revoked      {fingerprint(revoked)}  {name}")
     print(f"all members  {members_fingerprint(roster.members)}")
+    for one in invitations.invited(folder):
+        about = one.invitation
+        print(f"invited      {about.site} {one.state}; words of its invitation: {about.words}")
 
 
 def propose(
@@ -99,37 +149,6 @@ def propose(
     print(f"{file} is signed. Start it with: copfl federate {starts} {folder} --proposal {file}")
 
 
-def approve(
-    *,
-    state: StateFolder,
-    proposal: Annotated[
-        str | None,
-        argument("A file, or the first digits of one that waits; default: the only one that waits."),
-    ] = None,
-    policy: Annotated[
-        Path | None, option("Federation", "The node's policy; default: policy.toml in its state-dir.")
-    ] = None,
-    yes: Annotated[bool, option("Output", "Approve without a question.", "--yes -y")] = False,
-) -> None:
-    """Show a proposal and what the node's policy says of it, and accept it by hand."""
-    require_flower()
-    from copfl.federation.node import acceptance
-    from copfl.federation.node.explanation import explained
-    from copfl.federation.policy.file import policy_of
-    from copfl.federation.protocol import proposal_text
-
-    signed = proposal_text.chosen(acceptance.pending(state), proposal)
-    print("\n".join(proposal_text.described(signed.proposal)))
-    lines = explained(policy_of(policy, state), signed.proposal.settings)
-    print("\n".join(lines))
-    if lines[0].startswith("refused"):
-        raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
-    if not yes and not typer.confirm("Approve it?"):
-        raise typer.Exit(1)
-    acceptance.approve(state, signed)
-    print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")
-
-
 def revoke(*, folder: AppFolder, member: MemberName) -> None:
     """Take a member out: the server refuses its key at once, and later proposals do not have it."""
     require_flower()
@@ -143,46 +162,14 @@ def revoke(*, folder: AppFolder, member: MemberName) -> None:
 
 def rotate(
     *,
-    path: Annotated[
-        Path, argument("A member's private key, or the app's folder for the server's certificate.")
-    ],
+    folder: AppFolder,
     authority: Annotated[
         Path | None, option("Federation", "The folder of the authority's key; default: where init put it.")
     ] = None,
 ) -> None:
-    """Replace a member's key by a new one, or the server's key and certificate."""
+    """Replace the server's key and certificate."""
     require_flower()
     from copfl.federation.server import membership
 
-    if path.is_dir():
-        end = membership.rotate_server(path, authority)
-        print(f"{path / 'keys' / 'server.pem'} is new, valid until {end:%Y-%m-%d}; start the server again")
-        return
-    statement = membership.rotate_member(path)
-    print(f"{path} is a new key; the old one is {path}.old")
-    print(
-        f"Send {path}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub "
-        "--rotation FILE"
-    )
-
-
-def log(
-    *,
-    state: StateFolder,
-    verify: Annotated[bool, option("Output", "Print where the chain breaks alone.", "--verify")] = False,
-    noted: Annotated[
-        list[str] | None, option("Output", "A last hash that you noted earlier; repeatable.", "--noted")
-    ] = None,
-) -> None:
-    """Print what left a node, or verify that no line of it was changed or removed."""
-    from copfl.federation.node import audit_log
-    from copfl.federation.protocol.chained_log import AUDIT, verified
-
-    found = verified(state / AUDIT, noted or ())
-    if not verify:
-        print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
-    if found.problem:
-        print(f"BROKEN      {found.problem}")
-        raise typer.Exit(1)
-    cut = "; the last line is cut off: a kill, or it is being written" if found.is_cut else ""
-    print(f"intact      {len(found.lines)} lines, last hash {found.last_hash}{cut}")
+    end = membership.rotate_server(folder, authority)
+    print(f"{folder / 'keys' / 'server.pem'} is new, valid until {end:%Y-%m-%d}; start the server again")

@@ -33,6 +33,7 @@ class Split:
         used_samples = samples.take(used)
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
+        self.unit = used_samples.unit  # what belongs together; None: each is alone
         self.labels = labels  # as of a Partition
         # The clients and the width that were asked for last, with the answer.
         self._last: tuple[tuple[tuple[tuple[int, ...], ...], int], list[Data]] | None = None
@@ -66,6 +67,10 @@ class Split:
         if self.labels is not None:
             y = torch.from_numpy(self.labels[list(ids)]).to(device).gather(1, y)
         return Data(x, y, torch.from_numpy(sizes).to(device))
+
+    def units(self, client: int) -> NDArray[np.int64] | None:
+        """What of a client's samples belongs together, as of Samples; None: each is alone."""
+        return None if self.unit is None else self.unit[self.indices[client]]
 
     def targets(self, client: int) -> Tensor:
         """The targets of a client's samples, with its own labels of the classes."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl import foreign
+from copfl.data.held_out import Sides, drawn, latest
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, Dataset, Samples
 from copfl.errors import DataError, UsageError, at_least, raised_as
 from copfl.files import write_bytes
@@ -224,20 +225,20 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
     return replace(partition, train=train, validation=validation, notes=notes)
 
 
-def validation_part(labels: Indices, fraction: float, seed: int, client: int) -> NDArray[np.bool_]:
-    """Which of a client's training samples are for validation, by their labels: what a node can compute.
+def validation_part(samples: Samples, labels: Indices, fraction: float, seed: int, client: int) -> Sides:
+    """Which of a client's training samples stay, and which are for validation: what a node can compute.
 
     Args:
-        labels: The class of each of its samples; 0 where targets are not classes.
+        samples: The client's.
+        labels: The class of each of them; 0 where targets are not classes.
         fraction: Of the samples.
         seed: That of the run.
         client: Its number.
     """
-    held_out = np.zeros(len(labels), bool)
-    if len(labels):
-        count = _wanted(fraction, len(labels))
-        held_out[_drawn(labels, count, _validation_rng(seed, client))] = True
-    return held_out
+    nothing = np.zeros(len(labels), bool)
+    if not len(labels):
+        return Sides(~nothing, nothing)
+    return _held_out(samples, labels, _wanted(fraction, len(labels)), _validation_rng(seed, client))
 
 
 def _validation_rng(seed: int, client: int) -> np.random.Generator:
@@ -249,12 +250,24 @@ def _wanted(fraction: float, samples: int) -> int:
     return max(1, min(round(fraction * samples), samples - 1)) if samples > 1 else 0
 
 
-def _drawn(strata: Indices, count: int, rng: np.random.Generator) -> Indices:
-    """The places of so many samples: every (size / count)-th of a random list in class order."""
+def _held_out(samples: Samples, strata: Indices, count: int, rng: np.random.Generator) -> Sides:
+    """About so many samples: every (size / count)-th of a random list in class order.
+
+    What belongs together stays together. With a time, the later samples are held out.
+    """
     order = rng.permutation(len(strata))
+    unit = np.arange(len(strata)) if samples.unit is None else samples.unit
+    if samples.time is not None:
+        sides = latest(samples.time, unit, count)
+        return sides if sides.train.any() else Sides(~sides.train, np.zeros(len(strata), bool))
+    if samples.unit is not None:
+        held_out = drawn(strata, unit, order, count)
+        return Sides(~held_out, held_out)
+    held_out = np.zeros(len(strata), bool)
     order = order[np.argsort(strata[order], kind="stable")]
     places = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
-    return np.asarray(order[places])
+    held_out[order[places]] = True
+    return Sides(~held_out, held_out)
 
 
 def _split(
@@ -272,20 +285,30 @@ def _split(
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
-    strata = dataset.train.strata
-    decided, held_out = np.zeros((2, len(dataset.train)), bool)
+    strata, unit = dataset.train.strata, dataset.train.unit
+    facts = replace(dataset.train, x=strata)  # without the samples themselves, which may be large
+    decided, held_out, left_out = np.zeros((3, len(dataset.train)), bool)
+
+    def with_their_units(chosen: Indices) -> NDArray[Any]:
+        return chosen if unit is None else np.isin(unit, unit[chosen])
+
     rngs = [rng_of(client) for client in range(partition.clients)]
     for client, part in enumerate(partition.train):
         free = part[~decided[part]]  # that no earlier client has
         count = min(max(_wanted(fraction, len(part)) - int(held_out[part].sum()), 0), len(free))
         if len(free):
             own = strata[free] if labels is None else labels[client][strata[free]]
-            held_out[free[_drawn(own, count, rngs[client])]] = True
-        decided[part] = True
+            sides = _held_out(facts.take(free), own, count, rngs[client])
+            held_out[free[sides.test]] = True
+            # Others that belong to held-out samples are held out, too; earlier ones are left out.
+            (held_out if facts.time is None else left_out)[with_their_units(free[sides.test])] = True
+        decided[with_their_units(part)] = True
+    left_out &= ~held_out
     for client, part in enumerate(partition.train):
-        if held_out[part].all():  # by other clients' draws; a client needs a sample to train on
-            held_out[rngs[client].choice(part)] = False
-    train = tuple(np.sort(part[~held_out[part]]) for part in partition.train)
+        if (held_out | left_out)[part].all():  # by other clients' draws; a client needs a sample to train on
+            kept = with_their_units(rngs[client].choice(part, 1))
+            held_out[kept] = left_out[kept] = False
+    train = tuple(np.sort(part[~(held_out | left_out)[part]]) for part in partition.train)
     return train, tuple(np.sort(part[held_out[part]]) for part in partition.train)
 
 

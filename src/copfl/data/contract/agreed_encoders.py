@@ -22,12 +22,13 @@ class Encoders(TableInfo):
     @classmethod
     def of(cls, table: TableInfo) -> Self:
         """Those of a data set that was read from a table."""
-        return cls(table.targets, table.columns, table.missing, table.text)
+        return cls(**vars(table))
 
     @property
     def used(self) -> tuple[str, ...]:
         """The columns of a table that a federation reads."""
-        return (*self.targets, *([self.text] if self.text else []), *(e.name for e in self.columns))
+        labelling = filter(None, (self.text, self.group, self.time))
+        return (*self.targets, *labelling, *(e.name for e in self.columns))
 
     def dataset(self, path: Path, *, test: Path | None = None, kind: str | None = None) -> Dataset:
         """The rows of a table as samples. Columns that the federation does not use are not read.
@@ -50,6 +51,9 @@ class Encoders(TableInfo):
             text=self.text or "",
             missing=self.missing,
             kind=kind,
+            group=self.group,
+            time=self.time,
+            split=self.split,
             encoders=self.columns,
         )
 

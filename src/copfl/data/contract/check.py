@@ -103,7 +103,8 @@ def _check_arrays(contract: Contract, path: Path) -> Checked:
 
 def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]:
     every = (*contract.columns, *contract.targets)
-    spare = [name for name in table.columns if name not in {column.name for column in every}]
+    used = {contract.group, contract.time, *(column.name for column in every)}
+    spare = [name for name in table.columns if name not in used]
     for note in table.notes:
         yield Difference("", "decimal_commas", note, is_note=True)
     for column in every:
@@ -111,6 +112,12 @@ def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]
             yield from _column_differences(contract, column, table.columns[column.name])
         else:
             yield _missing_column(contract, column, table, spare)
+    for name, what in ((contract.group, "what belongs together"), (contract.time, "when a row was")):
+        if name and name not in table.columns:
+            text = f'the column "{name}" is missing, which says {what}; the file has {listed(list(table.columns), 8)}'
+            yield Difference(name, "missing_column", text)
+        elif name and (count := table.columns[name].null_count):
+            yield Difference(name, "missing_values", f'"{name}", which says {what}, lacks {count:,} values')
     if spare:
         text = f"columns that the contract does not have are not read: {listed(spare, SHOWN)}"
         yield Difference("", "spare_columns", text, is_note=True)

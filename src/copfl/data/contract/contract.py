@@ -105,6 +105,9 @@ class Contract:
     columns: tuple[Column, ...] = ()  # of text: the column of the texts alone
     targets: tuple[Column, ...] = ()
     shape: tuple[int, ...] = ()  # of arrays: of a sample; images are channels, height, width
+    group: str = ""  # the column that says what belongs together, such as the patient; "": none
+    time: str = ""  # the column that says when; the later rows of each site are test; "": any rows are
+    split: int = 0  # the seed of the draw of the test rows
 
     def __post_init__(self) -> None:
         for problem in self._problems():
@@ -137,6 +140,15 @@ class Contract:
             yield "no column is left to learn from: of type number, category or boolean"
         if self.data == TEXT and [column.type for column in self.columns] != [FREE_TEXT]:
             yield "a contract of texts has one column, of type text"
+        labelling = [name for name in (self.group, self.time) if name]
+        if any(type(name) is not str or len(name) > LONGEST_NAME for name in (self.group, self.time)):
+            yield f"group and time are names of columns, of at most {LONGEST_NAME} characters"
+        elif len({*labelling, *(column.name for column in every)}) < len(labelling) + len(every):
+            yield "the column of the group or of the time is also another one"
+        elif labelling and self.data == ARRAYS:
+            yield "arrays have no columns, so no group and no time"
+        if type(self.split) is not int or self.split < 0:
+            yield "split is a whole number from 0 on"
         is_shape = all(type(size) is int and size > 0 for size in self.shape)
         if (self.data == ARRAYS) != bool(self.shape) or not is_shape:
             yield "arrays have the shape of a sample, and other data none"
@@ -186,7 +198,15 @@ class Contract:
             names = ", ".join(column.name for column in self.open[:5])
             raise DataError(f"the data contract is not frozen: {names} have no mean or categories yet")
         text = self.columns[0].name if self.data == TEXT else None
-        return Encoders(self.target_names, tuple(map(_encoder, self.features)), self.missing, text)
+        return Encoders(
+            self.target_names,
+            tuple(map(_encoder, self.features)),
+            self.missing,
+            text,
+            self.group,
+            self.time,
+            self.split,
+        )
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -227,7 +247,10 @@ class Contract:
         """Plain values, without those that are defaults."""
         listed = {"columns": [_plain(c) for c in self.columns], "targets": [_plain(t) for t in self.targets]}
         fields = {**vars(self), **listed, "shape": list(self.shape)}
-        return {"format": FORMAT, **{name: value for name, value in fields.items() if value not in ([], ())}}
+        return {
+            "format": FORMAT,
+            **{name: value for name, value in fields.items() if value not in ([], (), "", 0)},
+        }
 
     def as_json(self) -> str:
         """The contract as text that `read` gives back exactly."""
@@ -250,7 +273,8 @@ class Contract:
                 raise ValueError(f"it has {unknown[0][:40]!r}; known: {', '.join(sorted(known))}")
             if content["format"] != FORMAT:
                 raise ValueError(f"its format is {str(content['format'])[:20]}; this version reads {FORMAT}")
-            given = {name: content[name] for name in ("data", "task", "missing") if name in content}
+            names = ("data", "task", "missing", "group", "time", "split")
+            given = {name: content[name] for name in names if name in content}
             columns, targets = (
                 tuple(_column(entry) for entry in content.get(name, [])) for name in ("columns", "targets")
             )
@@ -281,6 +305,8 @@ class Contract:
         general: dict[str, Any] = {"task": dataset.kind, "targets": tuple(targets)}
         if table is None and x.dtype.kind in "UO":
             return None  # an array of texts has no column to agree on
+        if table is not None:
+            general |= {"group": table.group, "time": table.time, "split": table.split}
         if table is None:
             return cls(data=ARRAYS, shape=tuple(map(int, x.shape[1:])), **general)
         if table.text:

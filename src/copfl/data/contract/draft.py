@@ -46,6 +46,8 @@ def draft(
     smallest: int = SMALLEST_COUNT,
     statistics: bool = False,
     leave_open: bool = False,
+    group: str = "",
+    time: str = "",
 ) -> Contract:
     """The contract that a table of one site suggests.
 
@@ -60,6 +62,8 @@ def draft(
         smallest: Rows that a category must have to be named.
         statistics: Whether means and deviations are written.
         leave_open: Whether categories and classes are left to be agreed.
+        group: The column that says what belongs together, such as the patient.
+        time: The column that says when a row was.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
         raise DataError(
@@ -72,8 +76,9 @@ def draft(
             f"name the column to predict with --target; the columns are {', '.join(table.columns)}"
         )
     task = task or _task(table, targets)
-    learned = [text] if text else [n for n in table.columns if n not in (*targets, *dropped)]
-    _known(text, table)
+    learned = [text] if text else [n for n in table.columns if n not in (*targets, *dropped, group, time)]
+    for labelling in (text, group, time):
+        _known(labelling, table)
 
     def column(name: str) -> Column:
         is_target = name in targets
@@ -95,6 +100,8 @@ def draft(
         missing=missing,
         columns=columns,
         targets=tuple(map(column, targets)),
+        group=group,
+        time=time,
     )
 
 

@@ -10,7 +10,7 @@ from copfl.files import write_bytes
 
 HEAD = """\
 # The data contract of a federation: what the data of every member must be. All members have the same one.
-# `copfl federate check THIS_FILE --data TABLE` compares a member's data with it; nothing leaves the machine.
+# `copfl site check THIS_FILE --data TABLE` compares a member's data with it; nothing leaves the machine.
 """
 KEYS = """\
 # Of a column: type (number, category, boolean, date, text), unit, minimum, maximum, missing (whether values may be
@@ -18,7 +18,8 @@ KEYS = """\
 # checked, and not learned from. Numbers without mean and deviation, and categories that are not listed, are agreed by
 # sums over all members: `copfl federate agree`. With candidates, those that a member has become the categories.
 # The first `missing` says what happens to missing values: refuse (an error), fill (the mean, or no category), drop
-# (their rows).
+# (their rows). `group` names a column: rows with the same value, such as those of a patient, are on one side, train or
+# test. `time` names a column: the later rows of a member are test. `split` is the seed of the draw of the test rows.
 """
 
 

@@ -92,11 +92,21 @@ def site_of(contract: Contract, files: Sequence[Path]) -> Site:
     question, tables = Question.of(contract), [read_table(file) for file in files]
     columns = contract.features if contract.data == TABLE else contract.columns
     features = [column.name for column in columns]
-    require_columns(tables, [*contract.target_names, *features])
+    used = [*contract.target_names, *filter(None, (contract.group, contract.time)), *features]
+    require_columns(tables, used)
     for table in tables:
-        for name in (*contract.target_names, *features):
+        for name in used:
             check_plain(name, table.columns[name])
-    table = train_rows(tables, contract.target_names, features, contract.missing, contract.task)
+    table = train_rows(
+        tables,
+        contract.target_names,
+        features,
+        contract.missing,
+        contract.task,
+        contract.group,
+        contract.time,
+        contract.split,
+    )
     targets = set(contract.target_names)
     values = {c.name: _values(c.name, table, c.name in targets) for c in question.numbers}
     is_class = contract.task == CLASSIFICATION
@@ -269,7 +279,7 @@ def _require_in_range(column: Column, mean: float) -> None:
     if not low - rounding <= mean <= high + rounding:
         raise DataError(
             f'the mean of "{column.name}" over all sites is {mean:.4g}, which is not in {low:g} to {high:g}: '
-            "a site has it in another unit, or the range is wrong. `copfl federate check` at each site says "
+            "a site has it in another unit, or the range is wrong. `copfl site check` at each site says "
             "which; one that corrects its table gives its sums again if its policy has statistics.questions "
             "= 2"
         )

@@ -25,6 +25,9 @@ def hub_dataset(
     size: int = 0,
     missing: str = "refuse",
     kind: str | None = None,
+    group: str = "",
+    time: str = "",
+    split: int = 0,
 ) -> Dataset:
     """A data set of the hub: images, a text, or the columns of a table.
 
@@ -37,7 +40,7 @@ def hub_dataset(
         text: The column of texts to learn from; by default the only one.
         subset: The configuration of the data set.
         size: Pixels of a side of images; 0: their most frequent size.
-        missing: What happens to missing values of a table, as of `copfl.data.tables.tables.table_file`.
+        missing, group, time, split: Of a table, as of `copfl.data.tables.tables.table_file`.
         kind: Of the targets, see `copfl.data.arrays.from_arrays`; None: inferred.
     """
     short, datasets = name.removeprefix(PREFIX), library("datasets", f"the data set {name}")
@@ -67,7 +70,7 @@ def hub_dataset(
     if image := next((column for column, kind in kinds.items() if kind == "Image"), ""):
         return _images(parts, short, image, target, client, classes, size)
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
-    texts = [column for column in strings if column not in (target, client)]
+    texts = [column for column in strings if column not in (target, client, group, time)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
     contents = [part.with_format("arrow")[:] for part in parts]
     tables = [Table.of({column: content[column] for column in kinds}) for content in contents]
@@ -76,7 +79,18 @@ def hub_dataset(
             numbers = table.columns[target].to_pylist()
             table.columns[target] = column_of([None if n is None else classes[n] for n in numbers])
     return from_tables(
-        tables, short, target=target, client=client, text=text, missing=missing, kind=kind, classes=classes
+        tables,
+        short,
+        target=target,
+        client=client,
+        text=text,
+        missing=missing,
+        kind=kind,
+        group=group,
+        time=time,
+        split=split,
+        classes=classes,
+        leave_out=False,
     )
 
 
@@ -93,4 +107,4 @@ def _images(
         splits.append((x, np.array(part[target]), *([np.array(part[client])] if client else [])))
     resized = sizes.total() - sizes[shape]
     note = f"{resized:,} of {sizes.total():,} images resized to {shape[0]} x {shape[1]}" if resized else ""
-    return from_splits(splits, name=name, classes=classes, note=note)
+    return from_splits(splits, name=name, classes=classes, note=note, leave_out=False)

@@ -44,7 +44,7 @@ def fashion_mnist(data_dir: Path | None) -> Dataset:
         (_idx(location, f"{split}-images-idx3-ubyte", 3), _idx(location, f"{split}-labels-idx1-ubyte", 1))
         for split in ("train", "t10k")
     ]
-    return from_splits(splits, classes=TABLE[name]["classes"], name=name, augment=True)
+    return from_splits(splits, classes=TABLE[name]["classes"], name=name, augment=True, leave_out=False)
 
 
 def _idx(location: Path, name: str, sides: int) -> NDArray[np.uint8]:
@@ -67,7 +67,7 @@ def svhn(data_dir: Path | None) -> Dataset:
     """SVHN: 99,289 colour images of house numbers, 32 x 32, 10 classes"""
     location = reading.first_existing(data_dir, "svhn", "SVHN")
     splits = [_svhn(location / f"{split}_32x32.mat") for split in ("train", "test")]
-    return from_splits(splits, name="svhn", classes="0123456789")
+    return from_splits(splits, name="svhn", classes="0123456789", leave_out=False)
 
 
 def _svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -112,7 +112,7 @@ def tiny_imagenet(data_dir: Path | None, *, size: int = 64) -> Dataset:
             raise DataError(f"{location} has no images in {split}/")
         y = np.array([image.label for image in chosen])
         splits.append((reading.decode_all(chosen, (size, size)), y))
-    return from_splits(splits, classes=classes, name="tiny_imagenet", augment=True)
+    return from_splits(splits, classes=classes, name="tiny_imagenet", augment=True, leave_out=False)
 
 
 def pacs(data_dir: Path | None, *, size: int = 64) -> Dataset:
@@ -159,7 +159,7 @@ def digits_five(data_dir: Path | None) -> Dataset:
         y = np.concatenate([labels.reshape(-1) % 10 for _, labels in domains]).astype(np.int64)
         splits.append((x, y, np.repeat(np.arange(len(domains)), [len(images) for images, _ in domains])))
     names = {"classes": "0123456789", "groups": DIGIT_DOMAINS}
-    return from_splits(splits, name="digits_five", **names)
+    return from_splits(splits, name="digits_five", **names, leave_out=False)
 
 
 def _colour_32(images: NDArray[Any]) -> NDArray[np.uint8]:
@@ -320,7 +320,9 @@ def clinc150(data_dir: Path | None) -> Dataset:
 
 
 def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
-    dataset = from_arrays(*(np.array(part) for part in (*train, *test)), name=name, **options)
+    dataset = from_arrays(
+        *(np.array(part) for part in (*train, *test)), name=name, leave_out=False, **options
+    )
     return replace(dataset, note="")  # that the classes are texts is known
 
 
@@ -354,7 +356,7 @@ def leaf(location: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
         kind: Of the targets, see `copfl.data.arrays.from_arrays`; None: inferred.
     """
     name = location.stem if location.is_file() else location.resolve().name
-    return from_splits(_users(location, users), kind=kind, name=name)
+    return from_splits(_users(location, users), kind=kind, name=name, leave_out=False)
 
 
 def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -363,7 +365,7 @@ def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
     for x, y, user in _users(_leaf_folder(data_dir, "femnist"), users):
         pixels = np.array(x, np.float32).reshape(-1, 28, 28)
         splits.append((np.rint(pixels * 255).astype(np.uint8), np.array(y, np.int64), user))
-    return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist")
+    return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist", leave_out=False)
 
 
 def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -376,7 +378,7 @@ def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
     for (*_, user), lines in zip(parts, texts, strict=True):
         tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
         splits.append((tokens[:, :-1], tokens[:, 1:], user))
-    return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare")
+    return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare", leave_out=False)
 
 
 def _leaf_folder(data_dir: Path | None, name: str) -> Path:

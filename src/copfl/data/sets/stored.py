@@ -12,6 +12,7 @@ from copfl.data import reading
 from copfl.data.samples import Dataset, Samples, by_name
 from copfl.errors import DataError
 
+FACTS = ("group", "unit", "time")  # of samples, which they may have
 LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
 NAMES = (
     "name",
@@ -33,8 +34,8 @@ def stored(dataset: Dataset) -> bytes | None:
     for side, samples in (("train", dataset.train), ("test", dataset.test)):
         arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
         arrays[f"{side}.y"] = samples.y
-        if samples.group is not None:
-            arrays[f"{side}.group"] = samples.group
+        facts = {name: getattr(samples, name) for name in FACTS}
+        arrays |= {f"{side}.{name}": fact for name, fact in facts.items() if fact is not None}
     if sum(array.nbytes for array in arrays.values()) > LARGEST_STORED:
         return None
     about = {name: getattr(dataset, name) for name in NAMES} | {
@@ -62,4 +63,5 @@ def read_stored(path: Path) -> Dataset:
 def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:
     start = f"{side}.x."
     x = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
-    return Samples(x["x"] if single else x, arrays[f"{side}.y"], arrays.get(f"{side}.group"))
+    facts = (arrays.get(f"{side}.{name}") for name in FACTS)
+    return Samples(x["x"] if single else x, arrays[f"{side}.y"], *facts)

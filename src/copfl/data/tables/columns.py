@@ -8,16 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.copies import Hashes, hash_of
 from copfl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MISSING = -1.2345678901234567e300  # in place of a number: no table has it
 Column: TypeAlias = "pa.ChunkedArray"
 DATES = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?|[nN][aA][nN])\s*$"
@@ -196,6 +199,44 @@ def words(column: Column) -> NDArray[np.object_]:
     """The values as texts; None where one is missing."""
     values, codes = coded(column)
     return np.array([*map(text_of, values), None], dtype=object)[codes]
+
+
+def cell_hashes(column: Column) -> Hashes:
+    """A number for each cell: the same for 1, 1.0, true and the texts of them, whatever file they are in."""
+    import pyarrow as pa
+
+    if is_number(column) or pa.types.is_boolean(column.type):
+        numbers = floats(column.cast(pa.int64()) if pa.types.is_boolean(column.type) else column)
+        return (np.nan_to_num(numbers, nan=MISSING, posinf=np.inf, neginf=-np.inf) + 0.0).view(np.uint64)
+    values, codes = coded(column)
+    texts = [str(value) for value in values]
+    numbers = (
+        np.array([float(text) if re.match(NUMBER, text) else MISSING for text in texts] + [MISSING]) + 0.0
+    )
+    hashes = numbers.view(np.uint64)
+    for place, text in enumerate(texts):
+        if not re.match(NUMBER, text):
+            hashes[place] = hash_of(text)
+    return hashes[codes]
+
+
+def times_of(name: str, column: Column) -> NDArray[np.float64]:
+    """The numbers, or the dates as numbers, of a column that says when each row was; later is larger."""
+    numbers = as_numbers(column)
+    if numbers is not None:
+        return floats(numbers)
+    values, codes = coded(column)
+    seconds = np.empty(len(values))
+    for place, value in enumerate(values):
+        try:
+            moment = datetime.fromisoformat(str(value))
+        except ValueError as error:
+            raise DataError(
+                f'the column "{name}" says when, and has {str(value)[:40]!r}; write dates as 2024-03-31 or '
+                "2024-03-31T12:00, or use numbers"
+            ) from error
+        seconds[place] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+    return seconds[codes]
 
 
 def row_texts(table: Table) -> dict[str, NDArray[np.object_]]:

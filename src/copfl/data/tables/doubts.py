@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.copies import copies, mixed
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION, Dataset
 from copfl.data.tables.columns import Column, Table, coded, floats, is_number, joined, text_of
 from copfl.data.tables.encoders import TableInfo, one_spelling
@@ -126,11 +127,6 @@ def spellings(column: str, rows: Rows) -> list[Spellings]:
 
 # 2. The same row several times
 
-BY_CHANCE = 0.05  # of the pairs of equal rows that may be expected by chance, so that they count as copies
-TELLING = 8  # columns that rarely have the same value in two rows; by them the chance is computed
-PRIOR = 100.0  # pairs: of fewer, a frequency is uncertain
-MOST_LOOKED_AT = 10_000  # rows
-
 
 class RepeatedRows(NamedTuple):
     """Rows that equal an earlier row of their site in all columns that are used."""
@@ -140,7 +136,7 @@ class RepeatedRows(NamedTuple):
     in_test: int  # test rows that equal a train row
     tested: int
     examples: tuple[tuple[int, ...], ...]  # rows that are alike, by their number in the file from 1
-    are_copies: bool  # it is improbable that they are alike by chance
+    are_copies: bool  # at some site it is improbable that they are alike by chance
     of_sites: bool  # a column was named as the client
 
     @property
@@ -154,8 +150,12 @@ class RepeatedRows(NamedTuple):
             text += f", and {self.in_test:,} of {self.tested:,} test rows {what} a train row"
         if not self.are_copies:
             return f"{text}: its columns have so few values that this may be chance"
-        memory = ", so that the test also rewards memory" if self.in_test else ""
-        return f"{text}{memory}; leave copies out of the file, unless they are different cases"
+        side = (
+            ", so that the test also rewards memory"
+            if self.in_test
+            else ", and copies are on one side, train or test"
+        )
+        return f"{text}{side}; leave copies out of the file, unless they are different cases"
 
 
 def repeated_rows(rows: Rows, are_numbered: bool = True, is_text: bool = False) -> RepeatedRows | None:
@@ -167,9 +167,9 @@ def repeated_rows(rows: Rows, are_numbered: bool = True, is_text: bool = False) 
         is_text: Whether a row is a text; texts are not alike by chance.
     """
     columns = [_bits(cells) for cells in rows.table.columns.values()]
-    digest = _mixed(rows.site.astype(np.uint64))
+    digest = mixed(rows.site.astype(np.uint64))
     for bits in columns:
-        digest = _mixed(digest * np.uint64(0x9E3779B97F4A7C15) + bits)
+        digest = mixed(digest * np.uint64(0x9E3779B97F4A7C15) + bits)
     _, row_of, counts = np.unique(digest, return_inverse=True, return_counts=True)
     if not (counts > 1).any():
         return None
@@ -179,15 +179,13 @@ def repeated_rows(rows: Rows, are_numbered: bool = True, is_text: bool = False) 
     firsts = np.searchsorted(row_of[order], np.arange(len(counts)))
     members = [rows.numbers[order[firsts[k] : firsts[k] + counts[k]]] + 1 for k in repeated]
     members.sort(key=lambda alike: int(alike.min()))
-    pairs = float((counts * (counts - 1) / 2).sum())
-    different = order[firsts]  # one of each
     return RepeatedRows(
         int(counts[repeated].sum() - len(repeated)),
         len(row_of),
         int(trained[row_of[rows.is_test]].sum()),
         int(rows.is_test.sum()),
         tuple(tuple(sorted(alike.tolist())[:SHOWN]) for alike in members[:SHOWN]) if are_numbered else (),
-        is_text or _pairs_by_chance(columns, rows.site, different) < BY_CHANCE * pairs,
+        bool((copies(digest, columns, rows.site, is_text) != np.arange(len(row_of))).any()),
         bool(rows.sites),
     )
 
@@ -197,51 +195,6 @@ def _bits(cells: Column) -> NDArray[np.uint64]:
     if is_number(cells):
         return (floats(cells) + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
     return coded(cells).codes.view(np.uint64)
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: different numbers stay different, and all of their bits count."""
-    with np.errstate(over="ignore"):
-        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return numbers ^ (numbers >> np.uint64(31))
-
-
-def _pairs_by_chance(columns: Sequence[NDArray[np.uint64]], site: Codes, different: Codes) -> float:
-    """How many pairs of rows of one site are alike by chance, at most.
-
-    Two rows of a site share a value of the first column with the frequency of such pairs. That they share a value of
-    the next column, too, depends on the columns before; the one that says most about it counts. More columns make
-    the chance smaller, so some suffice.
-
-    Args:
-        columns: Numbers that are equal where the cells are.
-        site: Of each row.
-        different: Rows of which no two are equal: copies say nothing about how frequent a value is.
-    """
-    some = np.random.default_rng(0).permutation(different)[:MOST_LOOKED_AT]
-
-    def pairs(key: NDArray[Any]) -> float:
-        """The pairs of rows that have the same key."""
-        count = np.unique(key, return_counts=True)[1]
-        return float((count * (count - 1.0) / 2).sum())
-
-    at_a_site = _mixed(site[some].astype(np.uint64))
-    keys = [_mixed(at_a_site + bits[some]) for bits in columns]
-    sharing = [pairs(key) for key in keys]
-    order: list[int] = np.argsort(sharing, kind="stable")[:TELLING].tolist()
-    if not sharing[order[0]]:
-        return 0.0
-    every_pair = pairs(at_a_site)
-    expected = pairs(site) * sharing[order[0]] / every_pair
-    for number, k in enumerate(order[1:], 1):
-        usual = sharing[k] / every_pair  # as if the columns were independent; PRIOR pairs say so
-
-        def shared_given(j: int, k: int = k, usual: float = usual) -> float:
-            return (pairs(_mixed(keys[j]) + keys[k]) + PRIOR * usual) / (sharing[j] + PRIOR)
-
-        expected *= max(usual, *map(shared_given, order[:number]))
-    return expected
 
 
 # 3. A column that gives the target away

@@ -88,6 +88,9 @@ class TableInfo:
     columns: tuple[Encoder, ...] = ()  # features; none of a table of texts
     missing: str = "refuse"
     text: str | None = None  # the column of the texts
+    group: str = ""  # the column that says what belongs together; "": none
+    time: str = ""  # the column that says when; "": none
+    split: int = 0  # the seed of the draw of the test rows
 
 
 def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ standardised with the mean and deviation of the train rows, texts are categories
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.arrays import from_splits
+from copfl.data.copies import at_sites, copies, mixed
+from copfl.data.held_out import Marks, united
 from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.tables.columns import (
     DATES,
@@ -23,6 +26,7 @@ from copfl.data.tables.columns import (
     Column,
     Table,
     as_numbers,
+    cell_hashes,
     check_plain,
     coded,
     column_of,
@@ -31,6 +35,7 @@ from copfl.data.tables.columns import (
     not_numbers,
     present,
     text_of,
+    times_of,
     words,
 )
 from copfl.data.tables.doubts import Doubts, doubts_of, site_column
@@ -60,6 +65,9 @@ def table_file(
     categories: str = "",
     missing: str = "refuse",
     kind: str | None = None,
+    group: str = "",
+    time: str = "",
+    split: int = 0,
 ) -> Dataset:
     """A table in a file as a data set.
 
@@ -75,6 +83,10 @@ def table_file(
             where a number is missing, or no category); "drop" (their rows).
         kind: The kind of the targets, of `copfl.data.samples.KINDS`; None: inferred. With "next_token" the
             text is its own target; a .txt file has nothing else, a text per line.
+        group: The column that says whose row it is within a client, such as the patient: all rows of one are
+            on one side, train or test.
+        time: The column that says when; the later rows of each client are test.
+        split: The seed of the draw of the test rows.
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
@@ -89,6 +101,9 @@ def table_file(
         categories=categories,
         missing=missing,
         kind=kind,
+        group=group,
+        time=time,
+        split=split,
     )
 
 
@@ -103,8 +118,12 @@ def from_tables(
     categories: str = "",
     missing: str = "refuse",
     kind: str | None = None,
+    group: str = "",
+    time: str = "",
+    split: int = 0,
     classes: Sequence[str] | None = None,
     encoders: Sequence[Encoder] = (),
+    leave_out: bool = True,
 ) -> Dataset:
     """A table of train rows, or of train and test rows, as a data set.
 
@@ -113,21 +132,25 @@ def from_tables(
         name: Of the data set.
         classes: The names of the classes, where the table does not have all of them.
         encoders: Those that are agreed with others; else they are learned from the train rows.
-        target, client, text, drop, categories, missing, kind: As of `table_file`.
+        leave_out: Whether train rows that are copies of test rows, or belong to them, are left out.
+        target, client, text, drop, categories, missing, kind, group, time, split: As of `table_file`.
     """
     one_of(("refuse", "fill", "drop"), missing=missing)
     if kind is not None:
         one_of(KINDS, kind=kind)
     tables = list(tables)
     known = list(tables[0].columns)
-    roles, as_categories = _roles(known, target, client, text, drop, kind), _columns(categories, known)
+    roles, as_categories = (
+        _roles(known, target, client, text, drop, kind, group, time),
+        _columns(categories, known),
+    )
     for table in tables[1:]:
         if absent := [column for column in known if column not in table.columns]:
             raise DataError(f'the test table lacks the column "{absent[0]}"')
     if not roles.features and not roles.texts:
         raise DataError("there is no column left to predict from; besides the target at least one is needed")
     notes = [note for table in tables for note in table.notes]
-    labelling = [*roles.targets, *roles.clients, *roles.texts]
+    labelling = [*roles.targets, *roles.clients, *roles.groups, *roles.times, *roles.texts]
     rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
     tables = [
         Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
@@ -138,7 +161,7 @@ def from_tables(
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
-    data = _row_numbers(tables, roles.targets, roles.clients, kind, classes, name)
+    data = _row_numbers(tables, roles, kind, classes, name, split, leave_out)
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     if roles.texts:
         samples = _of_texts(tables, chosen, roles)
@@ -147,18 +170,19 @@ def from_tables(
     train, test = (
         replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
     )
+    info = replace(samples.info, group=group, time=time, split=split)
     about_target = _doubtful_target(data, roles.targets) if kind is None else []
     are_all_rows = sum(map(len, tables)) == rows
     # Where encoders are agreed, the owner of the table has checked it against the contract.
     doubts = Doubts([], []) if encoders else doubts_of(tables, data, samples.info, are_all_rows)
-    warnings = doubts.warnings
+    warnings = [*data.warnings, *doubts.warnings]
     if not roles.clients and not encoders:
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
         site = site_column(Table(columns))
         warnings = [*([] if site is None else [site.text]), *warnings]
     about_rows = (*missing_notes, *about_target, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
-    return replace(data, train=train, test=test, table=samples.info, note=note, warnings=tuple(warnings))
+    return replace(data, train=train, test=test, table=info, note=note, warnings=tuple(warnings))
 
 
 class _Roles(NamedTuple):
@@ -169,9 +193,25 @@ class _Roles(NamedTuple):
     texts: list[str]  # one or none
     features: list[str]  # none beside a text
     unused: list[str]
+    groups: list[str]  # one or none
+    times: list[str]  # one or none
+
+    @property
+    def read(self) -> list[str]:
+        """The columns that are read, without that of the clients."""
+        return [*self.targets, *self.groups, *self.times, *self.texts, *self.features]
 
 
-def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str, kind: str | None) -> _Roles:
+def _roles(
+    known: Sequence[str],
+    target: str,
+    client: str,
+    text: str,
+    drop: str,
+    kind: str | None,
+    group: str,
+    time: str,
+) -> _Roles:
     """What each of these columns is for; the rest as of `table_file`."""
     if kind == NEXT_TOKEN and (target or not text):
         column = how_to_set("data.text", "COLUMN", "--text")
@@ -181,11 +221,20 @@ def _roles(known: Sequence[str], target: str, client: str, text: str, drop: str,
         column = how_to_set("data.target", "COLUMN", "--target")
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
-    clients, texts = _columns(client, known), _columns(text, known)
-    _check_uses({"target": targets, "client": clients, "text": texts, "drop": left_out})
-    special = {*targets, *clients, *texts, *left_out}
+    clients, texts, groups, times = (_columns(written, known) for written in (client, text, group, time))
+    _check_uses(
+        {
+            "target": targets,
+            "client": clients,
+            "text": texts,
+            "group": groups,
+            "time": times,
+            "drop": left_out,
+        }
+    )
+    special = {*targets, *clients, *texts, *groups, *times, *left_out}
     others = [column for column in known if column not in special]
-    return _Roles(targets, clients, texts, [] if texts else others, others if texts else [])
+    return _Roles(targets, clients, texts, [] if texts else others, others if texts else [], groups, times)
 
 
 class _Samples(NamedTuple):
@@ -262,13 +311,15 @@ def _of_columns(
 
 def _row_numbers(
     tables: Sequence[Table],
-    targets: Sequence[str],
-    clients: Sequence[str],
+    roles: _Roles,
     kind: str | None,
     classes: Sequence[str] | None,
     name: str,
+    split: int,
+    leave_out: bool = True,
 ) -> Dataset:
     """A data set whose samples are the numbers of rows [n, 1]: it says which rows are train and test."""
+    targets, clients = roles.targets, roles.clients
     labels = [
         _target([table.columns[column] for column in targets], targets, kind)
         if targets
@@ -284,27 +335,69 @@ def _row_numbers(
         splits.append(_origins([table.columns[clients[0]] for table in tables]))
     names = classes or (targets if labels[0].dtype.kind == "f" else None)
     called = f'the target column "{",".join(targets)}"'
-    return from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
+    return from_splits(
+        zip(*splits, strict=True),
+        classes=names,
+        kind=kind,
+        name=name,
+        called=called,
+        marks=_marks(tables, roles),
+        split=split,
+        leave_out=leave_out,
+    )
+
+
+def _marks(tables: Sequence[Table], roles: _Roles) -> list[Marks]:
+    """What the rows of each table are known by, what belongs together, and when they were."""
+    columns = {
+        name: joined([table.columns[name] for table in tables]) for name in (*roles.clients, *roles.read)
+    }
+    site = np.zeros(sum(map(len, tables)), np.int64)
+    for client in roles.clients:
+        site = coded(columns[client]).codes
+    cells = {name: cell_hashes(columns[name]) for name in roles.read}
+    keys = at_sites(cells, site)
+    for group in roles.groups:
+        first, member = np.unique(
+            mixed(cells[group] + mixed(site.astype(np.uint64))), return_index=True, return_inverse=True
+        )[1:]
+        unit = united(first[member])
+    if not roles.groups:
+        unit = united(copies(keys, list(cells.values()), site, bool(roles.texts)))
+    time = times_of(roles.times[0], columns[roles.times[0]]) if roles.times else None
+    marks, begins = Marks(keys, unit, time), np.cumsum([0, *map(len, tables)]).tolist()
+    return [marks.take(slice(*ends)) for ends in itertools.pairwise(begins)]
 
 
 def train_rows(
-    tables: Sequence[Table], targets: Sequence[str], features: Sequence[str], missing: str, kind: str
+    tables: Sequence[Table],
+    targets: Sequence[str],
+    features: Sequence[str],
+    missing: str,
+    kind: str,
+    group: str = "",
+    time: str = "",
+    split: int = 0,
 ) -> Table:
     """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
 
     Args:
         tables: One, of which some rows are for testing, or train and test.
         targets, features: The columns that a federation uses; the result has all columns of the first table.
-        missing, kind: As of `table_file`.
+        missing, kind, group, time, split: As of `table_file`.
     """
-    used = [*targets, *features]
+    labelling = [*targets, *filter(None, (group, time))]
+    used = [*labelling, *features]
     numbered = [
         Table({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
         for table in tables
     ]
-    complete, _ = _without_missing(numbered, targets, features, missing)
+    complete, _ = _without_missing(numbered, labelling, features, missing)
     parts = [Table({name: table.columns[name] for name in used}) for table in complete]
-    chosen = _row_numbers(parts, targets, (), kind, None, "").train.x[:, 0]
+    roles = _Roles(
+        list(targets), [], [], list(features), [], [group] if group else [], [time] if time else []
+    )
+    chosen = _row_numbers(parts, roles, kind, None, "", split).train.x[:, 0]
     rows = complete[0].columns[""].to_numpy()[chosen]
     return Table({name: column.take(rows) for name, column in tables[0].columns.items()})
 

@@ -20,8 +20,7 @@ cover the mean over the rounds of this run of the main effects in them. Errors d
 gains shrink, which HC2 standard errors allow for.
 
 A judge needs the memberships and its own differences; all that is needed of several judges is a sum
-(`Judgement`). As each leaves itself out, that sum hides less than a sum over all: see
-tests/federation/attacks/test_what_sums_reveal.py.
+(`Judgement`).
 """
 
 import math

@@ -46,6 +46,8 @@ class Input:
     text: str | None = None  # the column of the texts, where the model takes texts
     mean: tuple[float, ...] = ()  # per channel, of pixels scaled to 0..1
     std: tuple[float, ...] = ()
+    group: str = ""  # the column of a table that says what belongs together, where rows are divided
+    time: str = ""  # the column that says when a row was
 
     @property
     def kind(self) -> str:

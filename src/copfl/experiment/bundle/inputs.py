@@ -18,9 +18,11 @@ from copfl.data.tables.columns import (
     Table,
     as_numbers,
     check_plain,
+    coded,
     floats,
     not_numbers,
     present,
+    times_of,
     words,
 )
 from copfl.data.tables.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
@@ -55,6 +57,8 @@ class Labelled(NamedTuple):
     test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
     is_sample: NDArray[np.bool_] | None = None  # [rows] of a table: whether it is a sample; None: all are
     files: tuple[str, ...] = ()  # of images, their names below the folder; none of other samples
+    unit: NDArray[np.int64] | None = None  # [n], as of copfl.data.samples.Samples
+    time: NDArray[np.float64] | None = None
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -232,7 +236,23 @@ class Preparation:
         else:
             y = np.stack([floats(column) for column in numbers], axis=1)
             y = y[:, 0] if y.shape[1] == 1 else y
-        return Labelled(x, y, has_target, notes, lacking, is_sample=is_sample)
+        samples = table if is_sample is None else table.take(is_sample)
+        unit, time = self._units_and_times(samples)
+        return Labelled(x, y, has_target, notes, lacking, is_sample=is_sample, unit=unit, time=time)
+
+    def _units_and_times(self, table: Table) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
+        """What belongs together and when it was, by the columns of training that the table has."""
+        unit = time = None
+        for name in (self.input.group, self.input.time):
+            if name in table.columns and table.columns[name].null_count:
+                raise DataError(f'"{name}" lacks {table.columns[name].null_count:,} values; complete them')
+        if self.input.group in table.columns:
+            codes = coded(table.columns[self.input.group]).codes
+            first, member = np.unique(codes, return_index=True, return_inverse=True)[1:]
+            unit = first[member]
+        if self.input.time in table.columns:
+            time = times_of(self.input.time, table.columns[self.input.time])
+        return unit, time
 
     def targets(self, y: Any) -> NDArray[Any]:
         """Targets as the metrics take them: numbers of classes, labels or values."""

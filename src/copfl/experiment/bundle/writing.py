@@ -58,6 +58,8 @@ def input_of(dataset: Dataset, task: Task, model: dict[str, Any]) -> Input:
         text=text,
         mean=mean,
         std=std,
+        group="" if table is None else table.group,
+        time="" if table is None else table.time,
     )
 
 

@@ -36,6 +36,7 @@ from copfl.settings.components import build
 from copfl.stats import Numbers
 from copfl.tables import plain
 from copfl.wrappers.base import Wrapper
+from copfl.wrappers.local_steps import with_local_steps
 
 NEW_CLIENTS = "new_clients.json"  # in the run folder: how clients that never trained fared
 
@@ -138,10 +139,11 @@ def fitted(
 
 def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
     """Local training with the algorithm's optimizer and number of epochs, or its own rule; None: it has neither."""
+    steps = traits(algorithm).local_steps
     if (own := trained_alone(algorithm)) is not None:
-        return own
+        return with_local_steps(own, steps)
     optimizer = traits(algorithm).optimizer
-    return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
+    return None if optimizer is None else with_local_steps(Local(optimizer, algorithm.total_epochs), steps)
 
 
 def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:

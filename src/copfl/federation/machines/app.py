@@ -18,11 +18,11 @@ from copfl.federation.policy.own_app import allowing
 from copfl.federation.policy.record import Policy, Proposals
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
+from copfl.federation.protocol.agreed_samples import samples_of
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import prepared, summable
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import FILE as CONTRACT
-from copfl.federation.server.agreement import samples_of
 from copfl.federation.server.certificates import LOOPBACK, make_certificates
 from copfl.federation.server.membership import AUTHORITY, make_coordinator, make_member_keys
 from copfl.settings import named_code
@@ -150,7 +150,7 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
         raise SettingError(
             "run.new_clients",
             run.run.new_clients,
-            "is for the simulation; here a new client joins after the training: `copfl federate join`",
+            "is for the simulation; here a new client joins after the training: `copfl federate personalize`",
         )
     if run.run.patience:
         raise SettingError(

@@ -40,7 +40,7 @@ from copfl.settings.toml import Tables
 
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 TRIAL = Policy(rollback=True, statistics=Statistics(questions=TRIALS))  # of all nodes
-CLOSING = 60.0  # seconds
+CLOSING = 60.0  # seconds after the last round until the SuperLink closes the run, at most
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -171,10 +171,7 @@ def up(
             federation.start_run(agreement).wait()
             frozen_by(folder, agreement["session.run"], federation.reason())
         process = federation.start_run(overrides)
-        # After the last round the benefit may still be added up.
-        is_added = planned.run.run.benefit and planned.secure.aggregation
-        closing = planned.network.deadline if is_added else CLOSING
-        yield from follow(federation, process, server_folder, planned.rounds, closing=closing)
+        yield from follow(federation, process, server_folder, planned.rounds)
 
 
 def follow(
@@ -183,7 +180,6 @@ def follow(
     folder: ServerFolder,
     rounds: int,
     pause: float = 1.0,
-    closing: float = CLOSING,
 ) -> Iterator[dict[str, Any]]:
     """The record of each round when it is written; RunError if the run ends before its last round.
 
@@ -193,7 +189,6 @@ def follow(
         folder: The server's of the run.
         rounds: How many the run has.
         pause: Seconds between two looks at the folder.
-        closing: The most seconds after the last round until the SuperLink closes the run.
     """
     done, reconnects = len(folder.rounds()), 0
     while done < rounds:
@@ -211,7 +206,7 @@ def follow(
         else:
             time.sleep(pause)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(closing)
+        process.wait(CLOSING)
 
 
 def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:

@@ -191,7 +191,7 @@ class LocalFederation:
             options = [*command.split(), *(keys if self.secure else ["--insecure"])]
             self.start(name, [*options, "--node-config", as_text(node_config)])
             return
-        command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port}"
+        command = f"{sys.executable} -m copfl site node --superlink {HOST}:{self.port}"
         keys = ["--root-certificates", "keys/ca.pem", "--key", str(key)] if self.secure else []
         settings = [f"--set={key}={json.dumps(value)}" for key, value in node_config.items()]
         self.start(name, [*command.split(), *keys, *settings])

@@ -93,6 +93,7 @@ def main() -> None:
     """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
     from starlette.middleware import Middleware
 
+    from copfl.federation.machines.admission import Admission
     from copfl.federation.machines.connections import limit_connections
     from copfl.federation.machines.flower_api import (
         ApiErrorCode,
@@ -116,7 +117,10 @@ def main() -> None:
         return start_run(request, *args, **options)
 
     control_handlers.start_run = checked
-    extensions.get_middleware = lambda: (Middleware(Planes),)  # outermost
+    extensions.get_middleware = lambda: (
+        Middleware(Planes),
+        Middleware(Admission, folder=folder),
+    )  # outermost
     limit_connections(superlink_module)
     os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"  # only a proxy on this machine names its clients
     flower_superlink()

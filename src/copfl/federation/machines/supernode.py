@@ -53,7 +53,7 @@ from copfl.federation.node.acceptance import coordinators
 from copfl.federation.node.request import Answer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
-from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR
+from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.keys import fingerprint, own_key, read_key
 from copfl.federation.protocol.log_lines import configure_logging
@@ -113,12 +113,21 @@ def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
         logger.info("copfl: this node's key is %s", fingerprint(key.public))
         keys = key.key, key.key.public_key()
         _admit(address, certificates, keys, folder / NODE_ID)
+        _end_if_left(folder)
         with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
             connection = Connection(*functions)
             write_bytes(folder / NODE_ID, str(connection.node_id).encode())
             logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
             ConnectedNode(connection, options, folder).serve()
+            _end_if_left(folder)
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
+
+
+def _end_if_left(folder: Path) -> None:
+    """Ends the process without an error if the owner has ended the participation."""
+    if (folder / LEFT).exists():
+        logger.info("copfl: this site has left the federation; the node ends")
+        raise SystemExit(0)
 
 
 def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
@@ -141,25 +150,33 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
 
         def request(send: Callable[[], object], is_awaited: bool = False) -> None:
             """Sends until the server answers; an answer that is awaited must not be an error."""
-            while True:
+            told = ""
+
+            def tell(text: str) -> None:
+                nonlocal told
+                if text != told:
+                    logger.warning(text)
+                told = text
+
+            while not (node_id.parent / LEFT).exists():
                 try:
                     send()
                     return
                 except httpx.TransportError as error:
                     if "certificate" in str(error).lower():
                         return  # the connection will report it
-                    logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
+                    tell(f"copfl: {address.superlink} is not there yet: {printable(error)}")
                     time.sleep(2)
                 except httpx.HTTPStatusError as error:
                     if not is_awaited:  # it is registered, not connected, or unknown to this server
                         return
                     if ahead := clock_ahead(error.response):
                         sides = "ahead of" if ahead > 0 else "behind"
-                        clock = "copfl: this machine's clock is %.0f s %s the server's"
-                        logger.warning(f"{clock}, which refuses it; set the clock", abs(ahead), sides)
+                        clock = f"copfl: this machine's clock is {abs(ahead):.0f} s {sides} the server's"
+                        tell(f"{clock}, which refuses it; set the clock")
                     else:
-                        text = "copfl: waiting until %s.pub is registered at the server: %s"
-                        logger.warning(text, address.key, printable(error.response.text))
+                        why = printable(error.response.text)
+                        tell(f"copfl: waiting until {address.key}.pub is registered at the server: {why}")
                     time.sleep(5)
 
         is_registered = address.key is not None and certificates is not None  # by the server's owner
@@ -190,13 +207,14 @@ class ConnectedNode:
         self.connection, self.options = connection, options
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
+        self.left = folder / LEFT  # its owner has ended the participation
         self.run, self.run_config = 0, dict[str, Any]()  # of the last message
 
-    def serve(self) -> NoReturn:
-        """Answers messages, one at a time."""
+    def serve(self) -> None:
+        """Answers messages, one at a time, until the owner leaves the federation."""
         self._finish_earlier()
         last = time.monotonic()  # when there was a message
-        while True:
+        while not self.left.exists():
             try:
                 is_message = self._receive()
                 self.contact.touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError
+from copfl.federation.node.consent import unexpected
 from copfl.federation.node.node import Node
 from copfl.federation.node.request import Accepted
 from copfl.federation.policy.admission import admitted
@@ -24,6 +25,7 @@ from copfl.files import write_bytes
 
 FOLDER, REVOKED = ".proposals", "revoked.json"
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
+MOST_CHANGES = 3  # that a refusal names
 MOST_PENDING = 20  # proposals that wait; the oldest are forgotten
 
 
@@ -66,9 +68,13 @@ def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None
     if not (folder / APPROVED.format(proposal.digest)).exists():
         name = fingerprint(proposal.coordinator)
         is_known = name in coordinators(policy, config)
-        if not is_known or policy.proposals.by_hand:
+        changed = unexpected(config.state_dir, proposal)
+        if not is_known or policy.proposals.by_hand or changed:
             _keep_pending(folder, signed)
             why = f"its owner has not approved the proposal {proposal.digest[:16]}"
+            if changed:
+                shown = "; ".join(changed[:MOST_CHANGES])
+                why = f"it is not what its owner consented to ({shown}), and {why}"
             if not is_known:
                 why = f"its coordinator {name} is not one that this node knows, and {why}"
             line = "proposals.by_hand" if is_known else "proposals.coordinators"

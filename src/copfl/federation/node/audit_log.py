@@ -62,10 +62,6 @@ def entry_of(
             left.append("metrics")
         if isinstance(about, dict) and about.get(Field.STATISTICS):
             left = ["masked statistics"]
-        if isinstance(about, dict) and Field.COMPARED in about:
-            left = ["comparison"]
-        if isinstance(about, dict) and about.get(Field.JUDGEMENT):
-            left = ["masked judgement"]
         if isinstance(about, dict) and about.get(Field.CATEGORIES):
             left.append("categories")
     return Entry(

@@ -63,7 +63,7 @@ def train_alone(
             if round + 1 in evaluated:
                 down = received(algorithm, server, number)
                 head = Head("down", "", settings.layout, round, client)
-                batches = tree.each(lambda t: t.to(task.device), plan_of(settings, head, data))
+                batches = plan_of(settings, algorithm, record, head, data)
                 output = algorithm.client_update(task, record, down, data.train, batches)
                 here = Measured({}, {})
                 if tree.finite((output.client, output.upload)):  # else it keeps its state, as in a simulation

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from copfl import __version__
 from copfl.core import tree
@@ -19,6 +20,8 @@ from copfl.data.clients.federation import tensors
 from copfl.data.clients.partition import validation_part
 from copfl.data.contract.check import check_table
 from copfl.data.contract.contract import Contract
+from copfl.data.copies import Hashes
+from copfl.data.held_out import Sides
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.data.sets.datasets import load
 from copfl.data.tables.columns import Table
@@ -30,7 +33,7 @@ from copfl.experiment.bundle.writing import input_of
 from copfl.experiment.models.client_models import TRAINED
 from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
-from copfl.federation.node.known_data import Hashes, cells_of, hashes_of
+from copfl.federation.node.known_data import cells_of, hashes_of
 from copfl.federation.node.node import Node
 from copfl.federation.protocol.settings import Settings
 from copfl.settings import user_code
@@ -47,6 +50,9 @@ class NodeData(NamedTuple):
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
     validation: Data | None = None  # samples that it does not train on; None: it trains on all
     left_out: int = 0  # rows of its table that lack a value which the data contract asks for
+    unit: NDArray[np.int64] | None = (
+        None  # what of the training and then of the validation samples belongs together
+    )
 
 
 LoadData = Callable[[Settings, Node], NodeData]
@@ -69,26 +75,35 @@ def node_data(settings: Settings, node: Node) -> NodeData:
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
-    splits: Sequence[Data] = tuple(
-        moved(split, device) for split in (*_trained_and_held_out(settings, config.client, train), test)
-    )
+    sides = _sides(settings, config.client, train, dataset.train)
+    splits: Sequence[Data] = tuple(moved(split, device) for split in (*_on_sides(train, sides), test))
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
     if not (settings.federation.augment or traits(settings.algorithm).cut):
         task, splits = of_one_client(task, splits)
     train, *validation, test = splits
-    return NodeData(train, test, samples, task, bundled, validation[0] if validation else None, left_out)
+    unit = dataset.train.unit
+    if unit is not None and sides is not None:
+        unit = np.concatenate([unit[side] for side in sides])
+    held_out = validation[0] if validation else None
+    return NodeData(train, test, samples, task, bundled, held_out, left_out, unit)
 
 
-def _trained_and_held_out(settings: Settings, client: int, data: Data) -> tuple[Data, ...]:
-    """The samples to train on and, where the run has some, those for validation: as in the simulation."""
+def _sides(settings: Settings, client: int, data: Data, samples: Samples) -> Sides | None:
+    """Which samples are trained on, and which are for validation, as in the simulation; None: there are none."""
     run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
     if not run.validation:
-        return (data,)
+        return None
     labels = data.y.numpy() if has_classes else np.zeros(len(data.y), np.int64)
-    held_out = torch.from_numpy(validation_part(labels, run.validation, run.seed, client))
-    if not held_out.any():  # of a single sample
+    sides = validation_part(samples, labels, run.validation, run.seed, client)
+    return sides if sides.test.any() else None  # of a single sample
+
+
+def _on_sides(data: Data, sides: Sides | None) -> tuple[Data, ...]:
+    """The samples of each side; all of them where there are no sides."""
+    if sides is None:
         return (data,)
-    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in (~held_out, held_out))
+    masks = map(torch.from_numpy, sides)
+    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in masks)
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 

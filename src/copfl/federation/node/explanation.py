@@ -45,19 +45,15 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
         f"allowed     {asked}",
         f"proposals   {'also unsigned  [proposals.unsigned]' if proposals.unsigned else consent}",
         f"metrics     {metrics[policy.reports]}",
-        *_benefit_lines(tables, is_secure),
+        *(
+            ["benefit     two losses a round are sent  [benefit]"]
+            if tables.get("run", {}).get("benefit")
+            else []
+        ),
         f"rollback    {may_return}",
         f"a request   may take {bounds.seconds:g} s and {bounds.memory:g} GiB  [bounds]",
         *_privacy_lines(policy, tables, state_dir),
     ]
-
-
-def _benefit_lines(tables: Tables, is_secure: bool) -> list[str]:
-    """What leaves for the benefit."""
-    if not tables.get("run", {}).get("benefit"):
-        return []
-    secure = "the sums of two halves of the clients in each round; two losses a round only in a sum"
-    return [f"benefit     {secure if is_secure else 'two losses a round are sent'}  [benefit]"]
 
 
 def _privacy_lines(policy: Policy, tables: Tables, state_dir: Path | None) -> list[str]:

@@ -1,37 +1,46 @@
-"""What a node answers about the halves of a round: its losses with both models."""
+"""What a node answers about the halves of a round, and notes of it: its losses with both models."""
 
 import hashlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from copfl import wire
 from copfl.core.halves import loss_with
 from copfl.errors import WireError
-from copfl.federation.node import halves_memory
 from copfl.federation.node.data import LoadData, NodeData, moved
 from copfl.federation.node.message import head_of, message_like
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
+from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.halves import HALVES, LOSSES
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.settings import Settings
 from copfl.wire import Packet
 
-NO_HALVES = "it is about halves of the clients, and the run does not measure the benefit"
+FILE = "halves.json"  # in the run's folder in the state-dir
+
+
+class Losses(NamedTuple):
+    """What a node found in one round; nan where it has too few samples, or a loss is not finite."""
+
+    message: str  # the SHA-256 of both models
+    first: float
+    second: float
 
 
 def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
-    """The client's losses with the models of both halves; in secure aggregation only whether it has them."""
+    """The client's losses with the models of both halves."""
     if not settings.run.run.benefit:
-        raise WireError(NO_HALVES)
+        raise WireError("it is about halves of the clients, and the run does not measure the benefit")
     head = head_of(settings, node, packet)._replace(kind=HALVES)
     like = message_like(settings, head.client)
     models = wire.decode(packet, (like, like), head).record
     records = ClientRecords(node.folder, head.run)
-    known, message = halves_memory.read(records.folder), hashlib.sha256(packet.body).hexdigest()
+    known, message = read(records.folder), hashlib.sha256(packet.body).hexdigest()
     found = known.get(head.round)
     if found is not None and found.message != message:
         raise WireError(
@@ -44,13 +53,11 @@ def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: Lo
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
         data = load_data(settings, node.numbered(head.client))
         least = node.policy.statistics.smallest_count
-        found = halves_memory.Losses(message, *_losses(settings, data, client, models, least))
+        found = Losses(message, *_losses(settings, data, client, models, least))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
-        halves_memory.write(records.folder, earlier | {head.round: found})
+        _write(records.folder, earlier | {head.round: found})
     losses = [wire.plain(found.first), wire.plain(found.second)]
-    is_secure = settings.federation.secure.aggregation
-    answer = {Field.COMPARED: None not in losses} if is_secure else {Field.LOSSES: losses}
-    return wire.encode((), head._replace(kind=LOSSES), about=answer)
+    return wire.encode((), head._replace(kind=LOSSES), about={Field.LOSSES: losses})
 
 
 def _losses(
@@ -59,16 +66,41 @@ def _losses(
     """On the validation samples where the run has such, else on those for training: as in the simulation.
 
     Not on fewer than `least`: with run.validation near zero they would be of one row, which run.seed chooses.
-
-    With secure aggregation a loss that is not finite makes both zero. Otherwise the server, which may send
-    any models, would learn whether it is: with a model that is nearly infinite for one class, how many
-    samples a node has of it.
     """
     samples = data.validation if settings.run.run.validation else data.train
     if samples is None or int(samples.size) < max(least, 1):
         return [math.nan, math.nan]
     with torch.no_grad():
         record, *received = moved((client, *models), data.task.device)
-        found = [float(loss_with(settings.algorithm, data.task, record, down, samples)) for down in received]
-    is_hidden = settings.federation.secure.aggregation and not np.isfinite(found).all()
-    return [0.0, 0.0] if is_hidden else found
+        return [float(loss_with(settings.algorithm, data.task, record, down, samples)) for down in received]
+
+
+def read(folder: Path) -> dict[int, Losses]:
+    """What this node found, by round, from 0."""
+    return stored(
+        folder / FILE,
+        lambda rounds: {
+            int(round): Losses(str(message), *map(_number, pair))
+            for round, (message, *pair) in rounds.items()
+        },
+        {},
+    )
+
+
+def forget(folder: Path, round: int) -> None:
+    """Removes a round and those after it: the node trains in it again."""
+    found = read(folder)
+    if max(found, default=-1) >= round:
+        _write(folder, {known: losses for known, losses in found.items() if known < round})
+
+
+def _write(folder: Path, found: dict[int, Losses]) -> None:
+    content = {
+        str(round): [losses.message, wire.plain(losses.first), wire.plain(losses.second)]
+        for round, losses in found.items()
+    }
+    write_json(folder / FILE, content)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

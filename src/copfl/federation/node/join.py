@@ -42,7 +42,7 @@ def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadD
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)
         for n in range(updates):
-            batches = moved(plan_of(settings, head._replace(round=head.round + n), data), task.device)
+            batches = plan_of(settings, algorithm, record, head._replace(round=head.round + n), data)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)

@@ -6,37 +6,18 @@ their names: the members of secure sums (`secure_memory`), and the epsilon that 
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from copfl.data.copies import Hashes, row_hashes
 from copfl.data.samples import Inputs
 from copfl.data.tables.columns import Table, row_texts
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 
-Hashes = NDArray[np.uint64]
-
-
-def row_hashes(x: Inputs) -> Hashes:
-    """A hash of each sample, as it is on disk: no setting of a run changes it."""
-    columns = [x[name] for name in sorted(x)] if isinstance(x, dict) else [x]
-    rows = map(b"\0".join, zip(*map(_contents, columns), strict=True))
-    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
-
-
-def _contents(column: NDArray[Any]) -> list[bytes]:
-    """The bytes of each row of an array, or its text."""
-    if column.dtype.kind in "UO":
-        return [str(value).encode() for value in column]
-    content, size = column.tobytes(), column[:1].nbytes
-    return [content[row * size : (row + 1) * size] for row in range(len(column))]
-
 
 def hashes_of(x: Inputs) -> Hashes:
-    """The hashes of the samples, each once and in order."""
+    """The hashes of the samples as they are on disk, which no setting of a run changes: each once, in order."""
     return np.unique(row_hashes(x))
 
 

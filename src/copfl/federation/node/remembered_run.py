@@ -10,8 +10,9 @@ import numpy as np
 
 from copfl import foreign
 from copfl.core.metrics import MetricInfo, metrics_of
+from copfl.data.copies import row_hashes
 from copfl.data.tables.files import read_table
-from copfl.federation.node.known_data import KnownData, cells_of, row_hashes
+from copfl.federation.node.known_data import KnownData, cells_of
 from copfl.federation.node.node import Node
 from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.node_config import MEMORY

@@ -154,7 +154,7 @@ def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals 
     model: Personal = read_weights(run / OF_NODE / WEIGHTS, settings.task.layout).model
     network, seed = settings.run.model.name, settings.run.run.seed
     seen = [samples.train, *([] if samples.validation is None else [samples.validation])]
-    rivals = rivals_of_site(samples.task, seen, samples.test, model, network, seed)
+    rivals = rivals_of_site(samples.task, seen, samples.test, model, network, seed, samples.unit)
     if rivals is not None:
         content = {"of": _hash_of_model(run), "rivals": rivals_file.as_json(rivals)}
         write_bytes(run / rivals_file.FILE, json.dumps(content).encode(), private=True)

@@ -5,10 +5,6 @@ one member, and if the other members' uploads are equal, or nearly so: as in a s
 after a rollback, or if the server changes the model by a little. The same holds for two sums of which one
 leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
 unless the node's owner allows them to change.
-
-A sum may be of two halves of the cohort (`run.benefit`): then the server has the sum of either, and of all.
-The halves of a round follow from the run's seed and the clients' numbers. Other halves of the same upload,
-and those of a second seed or of other numbers, are other sums.
 """
 
 import logging
@@ -25,35 +21,22 @@ FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
 
 
-class Upload(NamedTuple):
-    """What was added up."""
-
-    digest: str
-    half: str = ""  # the members of the half that it was added up with; empty: with the whole cohort alone
-
-
 class Added(NamedTuple):
     """Sums of the same data with the same cohort, one after another."""
 
     samples: str  # the name of the data
     cohort: frozenset[str]  # members
     rows: str  # which of the data train; empty: all of them
-    divided: str  # the seed and the numbers by which the cohort is divided into halves; empty: it is not
-    uploads: frozenset[Upload]
+    uploads: frozenset[str]  # digests
 
 
 class History(tuple[Added, ...]):
     """The sums that contain some data, in order."""
 
     def changes(self, *further: Added) -> int:
-        """How often the cohort, the rows, or the seed or numbers of halves have changed, with further sums.
-
-        Halves after whole sums of the same cohort, and whole sums after halves, are no change of the halves.
-        """
-        sums = [*self, *further]
-        wholes = [(added.cohort, added.rows) for added in sums]
-        seeds = [added.divided for added in sums if added.divided]
-        return sum(before != after for kind in (wholes, seeds) for before, after in pairwise(kind))
+        """How often the cohort or the rows have changed, with further sums."""
+        sums = [(added.cohort, added.rows) for added in (*self, *further)]
+        return sum(before != after for before, after in pairwise(sums))
 
     def expect(self, invited: Added, allowed: int) -> None:
         """WireError if no sum of some of the invited members would be admitted."""
@@ -63,30 +46,18 @@ class History(tuple[Added, ...]):
             raise self._refusal(likely)
 
     def admit(self, asked: Added, allowed: int) -> None:
-        """WireError if a sum over the cohort, or half of it, could be subtracted from an earlier one."""
+        """WireError if a sum over the cohort could be subtracted from an earlier one."""
         for added in self:
-            for earlier in added.uploads:
-                for upload in asked.uploads:
-                    is_other_half = earlier.half and upload.half and earlier.half != upload.half
-                    if upload.digest == earlier.digest and (added.cohort != asked.cohort or is_other_half):
-                        raise WireError(
-                            "the same upload of this node was added up with other members than "
-                            f"{upload.half or fingerprint(asked.cohort)}: the difference of both sums would "
-                            "reveal single uploads"
-                        )
+            if added.uploads & asked.uploads and added.cohort != asked.cohort:
+                raise WireError(
+                    "the same upload of this node was added up with other members than "
+                    f"{fingerprint(asked.cohort)}: the difference of both sums would reveal single uploads"
+                )
         if self.changes(asked) > allowed:
             raise self._refusal(asked)
 
     def _refusal(self, asked: Added) -> WireError:
         changes, cohort, rows = self.changes(asked), asked.cohort, asked.rows
-        seeds = {added.divided for added in (*self, asked) if added.divided}
-        if (self[-1].cohort, self[-1].rows) == (cohort, rows) and len(seeds) > 1:
-            return WireError(
-                "this node's data were added up in halves of the members by another seed, or with other "
-                "numbers of the clients: with many such halves single uploads can be computed; keep "
-                "run.seed, run.clients and the numbers, leave out run.benefit, or ask the node's owner to "
-                f"set {CHANGES}={changes}"
-            )
         if self[-1].rows != rows:
             return WireError(
                 f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
@@ -121,14 +92,13 @@ class Memory(KnownData):
     def remember(self, added: Added) -> None:
         """Writes down a sum, before this node takes part in it."""
         earlier = self._read()
-        if earlier and earlier[-1][:4] == added[:4]:
+        if earlier and earlier[-1][:3] == added[:3]:
             added = added._replace(uploads=added.uploads | earlier.pop().uploads)
         else:
             text = "copfl: this node's data are added up with %d members, fingerprint %s"
             logging.getLogger("flwr").info(text, len(added.cohort), fingerprint(added.cohort))
         content = [
-            (sums.samples, sorted(sums.cohort), sums.rows, sums.divided, sorted(sums.uploads))
-            for sums in (*earlier, added)
+            (sums.samples, sorted(sums.cohort), sums.rows, sorted(sums.uploads)) for sums in (*earlier, added)
         ]
         write_json(self.folder / FILE, content)
 
@@ -136,14 +106,8 @@ class Memory(KnownData):
         return stored(
             self.folder / FILE,
             lambda sums: [
-                Added(
-                    str(name),
-                    frozenset(members),
-                    str(rows),
-                    str(divided),
-                    frozenset(Upload(*u) for u in uploads),
-                )
-                for name, members, rows, divided, uploads in sums
+                Added(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
+                for name, members, rows, uploads in sums
             ],
             [],
         )

@@ -13,23 +13,19 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import ClientOutput
-from copfl.core.batches import plan
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, next_plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
+from copfl.data.copies import Hashes
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, WireError
 from copfl.experiment.bundle.description import TEST
 from copfl.experiment.probabilities import of_client
-from copfl.federation.node import (
-    halves_memory,
-    measured_rounds,
-    remembered_run,
-)
+from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
-from copfl.federation.node.known_data import Hashes, KnownData
+from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.message import decode
 from copfl.federation.node.node import CLIENT, Node
@@ -61,7 +57,7 @@ class Trained(NamedTuple):
         """Writes the client's record, and the bundle of the model that was measured."""
         write_json(self.records.folder / CLIENT, {"client": self.head.client})
         if self.settings.federation.session.rollback:
-            halves_memory.forget(self.records.folder, self.head.round)
+            halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         self.records.save(head, self.output.client, keep=counted)
         samples = KnownData(node.memory).name_of(self.data.samples)
@@ -97,7 +93,7 @@ def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        batches = moved(plan_of(settings, head, data), task.device)
+        batches = plan_of(settings, algorithm, client, head, data)
         output = algorithm.client_update(task, client, down, data.train, batches)
         _log_gpu(task.device, head.round)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
@@ -164,17 +160,26 @@ def local_update(settings: Settings, node: Node, packet: Packet, load_data: Load
     )
 
 
-def plan_of(settings: Settings, head: Head, data: NodeData) -> Plan:
-    """The client's batches of one round."""
-    order = plan(
-        settings.run.run.seed,
+def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head, data: NodeData) -> Plan:
+    """The client's batches of one round.
+
+    Args:
+        settings: Those of the federation.
+        algorithm: Its algorithm, or that of the training alone.
+        client: The client's record before the round.
+        head: Of the message that asks for the round.
+        data: The node's.
+    """
+    order = next_plan(
+        algorithm,
+        data.task.probed(data.train),
+        tree.repeat(client, 1),
         head.round,
         [head.client],
         [int(data.train.size)],
+        seed=settings.run.run.seed,
         batch=settings.run.run.batch,
-        epochs=settings.algorithm.total_epochs,
         augment=settings.federation.augment,
-        random=data.task.probed(data.train).random,
     )
     return tree.row(order, 0)
 

@@ -1,7 +1,7 @@
 """The coordinator's page: a federation's members, rounds and audit log, during a run and afterwards."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from copfl.federation.operations.watched import (
 )
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.proposal import members_fingerprint
+from copfl.federation.server.invitations import ADMITTED
 from copfl.report.document import Document, render
 from copfl.settings.flat import nested
 from copfl.tables import Table, capital, listed, size
@@ -55,7 +56,7 @@ def document_of(watched: Watched) -> Document:
         subtitle=f"{_who(watched)}; as of {watched.at:%Y-%m-%d %H:%M:%S}, all times are UTC",
         conclusion=state,
         tiles=_tiles(watched),
-        tables=[_members(watched)],
+        tables=[*_invited(watched), _members(watched)],
         notes=[f"{capital(remark)}." for remark in watched.remarks],
         facts=_facts(watched),
         sections=list(sections(watched)) if watched.run else [],
@@ -81,7 +82,10 @@ def _sentences(watched: Watched) -> list[str]:
     if not watched.run:
         count = len(watched.members)
         members = f"{count} member{'s' * (count != 1)} admitted" if count else "nobody is admitted yet"
-        return [f"No run has begun; {members}."]
+        missing = sum(one.state != ADMITTED for one in watched.invited)
+        if watched.invited and not missing:
+            return ["All sites that were invited are admitted. Train: copfl federate run FOLDER."]
+        return [f"No run has begun; {members}{f', {missing} invited sites are missing' if missing else ''}."]
     done, of = len(watched.rounds), watched.planned or "?"
     lines = []
     if watched.is_running and watched.history.current is not None:
@@ -143,6 +147,22 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
 
 def _pace(rounds: Sequence[RoundRecord]) -> str:
     return f"{float(np.median([r.seconds for r in rounds])):.1f} s each (median)" if rounds else ""
+
+
+def _invited(watched: Watched) -> Iterator[Table]:
+    """Who was invited and is no member yet: how far, and what the coordinator does now."""
+    rows = []
+    for one in watched.invited:
+        if one.state != ADMITTED:
+            misfits = "; ".join(map(str, one.answer.misfits)) if one.answer else ""
+            state = f"{one.state} ({misfits})" if misfits else one.state
+            about = one.invitation
+            rows.append([f"{about.number} {about.site}", state, one.what_to_do or "-", about.words])
+    notes = ["Of data that do not fit a site tells the names of the contract's columns, and no value."]
+    if rows:
+        yield Table(
+            "Invited", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
+        )
 
 
 def _members(watched: Watched) -> Table:

@@ -10,11 +10,9 @@ import numpy as np
 from copfl.charts import Chart, Heat, Line, Lines, Value
 from copfl.core.halves import HALF
 from copfl.core.metrics import METRICS, MetricInfo
-from copfl.errors import RunError, raised_as
-from copfl.experiment.analysis.benefit import Benefit
 from copfl.federation.operations.watched import RoundRecord, Watched
 from copfl.federation.protocol.events import Event
-from copfl.federation.protocol.halves import BENEFIT, SAMPLES
+from copfl.federation.protocol.halves import SAMPLES
 from copfl.report import contributions
 from copfl.report.document import Section
 from copfl.report.run_charts import SCORES
@@ -205,29 +203,14 @@ def _privacy(watched: Watched) -> Section:
 def _benefit(watched: Watched) -> Section:
     """What each member is worth to the others, beside the other numbers of it."""
     title, contributed = "What is each member worth to the others?", contributions_of(watched)
-    is_summed = any(record.is_summed for record in watched.rounds)
     if contributed is None:
-        when = "when the run has ended: then the nodes add up what they conclude from their losses"
-        note = (
-            f"With secure sums the benefit is known {when}."
-            if is_summed
-            else "No round has compared halves yet."
-        )
-        return Section("benefit", "Benefit", title, [], notes=[note])
-    table, notes = contributions.table(contributed), [OWN_GAIN]
-    notes += [HIDDEN] if is_summed else []
-    return Section("benefit", "Benefit", title, [contributions.chart(contributed)], [table], notes)
+        return Section("benefit", "Benefit", title, [], notes=["No round has compared halves yet."])
+    table, chart = contributions.table(contributed), contributions.chart(contributed)
+    return Section("benefit", "Benefit", title, [chart], [table], [OWN_GAIN])
 
 
 def contributions_of(watched: Watched) -> contributions.Contributions | None:
     """What the server knows of each member's part in the run; None where no benefit is measured yet."""
-    summed = None
-    if watched.benefit:
-        with raised_as(
-            RunError, f"{BENEFIT} is damaged: {{}}; restore it, or remove it", KeyError, ValueError
-        ):
-            value, error = (np.array(watched.benefit[name], np.float64) for name in ("value", "error"))
-            summed = Benefit(value, error, int(watched.benefit["freedom"]))
     clients = 1 + max(_everyone(watched), default=-1)
     return contributions.contributions(
         [_line(record) for record in watched.rounds],
@@ -235,7 +218,6 @@ def contributions_of(watched: Watched) -> contributions.Contributions | None:
         _samples(watched, clients),
         None,
         metric_of(watched),
-        summed,
     )
 
 

@@ -45,6 +45,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         "runs": list(watched.runs),
         "other_runs": list(watched.other_runs),
     }
+    result["invited"] = {one.invitation.site: one.state for one in watched.invited}
     if watched.run:
         result |= {"run": watched.run, **_of_run(watched)}
         problems += [watched.log.problem] if watched.log.problem else []
@@ -169,8 +170,7 @@ def _node_lines(found: dict[str, Any]) -> list[str]:
     lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
     lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
     lines += [
-        f"waiting     proposal {digest[:16]}: `copfl federate approve`"
-        for digest in found["waiting_proposals"]
+        f"waiting     proposal {digest[:16]}: `copfl site approve`" for digest in found["waiting_proposals"]
     ]
     lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
     return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
@@ -185,6 +185,7 @@ def _server_lines(found: dict[str, Any]) -> list[str]:
     superlink = found["superlink"]
     lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
     lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
+    lines += [f"invited     {site}: {state}" for site, state in found["invited"].items()]
     for other in found["other_runs"]:
         ended = f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun"
         lines.append(

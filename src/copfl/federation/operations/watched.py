@@ -32,10 +32,11 @@ from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.proposal import Member, Proposal
 from copfl.federation.server.certificates import expiries, expiry_warnings
+from copfl.federation.server.invitations import ANSWERS, INVITATIONS, Invited, invited
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
-ROUNDS, CONFIG, BENEFIT = "rounds.jsonl", "config.json", "benefit.json"  # in the run's folder
+ROUNDS, CONFIG = "rounds.jsonl", "config.json"  # in the run's folder
 LOCK = ".lock"
 LATE_AFTER = 10.0  # seconds that a client may need in any case
 
@@ -91,9 +92,9 @@ class Watched:
     proposal: Proposal | None  # what the coordinator signed
     settings: Mapping[str, Any]  # the run config, by path
     roster: Roster
+    invited: Sequence[Invited]  # the sites that were invited, and how far they are
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
-    benefit: Mapping[str, Any]  # of secure sums, when the run has ended; empty: not known
     log: Verified
     address: str  # of the SuperLink
     answers: bool  # whether it does
@@ -168,9 +169,9 @@ def read(folder: Path, run: str | None = None) -> Watched:
         proposal=signed,
         settings=settings,
         roster=roster,
+        invited=invited(folder),
         members=_members(signed, roster, history, is_running, needed, now),
         rounds=rounds,
-        benefit=read_json(path / BENEFIT) if name else {},
         log=log._replace(problem=broken),
         address=f"{host}:{port}",
         answers=has_answered,
@@ -187,7 +188,8 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     name = run or (runs[-1] if runs else "")
     path, states = folder / "runs" / name, [name]
     files = [path / file for file in (AUDIT, ROUNDS, CONFIG, SIGNED)]
-    for file in (*files, path / BENEFIT, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
+    answered = [*(folder / INVITATIONS).glob("*"), *(folder / ANSWERS).rglob("*.json")]
+    for file in (*files, *answered, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
         with contextlib.suppress(OSError):
             about = file.stat()
             states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")

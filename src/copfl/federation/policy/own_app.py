@@ -49,7 +49,7 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
     return dataclasses.replace(
         policy,
         addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),
-        benefit="all" if run.run.benefit else policy.benefit,
+        benefit=run.run.benefit or policy.benefit,
         code=tuple(dict.fromkeys((*policy.code, *code))),
         bases=tuple(dict.fromkeys((*policy.bases, *bases))),
         files=tuple(dict.fromkeys((*policy.files, *files))),

@@ -108,9 +108,7 @@ class Statistics:
 
     allowed: str = "all"  # or only in secure sums, or none
     smallest_count: int = 5  # rows: a sum or a category of fewer does not leave
-    questions: int = (
-        1  # about the same data: other columns, rows or members; runs with secure sums of the benefit
-    )
+    questions: int = 1  # about the same data: other columns, rows or members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,7 @@ class Proposals:
     """Who may propose runs to this node."""
 
     coordinators: tuple[str, ...] = ()  # fingerprints of their keys
-    by_hand: bool = False  # whether each proposal needs `copfl federate approve` as well
+    by_hand: bool = False  # whether each proposal needs `copfl site approve` as well
     unsigned: bool = False  # whether run configs are accepted that nobody signed
 
 
@@ -138,9 +136,7 @@ class Policy:
     metrics: tuple[str, ...] = METRICS
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
-    benefit: str = (
-        "none"  # whether halves of the clients may be compared, with two losses a round: as reports
-    )
+    benefit: bool = False  # whether halves of the clients may be compared, with two losses a round
     statistics: Statistics = field(default_factory=Statistics)
     proposals: Proposals = field(default_factory=Proposals)
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
@@ -160,8 +156,6 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
-        if self.benefit not in REPORTS:
-            raise unknown("benefit in a policy", self.benefit, REPORTS)
         if self.statistics.allowed not in REPORTS:
             raise unknown("statistics.allowed in a policy", self.statistics.allowed, REPORTS)
         if min(self.statistics.smallest_count, self.statistics.questions) < 1:

@@ -8,7 +8,7 @@ from copfl.errors import CopflError
 from copfl.federation.policy.checks import MOST_KEYS, MOST_LIST, MOST_TEXT, parts_of
 from copfl.federation.policy.components import component_refusals
 from copfl.federation.policy.names import USUAL_LOSS, USUAL_METRIC
-from copfl.federation.policy.record import SMALLEST_SUM, Policy
+from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import OPTION, PolicyError, Refusal, shown
 from copfl.federation.policy.values import value_refusals
 from copfl.settings.federation import RUN_KEYS, TITLES, Network, Samples
@@ -94,12 +94,4 @@ def require_cohort(policy: Policy, members: int) -> None:
     least = policy.secure_aggregation.cohort
     if members < least:
         why = f"a sum of {members} clients, and {least} are the least"
-        raise PolicyError((Refusal("secure_aggregation.cohort", why),), "request")
-
-
-def require_half(policy: Policy, members: int) -> None:
-    """PolicyError if a half of the clients is smaller than the owner wants a sum, or than any sum may be."""
-    least = max(policy.secure_aggregation.cohort, SMALLEST_SUM)
-    if members < least:
-        why = f"a half of {members} clients, and {least} are the least: a round must have {2 * least} clients"
         raise PolicyError((Refusal("secure_aggregation.cohort", why),), "request")

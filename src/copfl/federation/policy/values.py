@@ -55,13 +55,9 @@ def _noise_refusals(privacy: Privacy, noise: Any, is_secure: bool, selected: int
 
 def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterator[Refusal]:
     """What is refused of the comparison of two halves of the clients."""
-    if policy.benefit == "none" or (policy.benefit == "sums" and not is_secure):
-        how = "only with secure.aggregation=true" if policy.benefit == "sums" else "never"
-        yield Refusal(
-            "benefit",
-            f"run.benefit=true: halves of the clients are compared {how}; leave it out, or ask the owner to "
-            "allow it",
-        )
+    if is_secure or not policy.benefit:
+        why = "is not possible with secure.aggregation=true" if is_secure else "is not allowed"
+        yield Refusal("benefit", f"run.benefit=true {why}; leave it out")
     least = max(policy.secure_aggregation.cohort, SMALLEST_SUM)
     if selected // 2 < least:
         yield Refusal(

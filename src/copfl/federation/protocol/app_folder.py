@@ -19,6 +19,7 @@ AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agr
 
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
+LEFT = "left"  # there too: the owner has ended the participation
 
 
 FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink

@@ -2,7 +2,7 @@
 
 Each line has its number, the time, the hash of the line before, and its own hash. So a line that was changed,
 removed or moved is found. Lines that were removed at the end are found by whoever noted the last hash
-(`copfl federate status` and `copfl federate log` print it). Whoever can write to the file, and knows all
+(`copfl federate status` and `copfl site log` print it). Whoever can write to the file, and knows all
 lines, can write a whole new log: only noted hashes show that. A line that a kill cut off stays in the chain,
 and the next one says so.
 """

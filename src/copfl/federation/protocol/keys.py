@@ -66,7 +66,7 @@ def public_text(key: Any) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
-        raise UsageError("it is no elliptic-curve key on P-384; create one with `copfl federate key FILE`")
+        raise UsageError("it is no elliptic-curve key on P-384; create one with `copfl site key FILE`")
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
 
 

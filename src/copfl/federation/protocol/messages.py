@@ -42,9 +42,6 @@ class Field:
     CATEGORIES = "categories"  # from a client: those of its columns that are open
     STATISTICS = "statistics"  # from a client: its masked vector is of statistics
     LOSSES = "losses"  # from a client: with the models of the two halves of a round
-    COMPARED = "compared"  # from a client: whether it has two losses, which stay with it
-    ROUNDS = "rounds"  # to a client: the number of rounds of which it concludes
-    JUDGEMENT = "judgement"  # from a client: its masked vector is of what it concludes from its losses
     NEW_CLIENT = "new_client"  # the kind of a new client's answer
 
 

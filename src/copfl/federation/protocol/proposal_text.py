@@ -24,7 +24,7 @@ def described(proposal: Proposal) -> list[str]:
         contract = Contract.read(str(text))
         names = ", ".join(column.name for column in contract.open)
         state = f"open, to be agreed: {printable(names)}" if names else "frozen"
-        lines.append(f"contract     {contract.digest}, {state}; compare your data: copfl federate check")
+        lines.append(f"contract     {contract.digest}, {state}; compare your data: copfl site check")
     return lines + [
         f"setting      {key} = {printable(value, 200)}" for key, value in proposal.settings.items()
     ]

@@ -26,7 +26,6 @@ class Sums(NamedTuple):
 
     total: Any  # of the algorithm
     metrics: dict[str, Tensor]  # [2] each: the sum, and the number of clients that report it
-    half: Any = ()  # the total of the first half alone, where halves are compared
 
 
 def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -> Any:
@@ -35,14 +34,12 @@ def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -
     return algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
 
 
-def sums_of(
-    total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True, half: Any = ()
-) -> Sums:
+def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> Sums:
     """The contribution. A metric that is not a number, or out of range, is not reported."""
     values = {name: float(value) for name, value in sorted(metrics.items())}
     known = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
     pairs = {n: torch.tensor([v, 1.0] if known[n] else [0.0, 0.0]).double() for n, v in values.items()}
-    return Sums(total, pairs, half)
+    return Sums(total, pairs)
 
 
 def words_of(sums: Sums, rules: Rules, *, noised: bool = False) -> Words:
@@ -114,7 +111,6 @@ def example(
     rules: Rules,
     augment: bool,
     evaluated: bool = True,
-    halves: bool = False,
 ) -> Sums:
     """The structure of contributions to a round, evaluated or not, from an update on blank samples."""
     data, clients = blank_samples(task, shape), rules.clients
@@ -125,7 +121,7 @@ def example(
         found = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
         total = summand_of(algorithm, task, clients, output.upload)
     tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
-    return sums_of(total, output.metrics | tested, rules, half=total if halves else ())
+    return sums_of(total, output.metrics | tested, rules)
 
 
 def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment: bool) -> None:

@@ -34,6 +34,7 @@ from copfl.settings.flat import nested
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 from copfl.settings.validation import validate
+from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
 TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its length is the node's own
@@ -134,6 +135,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     check_model(run, algorithm)
+    algorithm = with_local_steps(algorithm, run.run.steps)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = wrapped(kind, component, algorithm)

@@ -1,12 +1,11 @@
 """The data contract of an app: read for a check, and frozen when the members have agreed. Without torch."""
 
 from pathlib import Path
-from typing import Any
 
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import read_contract, write_contract
-from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError, raised_as
+from copfl.federation.protocol.agreed_samples import samples_of
 from copfl.federation.protocol.app_folder import AGREEMENTS, read_app
 from copfl.federation.protocol.proposal import read as read_proposal
 from copfl.files import write_bytes
@@ -35,6 +34,12 @@ def contract_at(path: Path) -> Contract:
     return Contract.read(text)
 
 
+def is_open(folder: Path) -> bool:
+    """Whether the app in a folder has a contract on whose rest the members must agree."""
+    text = read_app(folder)["config"].get("samples", {}).get("contract")
+    return bool(text) and not Contract.read(text).is_frozen
+
+
 def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
     """The contract that a run of the statistics phase froze, which the app has afterwards.
 
@@ -49,20 +54,6 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
     contract = Contract.read(path.read_text())
     freeze(folder, contract)
     return contract
-
-
-def samples_of(contract: Contract) -> dict[str, Any]:
-    """What of [samples] follows from a contract; before it is frozen, with two classes and few categories."""
-    outputs = contract.outputs
-    is_named = contract.task == CLASSIFICATION and outputs != tuple(map(str, range(len(outputs))))
-    means, deviations = contract.scale
-    return {
-        "classes": outputs if outputs and is_named else len(outputs) or 2,
-        "target_mean": means,
-        "target_std": deviations,
-        "contract": contract.as_json(),
-        **({"shape": (contract.width,)} if contract.features else {}),
-    }
 
 
 def freeze(folder: Path, contract: Contract) -> None:

@@ -90,6 +90,8 @@ def _description(settings: Settings, run: str, rounds: int) -> Description:
             text=text,
             mean=mean,
             std=std,
+            group=encoders.group if encoders else "",
+            time=encoders.time if encoders else "",
         ),
         output=Output(
             samples.kind,

@@ -140,7 +140,7 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
     before = roster.named(name)
     member = before._replace(key=public, rotations=(*before.rotations, Rotation(before.key, signature)))
     if problem := member_problem(member):
-        raise UsageError(f"{problem}; ask the member for the file of its `copfl federate rotate`")
+        raise UsageError(f"{problem}; ask the member for the file of its `copfl site rotate`")
     others = tuple(other for other in roster.members if other != before)
     write_roster(folder, Roster((*others, member), {**roster.revoked, before.key: name}))
     _write_public(folder, member)

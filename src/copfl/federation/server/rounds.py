@@ -26,7 +26,7 @@ from copfl.errors import CopflError, WireError
 from copfl.experiment.analysis import evidence
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event, Log, silent
-from copfl.federation.protocol.halves import COMPARED, HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
+from copfl.federation.protocol.halves import HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
 from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
 from copfl.federation.protocol.noise import epsilons
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
@@ -34,8 +34,7 @@ from copfl.federation.protocol.settings import Settings
 from copfl.federation.server.exchange import Exchange, Round
 from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.registry import ANSWER_TIMEOUT
-from copfl.federation.server.secure_benefit import conclude
-from copfl.federation.server.secure_exchange import SecureExchange, exchange_of
+from copfl.federation.server.secure_exchange import exchange_of
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
@@ -44,7 +43,7 @@ ROUNDING = 1e-6  # of a metric that was computed in single precision
 LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
 MOST_SAMPLES = 1e9  # of one client
 MAX_METRICS = 100  # metrics of a node that the server records
-OWN = (HALF, DIFFERENCE, COMPARED, SAMPLES)  # names that are the server's, and no node's to report
+OWN = (HALF, DIFFERENCE, SAMPLES)  # names that are the server's, and no node's to report
 LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
@@ -126,8 +125,6 @@ class Server:
                 wire.encode(self.state, self.exchange.head("server", self.round), about=about), record
             )
             yield record
-        if self.settings.run.run.benefit and isinstance(self.exchange, SecureExchange):
-            conclude(self.exchange)
 
     def _reweight(self, lines: list[dict[str, Any]]) -> None:
         """Takes their weight from the clients that these rounds show to do harm."""
@@ -159,29 +156,20 @@ class Server:
                 models = tuple(received(self.algorithm, server, torch.tensor(client)) for server in after)
                 head = self.exchange.head(HALVES, now.number, client)
                 packets[client] = wire.encode(models, head, self.federation.network.wire)
-        except WireError as error:  # a member of a secure sum may add any numbers to a half
+        except WireError as error:  # a value does not fit into a shorter one of network.wire
             self.log(f"round {now.number + 1}: halves are not compared: {error}")
             return
-        asked, is_secure = Round(now.number), self.federation.secure.aggregation
-        answers = self.exchange.ask(asked, HALVES, packets, self._compared if is_secure else self._losses)
+        asked = Round(now.number)
+        answers = self.exchange.ask(asked, HALVES, packets, self._losses)
         for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
         sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
         now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
-        now.per_client[COMPARED if is_secure else DIFFERENCE] = {
-            client: answers.get(client) for client in now.reports
-        }
+        now.per_client[DIFFERENCE] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
         failed = {str(client): why for client, why in sorted(asked.failures.items())}
         now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
-
-    def _compared(self, client: int, packet: Packet) -> float | None:
-        """1 if a client has compared the halves, 0 if it has no losses; they stay with it."""
-        about = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
-        if type(about.get(Field.COMPARED)) is not bool:
-            raise WireError("it does not say whether it has compared the halves")
-        return float(about[Field.COMPARED])
 
     def _losses(self, client: int, packet: Packet) -> float | None:
         """The difference of the losses that a client reports; None if it has none."""
@@ -249,8 +237,7 @@ class Server:
         evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
         if evaluated not in self._likes:
             what = self.algorithm, self.task, self.settings.shape, self.settings.rules
-            benefit = self.settings.run.run.benefit
-            self._likes[evaluated] = secure_total.example(*what, self.federation.augment, evaluated, benefit)
+            self._likes[evaluated] = secure_total.example(*what, self.federation.augment, evaluated)
         return self._likes[evaluated]
 
     @property
@@ -263,7 +250,6 @@ class Server:
         sums = secure_total.sums_from(values, self.like)
         now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
         now.means = secure_total.means(sums)
-        now.half = sums.half if self.settings.run.run.benefit else None
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""

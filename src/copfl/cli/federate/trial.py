@@ -99,7 +99,7 @@ def resume(
     _show(folder, local.resume(folder, run, config=config, **where))
 
 
-def join(
+def personalize(
     *,
     folder: AppFolder,
     data: Annotated[str, option("Data", "The new client's data: a file or a folder.", "--data -d")],

@@ -1,0 +1,101 @@
+"""`copfl federate`: the server of several machines, and runs on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+from copfl.cli.federate.options import (
+    AppFolder,
+    LogFormat,
+    LogLevel,
+    Metrics,
+    Rounds,
+    Settings,
+    app_config,
+    read_proposal,
+    require_flower,
+    set_environment,
+)
+from copfl.cli.options import option
+from copfl.errors import UsageError, stoppable
+
+
+def server(
+    *,
+    folder: AppFolder,
+    listen: Annotated[
+        str | None,
+        option("Federation", "HOST:PORT behind a reverse proxy; default: the app's port, for all machines."),
+    ] = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
+    require_flower()
+    set_environment(metrics, log_format, log_level)
+    from copfl.federation.machines.deployed import serve
+
+    serve(folder, listen)
+
+
+def run(
+    *,
+    folder: AppFolder,
+    run: Annotated[
+        str | None, option("Output", "The run's name; default: a new one, or with --resume the last one.")
+    ] = None,
+    resume: Annotated[
+        bool, option("Federation", "Continue a run from its last checkpoint.", "--resume")
+    ] = False,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    proposal: Annotated[
+        Path | None,
+        option("Federation", "A proposal of `copfl federate propose`; default: one is signed here."),
+    ] = None,
+    anyway: Annotated[
+        bool,
+        option("Federation", "Start although sites that were invited are missing; default: off.", "--anyway"),
+    ] = False,
+) -> None:
+    """Train, after the members have agreed on what the contract leaves open."""
+    require_flower()
+    from copfl.federation.machines.deployed import agree as by_sums
+    from copfl.federation.machines.deployed import start_run
+    from copfl.federation.operations.status import as_text
+    from copfl.federation.server import invitations
+    from copfl.federation.server.agreement import is_open
+
+    config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
+    signed = read_proposal(proposal, config)
+    missing = [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]
+    if missing and not anyway:
+        about = "; ".join(f"{one.invitation.site} {one.state}: {one.what_to_do}" for one in missing)
+        raise UsageError(f"{about}. Nothing was started; --anyway starts a run that waits for them")
+    if signed is None and not resume and is_open(folder):
+        with stoppable("the agreement continues on the server"):
+            print(f"the contract is agreed: {by_sums(folder, {}).digest}")
+    with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
+        print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
+
+
+def agree(
+    *,
+    folder: AppFolder,
+    run: Annotated[str | None, option("Output", "The run's name; default: a new one.")] = None,
+    settings: Settings = None,
+    proposal: Annotated[
+        Path | None, option("Federation", "A proposal with session.agree=true; default: one is signed here.")
+    ] = None,
+) -> None:
+    """Agree on the means, deviations and categories that the contract leaves open,
+    by sums over all members.
+    """
+    require_flower()
+    from copfl.federation.machines.deployed import agree as by_sums
+
+    config = app_config(settings, **{"session.run": run})
+    signed = read_proposal(proposal, config)
+    with stoppable("the run continues on the server"):
+        frozen = by_sums(folder, config, proposal=signed)
+    print(f"{folder / 'contract.toml'} is frozen: {frozen.digest}. The next proposal has it")

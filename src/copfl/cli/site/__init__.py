@@ -1,0 +1,1 @@
+"""`copfl site`: the commands of whoever owns data."""

@@ -1,0 +1,210 @@
+"""`copfl site`: take part by an invitation, use what comes out, and leave."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from copfl.cli import options
+from copfl.cli.federate.options import LogFormat, LogLevel, app_config, require_flower, set_environment
+from copfl.cli.options import argument, option
+from copfl.cli.report import report_of_node
+from copfl.errors import CopflError, UsageError, raised_as, stoppable
+
+if TYPE_CHECKING:
+    from copfl.federation.operations.joining import Site
+
+RETRY = 3.0  # seconds between two attempts to reach the server
+SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
+
+
+def join(
+    *,
+    invitation: Annotated[Path, argument("The file that the coordinator sent, such as north.invite.")],
+    data: Annotated[
+        str, option("Data", "This site's data: a file, a folder or module:function.", "--data -d")
+    ],
+    words: Annotated[
+        str | None,
+        option("Federation", "The words that the coordinator reads out by telephone; default: asked for."),
+    ] = None,
+    yes: Annotated[bool, option("Federation", "Consent without a question.", "--yes -y")] = False,
+    folder: Annotated[
+        Path | None, option("Output", "The folder of this site; default: its name in the invitation.")
+    ] = None,
+    policy: Annotated[
+        Path | None, option("Federation", "A policy of your own; default: the strict one is written.")
+    ] = None,
+    systemd: Annotated[
+        bool, option("Output", "Write a unit of systemd instead of running the node here.", "--systemd")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        option("Training", "Another key of the node, such as threads=4; repeatable.", "--set -s"),
+    ] = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Take part: read what is asked, consent, and run the node."""
+    require_flower()
+    from copfl.federation.operations import joining
+    from copfl.federation.protocol.words import same_words
+
+    with raised_as(UsageError, f"{invitation}: {{}}; name the file that the coordinator sent", OSError):
+        signed = joining.open_invitation(invitation.read_bytes(), invitation.name)
+    asked = signed.invitation
+    target = folder or Path(asked.site)
+    joining.check_folder(target, asked)
+    if ":" not in data:
+        if not Path(data).expanduser().exists():
+            raise UsageError(f"there is no file {data}; name this site's data with --data")
+        data = str(Path(data).expanduser().absolute())
+    rules = joining.policy_of(asked, policy)
+    if problems := joining.refused(asked, rules):
+        raise UsageError(
+            f"the {'strict ' * (policy is None)}policy refuses what {asked.federation} asks: {'; '.join(problems)}; "
+            "the coordinator changes it, or you allow it with --policy FILE (copfl site policy FILE writes one); "
+            "nothing was made or sent"
+        )
+    found = joining.checked(asked, data)
+    print("\n".join(joining.described(asked, data, found, rules)))
+    nothing = "nothing was made or sent"
+    if (words is None or not yes) and not sys.stdin.isatty():
+        raise UsageError(f'this is no terminal to ask in: give --words "..." and --yes; {nothing}')
+    if words is None:
+        words = typer.prompt("Telephone the coordinator. The words of your invitation that it reads out")
+    if not same_words(words, asked.words):
+        raise UsageError(
+            f"these are not the words of {invitation.name}: have them read again; if they stay different, somebody "
+            f"else wrote or replaced the file: do not use it; {nothing}"
+        )
+    if not yes and not typer.confirm("Take part?"):
+        raise UsageError(f"{nothing}; tell the coordinator that {asked.site} does not take part")
+    site = joining.make(target, signed, {**app_config(settings), "data": data}, rules)
+    _answer(site)
+    if systemd:
+        unit = joining.write_unit(site)
+        print(f"Run the node: sudo cp {unit} /etc/systemd/system/ && sudo systemctl enable --now {unit.stem}")
+        return
+    _serve(site, log_format, log_level)
+
+
+def start(*, folder: SiteFolder, log_format: LogFormat = None, log_level: LogLevel = None) -> None:
+    """Run the node again, after a restart of this machine."""
+    require_flower()
+    from copfl.federation.operations import joining
+
+    site = joining.read(folder)
+    if site.has_left:
+        raise UsageError(
+            f"{folder} has left {site.invitation.federation}; to return, ask for a new invitation"
+        )
+    _answer(site)
+    _serve(site, log_format, log_level)
+
+
+def leave(
+    *,
+    folder: SiteFolder,
+    yes: Annotated[bool, option("Federation", "Leave without a question.", "--yes -y")] = False,
+) -> None:
+    """End the participation: the node ends, and the server refuses its key."""
+    require_flower()
+    from copfl.federation.operations import joining
+
+    site = joining.read(folder)
+    if not yes and not typer.confirm(f"Leave {site.invitation.federation}? Your model stays in {folder}"):
+        raise typer.Exit(1)
+    joining.leave(site)
+    print(f"The node ends, and none starts again. Your model and its log stay in {folder}.")
+    try:
+        _send(site, joining.answer(site)[1])
+        print("The server refuses this site's key from now on.")
+    except CopflError as error:
+        name = site.invitation.site
+        print(f"copfl: {error}", file=sys.stderr)
+        print(f"Ask the coordinator to take your key out: copfl federate revoke FOLDER {name}")
+
+
+def report(
+    *,
+    folder: SiteFolder,
+    out: Annotated[
+        Path | None, option("Output", "A file; default: report.html in FOLDER.", "--out -o")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """What this site gained, over training alone too, and what left it."""
+    from copfl.experiment.bundle.bundle import of_node
+
+    if of_node(folder) is None:
+        raise UsageError(
+            f"{folder} has no model yet: it gets one with the first round; see copfl site status {folder}"
+        )
+    report_of_node(folder, out, None, True, True, quiet)
+
+
+def predict(
+    *,
+    folder: SiteFolder,
+    data: Annotated[Path, option("Data", "New rows: a file of the same kind as in training.", "--data -d")],
+    out: Annotated[
+        Path | None, option("Output", "A .csv or .npz file; default: print the predictions.", "--out -o")
+    ] = None,
+) -> None:
+    """Use this site's model, without the server."""
+    from copfl.cli import models
+
+    models.predict(bundle=folder, data=data, out=out)
+
+
+def _answer(site: "Site") -> None:
+    """Sends the answer to the invitation; UsageError if the data do not fit, which the coordinator learns then."""
+    from copfl.federation.operations import joining
+    from copfl.federation.server.invitations import WAITS
+
+    found = joining.checked(site.invitation, str(site.options["data"]))
+    said, document = joining.answer(site, found)
+    with stoppable(f"`copfl site start {site.folder}` continues"):
+        state = _sent(site, document)
+    if found is not None and not found.fits:
+        raise UsageError(
+            f"{site.options['data']} does not fit the contract: {'; '.join(found.problems)}. Correct the file, then: "
+            f"copfl site start {site.folder}. The coordinator was told the names of these columns alone"
+        )
+    if state == WAITS:
+        print(f"Read these words to the coordinator, in the same call:  {said.words}")
+        print("The node waits until the coordinator has entered them.", flush=True)
+
+
+def _sent(site: "Site", document: bytes) -> str:
+    """`_send`, which waits for a server that is not there yet."""
+    from copfl.federation.machines.admission import NotThere
+
+    told = False
+    while True:
+        try:
+            return _send(site, document)
+        except NotThere as error:
+            if not told:
+                print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
+            told = True
+            time.sleep(RETRY)
+        except CopflError as error:
+            raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
+
+
+def _send(site: "Site", document: bytes) -> str:
+    from copfl.federation.machines.admission import send
+
+    return send(site.invitation.address, site.invitation.authority, document)
+
+
+def _serve(site: "Site", log_format: str | None, log_level: str | None) -> None:
+    set_environment(None, log_format, log_level)
+    from copfl.federation.machines.supernode import Address, serve
+    from copfl.federation.operations.joining import KEY
+
+    serve(Address(site.invitation.address, site.authority, site.folder / KEY), site.node_options)

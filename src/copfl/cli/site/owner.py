@@ -1,0 +1,150 @@
+"""`copfl site`: the steps of a site one by one: its check of the data, key, policy, consent and audit log."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from copfl.cli.federate.options import require_flower
+from copfl.cli.options import Json, argument, option
+from copfl.errors import UsageError
+
+SHOWN = 8  # names of columns in a sentence
+StateFolder = Annotated[Path, argument("The state-dir of a node.")]
+
+
+def check(
+    *,
+    contract: Annotated[Path, argument("The contract, an app's folder, or a proposal.")],
+    data: Annotated[Path, option("Data", "This site's data: a file or a folder.", "--data -d")],
+    as_json: Json = False,
+) -> None:
+    """Compare this site's data with the data contract.
+    Nothing leaves this machine; exit code 1 if they differ.
+    """
+    from copfl.data.contract.check import check as compare
+    from copfl.federation.server.agreement import contract_at
+    from copfl.tables import listed
+
+    agreed = contract_at(contract)
+    checked = compare(agreed, data)
+    if as_json:
+        print(json.dumps({"contract": agreed.digest, **checked.as_table()}, indent=1))
+    else:
+        for difference in checked.differences:
+            print(f"{'note' if difference.is_note else 'differs':<9} {difference.text}")
+        if open_names := listed([column.name for column in agreed.open], SHOWN):
+            print(
+                f"{'note':<9} means and categories that the contract leaves open are not compared: "
+                f"{open_names}"
+            )
+        verdict = "fits" if checked.fits else "does not fit"
+        print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
+    if not checked.fits:
+        raise typer.Exit(1)
+
+
+def key(
+    *, file: Annotated[Path, argument("A new file for the private key; FILE.pub gets the public one.")]
+) -> None:
+    """Make a member's key, on the member's own machine, and print its fingerprint."""
+    require_flower()
+    from copfl.federation.protocol.keys import fingerprint, make_key
+
+    print(f"fingerprint {fingerprint(make_key(file))}")
+    print(f"Send {file}.pub to the coordinator, and tell the fingerprint by telephone. {file} stays here.")
+
+
+def policy(
+    *,
+    file: Annotated[Path, argument("The policy; written if there is none, else checked.")],
+    of_app: Annotated[
+        Path | None,
+        option("Federation", "Explain what this policy refuses of the app in this folder.", "--app"),
+    ] = None,
+) -> None:
+    """Write, check or explain the policy of a machine: what a run may ask of it."""
+    from copfl.federation.node.explanation import explained
+    from copfl.federation.policy.file import read_policy, write_strict
+    from copfl.federation.protocol.app_folder import read_app
+
+    if not file.exists() and of_app is None:
+        write_strict(file)
+        print(f"{file} is a strict policy: read it, and change the lines that you need")
+        return
+    allowed = read_policy(file)
+    if of_app is None:
+        entries = {"code": allowed.code, "bases": allowed.bases, "files": allowed.files}
+        print(f"{file} is valid; entered: {', '.join(f'{len(e)} of {name}' for name, e in entries.items())}")
+        return
+    lines = explained(allowed, read_app(of_app)["config"], file.parent)
+    print("\n".join(lines))
+    if lines[0].startswith("refused"):
+        raise typer.Exit(1)
+
+
+def approve(
+    *,
+    state: StateFolder,
+    proposal: Annotated[
+        str | None,
+        argument("A file, or the first digits of one that waits; default: the only one that waits."),
+    ] = None,
+    policy: Annotated[
+        Path | None, option("Federation", "The node's policy; default: policy.toml in its state-dir.")
+    ] = None,
+    yes: Annotated[bool, option("Output", "Approve without a question.", "--yes -y")] = False,
+) -> None:
+    """Show a proposal and what the node's policy says of it, and accept it by hand."""
+    require_flower()
+    from copfl.federation.node import acceptance
+    from copfl.federation.node.explanation import explained
+    from copfl.federation.policy.file import policy_of
+    from copfl.federation.protocol import proposal_text
+
+    signed = proposal_text.chosen(acceptance.pending(state), proposal)
+    print("\n".join(proposal_text.described(signed.proposal)))
+    lines = explained(policy_of(policy, state), signed.proposal.settings)
+    print("\n".join(lines))
+    if lines[0].startswith("refused"):
+        raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
+    if not yes and not typer.confirm("Approve it?"):
+        raise typer.Exit(1)
+    acceptance.approve(state, signed)
+    print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")
+
+
+def rotate(*, key: Annotated[Path, argument("The private key of this member.")]) -> None:
+    """Replace this member's key by a new one, which the old one signs."""
+    require_flower()
+    from copfl.federation.server import membership
+
+    statement = membership.rotate_member(key)
+    print(f"{key} is a new key; the old one is {key}.old")
+    print(
+        f"Send {key}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub "
+        "--rotation FILE"
+    )
+
+
+def log(
+    *,
+    state: StateFolder,
+    verify: Annotated[bool, option("Output", "Print where the chain breaks alone.", "--verify")] = False,
+    noted: Annotated[
+        list[str] | None, option("Output", "A last hash that you noted earlier; repeatable.", "--noted")
+    ] = None,
+) -> None:
+    """Print what left a node, or verify that no line of it was changed or removed."""
+    from copfl.federation.node import audit_log
+    from copfl.federation.protocol.chained_log import AUDIT, verified
+
+    found = verified(state / AUDIT, noted or ())
+    if not verify:
+        print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
+    if found.problem:
+        print(f"BROKEN      {found.problem}")
+        raise typer.Exit(1)
+    cut = "; the last line is cut off: a kill, or it is being written" if found.is_cut else ""
+    print(f"intact      {len(found.lines)} lines, last hash {found.last_hash}{cut}")

@@ -1,0 +1,92 @@
+"""The answer of a site to its invitation, over the port that nodes reach: the server's side and the site's.
+
+It is no service of its own: the request is one more path of the fleet interface. Whoever knows no invitation learns
+nothing from it, and it admits nobody: an answer waits until the coordinator has compared its words.
+"""
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import CopflError, RunError, UsageError, raised_as
+from copfl.federation.machines.planes import FLEET
+from copfl.federation.protocol.invitation import MOST_ANSWER
+from copfl.federation.protocol.log_lines import logger
+from copfl.federation.protocol.messages import printable
+from copfl.federation.server import invitations
+
+PATH = f"{FLEET}copfl-answer"
+TIMEOUT = 15.0  # seconds
+
+
+class NotThere(RunError):
+    """No server answers, yet."""
+
+
+class Admission:
+    """Middleware of Flower's server: answers to the invitations of the app in a folder."""
+
+    def __init__(self, app: Any, folder: Path) -> None:
+        self.app, self.folder = app, folder
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self.app(scope, receive, send)
+            return
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse
+
+        content = b""
+        async for part in Request(scope, receive).stream():
+            content += part
+            if len(content) > MOST_ANSWER:
+                break
+        try:
+            state = await run_in_threadpool(invitations.receive, self.folder, content)
+            response = JSONResponse({"state": state})
+        except CopflError as error:
+            logger.warning("copfl: an answer to an invitation was refused: %s", printable(error))
+            response = JSONResponse({"refused": printable(error)}, status_code=403)
+        await response(scope, receive, send)
+
+
+def send(address: str, authority: str, document: bytes) -> str:
+    """The state of a site after its answer has arrived; a CopflError says who must do what.
+
+    Args:
+        address: HOST:PORT of the server.
+        authority: The certificate by which the server is known, as PEM.
+        document: The answer.
+    """
+    import httpx
+
+    with raised_as(
+        UsageError, "the certificate in the invitation cannot be used: {}", ValueError, ssl.SSLError
+    ):
+        context = ssl.create_default_context(cadata=authority)
+    try:
+        with httpx.Client(verify=context, timeout=TIMEOUT, trust_env=False) as client:
+            reply = client.post(f"https://{address}{PATH}", content=document)
+    except httpx.TransportError as error:
+        if "certificate" in str(error).lower():
+            raise RunError(
+                f"another server than that of the invitation answers at {address}, and was told nothing; ask the "
+                f"coordinator by telephone ({printable(error, 200)})"
+            ) from error
+        raise NotThere(
+            f"the server does not answer at {address} ({printable(error, 200)}): ask the coordinator whether it "
+            "runs (copfl federate server), and your network whether this machine may reach that port; nothing is "
+            "lost"
+        ) from error
+    try:
+        fields = json.loads(reply.content)
+        said = str(fields["state"] if reply.status_code == httpx.codes.OK else fields["refused"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"what answers at {address} is not a server of copfl (HTTP {reply.status_code}); ask the coordinator"
+        ) from error
+    if reply.status_code != httpx.codes.OK:
+        raise UsageError(f"the server refuses: {printable(said)}")
+    return printable(said)

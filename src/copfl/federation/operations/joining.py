@@ -1,0 +1,318 @@
+"""A site takes part: what its owner reads before the consent, and the folder that the node has afterwards.
+
+Without torch.
+"""
+
+import datetime
+import getpass
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from copfl.data.contract.check import Checked, check
+from copfl.data.contract.contract import Contract
+from copfl.errors import RunError, UsageError, raised_as
+from copfl.federation.node.consent import FILE, invitation_of
+from copfl.federation.node.explanation import explained
+from copfl.federation.policy.file import FILE as POLICY
+from copfl.federation.policy.file import policy_from, read_policy, strict
+from copfl.federation.policy.record import Policy
+from copfl.federation.protocol.app_folder import LEFT
+from copfl.federation.protocol.files import private_folder
+from copfl.federation.protocol.invitation import (
+    JOINS,
+    LEAVES,
+    MISFITS,
+    Answer,
+    Invitation,
+    Misfit,
+    SignedInvitation,
+)
+from copfl.federation.protocol.keys import SigningKey, fingerprint, make_key, read_key
+from copfl.federation.protocol.messages import printable
+from copfl.federation.protocol.node_config import WORKER
+from copfl.files import write_bytes
+from copfl.settings import toml
+from copfl.settings.flat import nested
+from copfl.tables import listed
+
+OPTIONS, AUTHORITY, KEY, ANSWER = "site.toml", "ca.pem", "site.key", "answer.json"  # in the site's folder
+SHOWN = 8  # names of columns in a sentence
+UNIT = """# The node of {site} in the federation {federation}, which survives a restart of this machine.
+[Unit]
+Description=copfl: {site} in {federation}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder}/.flwr
+ExecStart={python} -m copfl site start {folder}
+Restart=on-failure
+RestartSec=5
+KillMode=control-group
+UMask=0077
+NoNewPrivileges=true
+PrivateTmp=true
+ProtectSystem=strict
+ReadWritePaths={folder}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Site(NamedTuple):
+    """The folder of a site that takes part."""
+
+    folder: Path
+    invitation: Invitation
+    options: Mapping[str, Any]  # of its node, beside the state-dir
+
+    @property
+    def key(self) -> SigningKey:
+        return read_key(self.folder / KEY)
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / AUTHORITY
+
+    @property
+    def node_options(self) -> dict[str, Any]:
+        """What a node is started with."""
+        return {**self.options, "state-dir": str(self.folder), "key": str(self.folder / KEY)}
+
+    @property
+    def has_left(self) -> bool:
+        return (self.folder / WORKER / LEFT).exists()
+
+
+# -- before the consent --------------------------------------------------------------------------------------
+
+
+def open_invitation(content: bytes, name: str) -> SignedInvitation:
+    """The invitation in a file; UsageError if it cannot be used, or has expired.
+
+    Args:
+        content: Of the file.
+        name: Of the file.
+    """
+    from copfl.federation.protocol.invitation import read
+
+    with raised_as(UsageError, f"{name}: {{}}; ask the coordinator to send its invitation again", UsageError):
+        signed = read(content)
+    if signed.invitation.is_over(datetime.datetime.now(datetime.UTC)):
+        end = signed.invitation.expires[:10]
+        raise UsageError(
+            f"{name} expired on {end}: ask the coordinator for a new one (copfl federate invite FOLDER "
+            f"{signed.invitation.site})"
+        )
+    return signed
+
+
+def policy_of(invitation: Invitation, own: Path | None = None) -> str:
+    """The text of the policy of a site that joins: the strict one, which knows the coordinator alone.
+
+    Args:
+        invitation: The one that the site accepts.
+        own: A policy of the owner's instead, to which the coordinator is added.
+    """
+    line, name = "coordinators = []", fingerprint(invitation.coordinator)
+    if own is not None:
+        read_policy(own)  # its errors
+        text = own.read_text("utf-8")
+        if name in text:
+            return text
+        if line not in text:
+            raise UsageError(f'{own} must have the line coordinators = ["{name}"] under [proposals]')
+    else:
+        text = strict()
+    return text.replace(line, f'coordinators = ["{name}"]')
+
+
+def refused(invitation: Invitation, policy: str) -> list[str]:
+    """What of the invitation the policy does not allow; none if it is all allowed."""
+    lines = explained(parsed(policy), invitation.settings)
+    return [line.removeprefix("refused").strip() for line in lines if line.startswith("refused")]
+
+
+def parsed(policy: str) -> Policy:
+    """The policy in a text of TOML."""
+    import tomllib
+
+    return policy_from(tomllib.loads(policy))
+
+
+def checked(invitation: Invitation, data: str) -> Checked | None:
+    """How the site's data differ from the contract; None if there is no contract, or the data are a function."""
+    contract = invitation.contract
+    if contract is None or ":" in data:
+        return None
+    return check(contract, Path(data))
+
+
+def described(invitation: Invitation, data: str, found: Checked | None, policy: str) -> Iterator[str]:
+    """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
+
+    Args:
+        invitation: The one that was received.
+        data: Where the site's data are.
+        found: How they differ from the contract.
+        policy: The text of the policy of the site.
+    """
+    tables = nested(invitation.settings)
+    run, algorithm, model = tables.get("run", {}), tables.get("algorithm", {}), tables.get("model", {})
+    is_secure, noise = (
+        bool(tables.get("secure", {}).get("aggregation")),
+        tables.get("privacy", {}).get("noise"),
+    )
+    contract, clients = invitation.contract, run.get("clients")
+    yield f"invited by   {invitation.federation}, at {invitation.address}"
+    yield f"coordinator  {fingerprint(invitation.coordinator)}; the invitation expires on {invitation.expires[:10]}"
+    yield f"you are      {invitation.site}, one of {clients} sites"
+    method = f"{algorithm.get('name')} with the model {model.get('name')}, {run.get('rounds')} rounds"
+    yield f"trained      {_task(contract)} by {method}"
+    if contract is not None and contract.open:
+        names = listed([column.name for column in contract.open], SHOWN)
+        yield f"before that  the sites agree by sums on means and categories of {names}"
+    if is_secure:
+        yield (
+            "leaves       after each round the change of the model, masked: the server learns the sum over all "
+            f"{clients} sites, and no site's own"
+        )
+    else:
+        yield "leaves       after each round the change of the model at your site, which the server can see"
+    metrics = parsed(policy).reports
+    sent = metrics == "all" or (metrics == "sums" and is_secure)
+    yield f"             your metrics{', in the same sums' if sent and is_secure else ' too' if sent else ' stay here'}"
+    yield "stays        every row, your model, your report, and what the log of this machine says"
+    costs = [
+        line.removeprefix("privacy").strip()
+        for line in explained(parsed(policy), invitation.settings)
+        if line.startswith("privacy")
+    ]
+    yield "privacy      " + (
+        "; ".join(costs)
+        if noise and costs
+        else "no noise is added, so no epsilon can be stated: the trained model may tell something of rare rows"
+    )
+    yield f"allowed      that, and nothing else: other settings wait for your approval; rules in {POLICY}"
+    if found is None:
+        yield f"your data    {data}, which no contract describes"
+        return
+    yield f"your data    {data}, {found.rows:,} rows: they {'fit' if found.fits else 'DO NOT FIT'} the contract"
+    for difference in found.differences:
+        yield f"  {'note' if difference.is_note else 'differs':<9}  {difference.text}"
+
+
+def _task(contract: Contract | None) -> str:
+    if contract is None:
+        return "a model"
+    targets = listed([target.name for target in contract.targets], SHOWN)
+    names = listed(list(contract.outputs), SHOWN) if contract.task == "classification" else ""
+    learned = len(contract.columns)
+    return f"{targets}{f' ({names})' if names else ''} from {learned} column{'s' * (learned != 1)}"
+
+
+# -- the folder ----------------------------------------------------------------------------------------------
+
+
+def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], policy: str) -> Site:
+    """The folder of a site whose owner has consented; its key is made, and kept if there is one.
+
+    Args:
+        folder: A new folder, or that of the same site, whose coordinator has written a new invitation.
+        signed: What the owner consented to.
+        options: Of the node, such as data.
+        policy: The text of its policy.
+    """
+    check_folder(folder, signed.invitation)
+    folder = private_folder(folder).resolve()
+    worker = private_folder(folder / WORKER)
+    if (worker / LEFT).exists():  # the coordinator has revoked the key of the one who left
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d%H%M%S")
+        for name in (KEY, f"{KEY}.pub"):
+            (folder / name).rename(folder / f"{name}.{stamp}")
+        (worker / LEFT).unlink()
+    if not (folder / KEY).exists():
+        make_key(folder / KEY)
+    write_bytes(folder / AUTHORITY, signed.invitation.authority.encode())
+    if not (folder / POLICY).exists():
+        write_bytes(folder / POLICY, policy.encode(), private=True)
+    write_bytes(folder / OPTIONS, toml.written({"node": dict(options)}).encode(), private=True)
+    write_bytes(folder / FILE, signed.document, private=True)  # the last one: it is the consent
+    return read(folder)
+
+
+def check_folder(folder: Path, invitation: Invitation) -> None:
+    """UsageError if a folder is of another federation, or is no site's."""
+    earlier = invitation_of(folder)
+    if earlier is None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} exists, and is not of this site; name another folder with --folder")
+        return
+    before = earlier.invitation
+    if (before.coordinator, before.site) != (invitation.coordinator, invitation.site):
+        raise UsageError(
+            f"{folder} takes part in {before.federation} as {before.site}, by another coordinator or name; name "
+            "another folder with --folder"
+        )
+
+
+def read(folder: Path) -> Site:
+    """The site in a folder; UsageError if nobody joined there."""
+    signed = invitation_of(folder)
+    if signed is None or not (folder / OPTIONS).exists():
+        raise UsageError(
+            f"{folder} is no folder of `copfl site join`; join first: copfl site join FILE --data FILE"
+        )
+    options = toml.read_file(folder / OPTIONS).get("node", {})
+    return Site(folder.resolve(), signed.invitation, options)
+
+
+def answer(site: Site, found: Checked | None = None) -> tuple[Answer, bytes]:
+    """What the site answers to its invitation, with the signed document, which is in its folder too.
+
+    Args:
+        site: The one that joins.
+        found: How its data differ from the contract; only the names of the contract's columns are told.
+    """
+    misfits = (
+        ()
+        if found is None
+        else tuple(dict.fromkeys(Misfit(d.column[:100], d.what) for d in found.differences if not d.is_note))
+    )
+    state = LEAVES if site.has_left else MISFITS if misfits else JOINS
+    key = site.key
+    said = Answer(invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits)
+    document = said.signed(key)
+    write_bytes(site.folder / ANSWER, document, private=True)
+    return said, document
+
+
+def leave(site: Site) -> None:
+    """Ends the participation: a running node ends within seconds, and none starts again."""
+    private_folder(site.folder / WORKER)
+    write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": time_now()}).encode(), private=True)
+
+
+def time_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write_unit(site: Site) -> Path:
+    """A unit of systemd that runs the node of the site as this user."""
+    if any(letter.isspace() or letter == "%" for letter in str(site.folder)):
+        raise RunError(f"systemd cannot name the folder {printable(site.folder)}; choose one without spaces")
+    path = site.folder / f"copfl-{site.invitation.federation}-{site.invitation.site}.service"
+    text = UNIT.format(
+        site=site.invitation.site,
+        federation=site.invitation.federation,
+        user=getpass.getuser(),
+        folder=site.folder,
+        python=sys.executable,
+    )
+    write_bytes(path, text.encode())
+    return path

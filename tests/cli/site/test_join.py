@@ -1,0 +1,254 @@
+"""`copfl site join`, `start` and `leave`, and `copfl federate invite` and `admit`: one sentence for each wrong move."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from copfl.errors import RunError
+from copfl.federation.machines import admission, supernode
+from copfl.federation.operations import joining
+from copfl.federation.policy.file import read_policy
+from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.server import invitations
+from copfl.federation.server.membership import read_roster
+from tests.commands import Answer, called
+from tests.federation.invited import coordinated, file_of, invitation_in, write_rows
+
+
+class Clinic:
+    """A coordinator and its server in this process; a node is started as a line in a list."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> None:
+        self.folder, self.capsys = folder, capsys
+        self.app = coordinated(folder, "north", "south", "west", **settings)
+        self.words = invitation_in(self.app, "north").words
+        self.file = file_of(self.app, "north")
+        self.data = write_rows(folder / "north.csv")
+        self.started: list[tuple[Any, Any]] = []
+
+    def join(self, *more: object, **changed: Any) -> Answer:
+        options = {"words": self.words, "data": self.data, "folder": self.folder / "north"} | changed
+        named = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return called(self.capsys, "site", "join", self.file, *named, "--yes", *more)
+
+    def call(self, *words: object) -> Answer:
+        return called(self.capsys, *words)
+
+
+@pytest.fixture
+def clinic(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Clinic:
+    made = Clinic(tmp_path, capsys)
+    monkeypatch.setattr(
+        admission, "send", lambda address, authority, document: invitations.receive(made.app, document)
+    )
+    monkeypatch.setattr(supernode, "serve", lambda *node: made.started.append(node))
+    return made
+
+
+def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
+    done = clinic.join()
+    assert done.code == 0, done.err
+    for said in (
+        "invited by   clinic, at fl.example.org:8800",
+        "you are      north, one of 3 sites",
+        "trained      outcome (ill, well) from 2 columns by fedavg with the model linear, 2 rounds",
+        "before that  the sites agree by sums on means and categories of age, ward",
+        "masked: the server learns the sum over all 3 sites, and no site's own",
+        "no noise is added, so no epsilon can be stated",
+        "30 rows: they fit the contract",
+    ):
+        assert said in done.out
+    site = joining.read(clinic.folder / "north")
+    policy = read_policy(site.folder / "policy.toml")
+    assert policy.proposals.coordinators == (fingerprint(site.invitation.coordinator),)
+    assert policy.secure_aggregation.required
+    assert (site.folder / joining.KEY).stat().st_mode & 0o077 == 0
+    ((address, options),) = clinic.started
+    assert (address.superlink, address.key) == ("fl.example.org:8800", site.folder / joining.KEY)
+    assert options == site.node_options
+    words = done.out.partition("same call:  ")[2].splitlines()[0]
+    admitted = clinic.call("federate", "admit", clinic.app, "north", "--words", words)
+    assert admitted.code == 0, admitted.err
+    assert "north is client 0" in admitted.out
+    assert "Missing: south (has not answered), west (has not answered)" in admitted.out
+    again = clinic.call("site", "start", site.folder)  # after a restart of the machine
+    assert (again.code, len(clinic.started)) == (0, 2)
+    assert "Read these words" not in again.out
+
+
+def test_a_unit_of_systemd_runs_the_node(clinic: Clinic) -> None:
+    done = clinic.join("--systemd")
+    assert done.code == 0, done.err
+    unit = clinic.folder / "north" / "copfl-clinic-north.service"
+    assert f"-m copfl site start {clinic.folder / 'north'}" in unit.read_text()
+    assert f"systemctl enable --now {unit.stem}" in done.out
+    assert clinic.started == []
+
+
+def test_nothing_is_made_before_the_consent(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = clinic.file.read_bytes().replace(b'"run.rounds": 2', b'"run.rounds": 9')
+    (clinic.folder / "changed.invite").write_bytes(changed)
+    (clinic.folder / "no.invite").write_text("{}")
+    own = clinic.folder / "own.toml"
+    own.write_text('algorithms = ["fedprox"]\n[proposals]\ncoordinators = []\n')
+    for words, said in (
+        ([clinic.file], "there is no file"),
+        ([clinic.folder / "none.invite"], "name the file that the coordinator sent"),
+        ([clinic.folder / "no.invite"], "no.invite: it is no invitation that can be used"),
+        ([clinic.data], "north.csv: it is no invitation that can be used"),
+        (
+            [clinic.folder / "changed.invite"],
+            "was changed after the coordinator signed it; ask for a new one",
+        ),
+    ):
+        data = clinic.folder / "nothing.csv" if said == "there is no file" else clinic.data
+        done = clinic.call(
+            "site", "join", *words, "--data", data, "--folder", clinic.folder / "north", "--yes"
+        )
+        assert (done.code, said in done.err) == (2, True), done.err
+    done = clinic.join(words=invitation_in(clinic.app, "south").words)
+    assert "not the words of north.invite: have them read again; if they stay different" in done.err
+    done = clinic.join(policy=own)
+    assert "policy refuses what clinic asks" in done.err
+    assert "[algorithms]" in done.err
+    done = clinic.call(
+        "site", "join", clinic.file, "--data", clinic.data, "--folder", clinic.folder / "north"
+    )
+    assert 'this is no terminal to ask in: give --words "..." and --yes' in done.err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda text: False)
+    done = clinic.call(
+        *("site", "join", clinic.file, "--data", clinic.data),
+        *("--folder", clinic.folder / "north", "--words", clinic.words),
+    )
+    assert "nothing was made or sent; tell the coordinator that north does not take part" in done.err
+    assert not (clinic.folder / "north").exists()
+    assert clinic.started == []
+    assert list((clinic.app / "answers").glob("*")) == []
+
+
+def test_an_expired_invitation_says_who_writes_a_new_one(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(super().now().timestamp() + 15 * 86400, tz)
+
+    monkeypatch.setattr("copfl.federation.operations.joining.datetime.datetime", Later)
+    done = clinic.join()
+    assert "ask the coordinator for a new one (copfl federate invite FOLDER north)" in done.err
+
+
+def test_a_file_that_does_not_fit_is_corrected_and_joins(clinic: Clinic) -> None:
+    write_rows(clinic.data, "years,ward,outcome")
+    done = clinic.join()
+    assert done.code == 2
+    assert 'differs    the column "age" is missing; is it your "years"? Rename it in the file' in done.out
+    assert "Correct the file, then: copfl site start" in done.err
+    assert clinic.started == []
+    waiting = clinic.call("federate", "admit", clinic.app, "north", "--words", "x")
+    assert "north data do not fit; north corrects its file and joins again" in waiting.err
+    write_rows(clinic.data)
+    done = clinic.call("site", "start", clinic.folder / "north")
+    assert "Read these words to the coordinator" in done.out, done.err
+
+
+def test_another_server_or_none_loses_nothing(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*_: object) -> str:
+        raise RunError("another server than that of the invitation answers")
+
+    def closed(*_: object) -> str:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise admission.NotThere("the server does not answer: ask the coordinator whether it runs")
+        return invitations.WAITS
+
+    attempts: list[int] = []
+    monkeypatch.setattr(admission, "send", other)
+    done = clinic.join()
+    assert "another server" in done.err
+    assert f"Afterwards: copfl site start {clinic.folder / 'north'}" in done.err
+    monkeypatch.setattr(admission, "send", closed)
+    monkeypatch.setattr("copfl.cli.site.join.RETRY", 0.0)
+    done = clinic.call("site", "start", clinic.folder / "north")
+    assert done.err.count("ask the coordinator whether it runs. This waits for it") == 1
+    assert len(clinic.started) == 1
+
+
+def test_who_has_the_file_of_another_federation_names_another_folder(clinic: Clinic) -> None:
+    (clinic.folder / "mine").mkdir()
+    (clinic.folder / "mine" / "diary.txt").write_text("")
+    assert "is not of this site; name another folder" in clinic.join(folder=clinic.folder / "mine").err
+    assert clinic.join().code == 0
+    clinic.file, clinic.words = file_of(clinic.app, "south"), invitation_in(clinic.app, "south").words
+    assert "takes part in clinic as north, by another coordinator or name" in clinic.join().err
+    done = clinic.call("site", "start", clinic.folder / "mine")
+    assert "is no folder of `copfl site join`; join first" in done.err
+    done = clinic.call("site", "report", clinic.folder / "north")
+    assert "has no model yet: it gets one with the first round" in done.err
+
+
+def test_wrong_words_at_the_coordinator_admit_nobody(clinic: Clinic) -> None:
+    clinic.join()
+    done = clinic.call("federate", "admit", clinic.app, "north", "--words", clinic.words)
+    assert "not the words of the key that answered for north: have them read again" in done.err
+    assert read_roster(clinic.app).members == ()
+    done = clinic.call("federate", "admit", clinic.app, "north")
+    assert "give the words that north reads out" in done.err
+    done = clinic.call("federate", "run", clinic.app)
+    assert "south has not answered: telephone south" in done.err
+    assert "Nothing was started; --anyway starts a run that waits for them" in done.err
+
+
+def test_an_answer_may_come_as_a_file(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server cannot be reached yet, by the post."""
+    monkeypatch.setattr(admission, "send", lambda *_: invitations.WAITS)
+    words = clinic.join().out.partition("same call:  ")[2].splitlines()[0]
+    file = clinic.folder / "north" / joining.ANSWER
+    done = clinic.call("federate", "admit", clinic.app, file, "--words", words)
+    assert "north is client 0" in done.out, done.err
+
+
+def test_a_site_leaves_and_does_not_start_again(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = clinic.join().out.partition("same call:  ")[2].splitlines()[0]
+    clinic.call("federate", "admit", clinic.app, "north", "--words", words)
+    done = clinic.call("site", "leave", clinic.folder / "north", "--yes")
+    assert "The server refuses this site's key from now on" in done.out, done.err
+    assert read_roster(clinic.app).members == ()
+    done = clinic.call("site", "start", clinic.folder / "north")
+    assert "has left clinic; to return, ask for a new invitation" in done.err
+    assert len(clinic.started) == 1
+
+    def closed(*_: object) -> str:
+        raise admission.NotThere("the server does not answer")
+
+    monkeypatch.setattr(admission, "send", closed)
+    done = clinic.call("site", "leave", clinic.folder / "north", "--yes")
+    assert "Ask the coordinator to take your key out: copfl federate revoke FOLDER north" in done.out
+
+
+def test_init_ends_with_what_to_send_to_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sites = ["--invite", "north", "--invite", "south"]
+    folder = tmp_path / "clinic"
+    done = called(
+        capsys, "federate", "init", folder, "--dataset", "digits", *sites, "--host", "fl.example.org"
+    )
+    assert done.code == 0, done.err
+    for site in ("north", "south"):
+        about = invitation_in(folder, site)
+        assert f"{site}: send {file_of(folder, site)}; it expires on {about.expires[:10]}" in done.out
+        assert f"read out: {about.words}" in done.out
+        assert about.settings["run.clients"] == 2
+    assert f"Run the server: copfl federate server {folder}" in done.out
+    done = called(capsys, "federate", "members", folder)
+    assert (
+        f"invited      north has not answered; words of its invitation: {invitation_in(folder, 'north').words}"
+        in (done.out)
+    )

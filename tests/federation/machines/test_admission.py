@@ -1,0 +1,98 @@
+"""Answers to invitations over TLS: the server's path, the server that is another one, and what is no server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+import uvicorn
+
+from copfl.errors import RunError, UsageError
+from copfl.federation.machines import admission
+from copfl.federation.machines.planes import is_served
+from copfl.federation.operations import joining
+from copfl.federation.server.certificates import make_certificates
+from copfl.federation.server.invitations import WAITS
+from tests.federation.invited import coordinated, joined
+
+
+@contextlib.contextmanager
+def serving(app: Any, keys: Path) -> Iterator[str]:
+    """The address of a server with TLS, in a thread."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    tls = {"ssl_keyfile": str(keys / "server.key"), "ssl_certfile": str(keys / "server.pem")}
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", **tls))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+async def flower(scope: Any, receive: Any, send: Any) -> None:
+    """The server behind: it knows no path."""
+    from starlette.responses import PlainTextResponse
+
+    await PlainTextResponse("Not Found", 404)(scope, receive, send)
+
+
+def test_an_answer_arrives_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    _, document = joining.answer(site)
+    authority = (app / "keys" / "ca.pem").read_text()
+    with serving(admission.Admission(flower, app), app / "keys") as address:
+        assert admission.send(address, authority, document) == WAITS
+        for wrong in (b"", b"{}", document.replace(b'"joins"', b'"leaves"'), b"0" * 10**6):
+            with pytest.raises((UsageError, RunError), match=r"the server refuses: it is no answer"):
+                admission.send(address, authority, wrong)
+    assert is_served(admission.PATH, "192.0.2.1")  # nodes reach it, behind the proxy too
+
+
+def test_another_server_is_told_nothing(tmp_path: Path) -> None:
+    """Its certificate is of another authority: the connection ends before the answer is sent."""
+    app = coordinated(tmp_path, "north")
+    _, document = joining.answer(joined(app, "north", tmp_path))
+    make_certificates(tmp_path / "other", "fl.example.org")
+    heard: list[Any] = []
+
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        heard.append(scope)
+
+    with (
+        serving(other, tmp_path / "other") as address,
+        pytest.raises(RunError, match="another server than that of the invitation answers"),
+    ):
+        admission.send(address, (app / "keys" / "ca.pem").read_text(), document)
+    assert [scope for scope in heard if scope["type"] == "http"] == []
+
+
+def test_no_server_and_no_server_of_copfl_are_said_so(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    _, document = joining.answer(joined(app, "north", tmp_path))
+    authority = (app / "keys" / "ca.pem").read_text()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(admission.NotThere, match=r"does not answer .*ask the coordinator .*nothing is lost"):
+        admission.send(address, authority, document)
+    with (
+        serving(flower, app / "keys") as address,
+        pytest.raises(RunError, match=r"is not a server of copfl \(HTTP 404\)"),
+    ):
+        admission.send(address, authority, document)

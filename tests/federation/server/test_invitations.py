@@ -1,0 +1,211 @@
+"""The coordinator's side of invitations: who may answer, once, and what an attacker with the file can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from copfl.errors import UsageError
+from copfl.federation.node.acceptance import accept, approve, pending
+from copfl.federation.operations import joining, watched
+from copfl.federation.operations.page import FederationPage
+from copfl.federation.operations.status import status
+from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.protocol.invitation import JOINS, Answer
+from copfl.federation.protocol.keys import SigningKey, new_key
+from copfl.federation.protocol.node_config import NodeConfig
+from copfl.federation.protocol.proposal import KEY
+from copfl.federation.server import invitations
+from copfl.federation.server.invitations import ADMITTED, DO_NOT_FIT, NO_ANSWER, TWO_KEYS, WAITS
+from copfl.federation.server.membership import coordinator_key, propose, read_roster, revoke
+from tests.federation.invited import coordinated, invitation_in, joined, write_rows
+
+
+def states(app: Path) -> dict[str, str]:
+    return {one.invitation.site: one.state for one in invitations.invited(app)}
+
+
+def test_a_site_answers_waits_and_is_admitted(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north", "south")
+    assert states(app) == {"north": NO_ANSWER, "south": NO_ANSWER}
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    assert invitations.receive(app, document) == WAITS
+    assert invitations.receive(app, document) == WAITS  # replayed, nothing changes
+    assert states(app)["north"] == WAITS
+    assert read_roster(app).members == ()  # nobody is admitted by an answer alone
+    with pytest.raises(UsageError, match="not the words of the key"):
+        invitations.admit_answer(app, "north", invitation_in(app, "north").words)
+    member = invitations.admit_answer(app, "north", said.words.title())
+    assert (member.number, member.key) == (0, site.key.public)
+    assert invitations.receive(app, document) == ADMITTED == states(app)["north"]
+    with pytest.raises(UsageError, match="south has not answered; telephone south"):
+        invitations.admit_answer(app, "south", said.words)
+    with pytest.raises(UsageError, match="east is neither invited nor a file"):
+        invitations.admit_answer(app, "east", said.words)
+
+
+def test_a_thief_who_answers_first_is_not_admitted(tmp_path: Path) -> None:
+    """The site is told that another key was faster, and the coordinator that there are two."""
+    app = coordinated(tmp_path, "north")
+    thief = SigningKey(new_key())
+    stolen = Answer(invitation=invitation_in(app, "north").digest, key=thief.public, state=JOINS)
+    assert invitations.receive(app, stolen.signed(thief)) == WAITS
+    site = joined(app, "north", tmp_path)
+    own, document = joining.answer(site)
+    with pytest.raises(UsageError, match="another key has answered this invitation"):
+        invitations.receive(app, document)
+    assert states(app)["north"] == TWO_KEYS
+    for words in (own.words, stolen.words):
+        with pytest.raises(
+            UsageError, match="answered twice; somebody else has its invitation; invite it again"
+        ):
+            invitations.admit_answer(app, "north", words)
+    invitations.invite(app, "north", coordinator_key(app))  # the stolen file is void
+    with pytest.raises(UsageError, match="knows no such invitation"):
+        invitations.receive(app, stolen.signed(thief))
+    again, document = joining.answer(joined(app, "north", tmp_path))
+    assert again.key == own.key
+    assert invitations.receive(app, document) == WAITS
+    assert invitations.admit_answer(app, "north", again.words).key == own.key
+
+
+def test_an_answer_after_the_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = coordinated(tmp_path, "north")
+    _, document = joining.answer(joined(app, "north", tmp_path))
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Later:
+            return cls.fromtimestamp(super().now().timestamp() + 15 * 86400, tz)
+
+    monkeypatch.setattr("copfl.federation.server.invitations.datetime.datetime", Later)
+    with pytest.raises(UsageError, match="expired; ask the coordinator for a new one"):
+        invitations.receive(app, document)
+    assert states(app)["north"] == invitations.EXPIRED
+
+
+def test_data_that_do_not_fit_are_named_by_their_columns_alone(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    write_rows(tmp_path / "north.csv", "years,ward,outcome")
+    found = joining.checked(site.invitation, site.options["data"])
+    said, document = joining.answer(site, found)
+    assert [str(misfit) for misfit in said.misfits] == ["age: renamed_column"]
+    assert "years" not in document.decode()
+    assert invitations.receive(app, document) == DO_NOT_FIT == states(app)["north"]
+    with pytest.raises(UsageError, match=r"north data do not fit; north corrects its file"):
+        invitations.waiting(app, "north")
+    write_rows(tmp_path / "north.csv")
+    found = joining.checked(site.invitation, site.options["data"])
+    assert invitations.receive(app, joining.answer(site, found)[1]) == WAITS
+
+
+def test_who_leaves_is_revoked_by_its_own_signature(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    forged = dataclasses.replace(said, state="leaves", key=SigningKey(new_key()).public)
+    with pytest.raises(UsageError, match="no answer"):
+        invitations.receive(app, forged.signed(site.key))
+    joining.leave(site)
+    assert joining.read(site.folder).has_left
+    assert invitations.receive(app, joining.answer(site)[1]) == "leaves"
+    assert read_roster(app).members == ()
+    assert states(app)["north"] == "leaves"
+    with pytest.raises(UsageError, match="has taken this key out"):
+        invitations.receive(app, document)
+    # It returns with a new invitation and a new key.
+    invitations.invite(app, "north", coordinator_key(app))
+    back = joined(app, "north", tmp_path)
+    assert back.key.public != said.key
+    assert invitations.receive(app, joining.answer(back)[1]) == WAITS
+
+
+def test_a_revoked_key_does_not_answer_again(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    revoke(app, "north")
+    assert states(app)["north"] == "is revoked"
+    with pytest.raises(UsageError, match="taken this key out; ask for a new invitation"):
+        invitations.receive(app, document)
+
+
+def test_two_sites_with_one_key_are_refused(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north", "south")
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    other = dataclasses.replace(said, invitation=invitation_in(app, "south").digest)
+    invitations.receive(app, other.signed(site.key))
+    with pytest.raises(UsageError, match="north is a member already, as client 0"):
+        invitations.admit_answer(app, "south", other.words)
+
+
+def test_who_can_be_invited(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north", "south", "west")
+    key = coordinator_key(app)
+    with pytest.raises(UsageError, match=r"all 3 sites are invited; raise run\.clients"):
+        invitations.invite(app, "east", key)
+    with pytest.raises(UsageError, match="must be letters, digits"):
+        invitations.invite(app, "../east", key)
+    with pytest.raises(UsageError, match="--days 0 must be above 0"):
+        invitations.invite(app, "north", key, 0)
+    assert invitations.file_of(app, "north").stat().st_mode & 0o777 == 0o600
+    assert [one.number for one in invitations.of_folder(app)] == [0, 1, 2]
+
+
+def test_settings_that_changed_after_the_consent_wait_for_the_owner(tmp_path: Path) -> None:
+    """The coordinator's signature and the policy are not enough: the owner consented to something else."""
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    config = NodeConfig.parse(site.node_options)
+    key, roster = coordinator_key(app), read_roster(app)
+
+    def asked(**changed: object) -> dict[str, Any]:
+        named = {path.replace("_", ".", 1): value for path, value in changed.items()}
+        signed = propose(app, {"session.run": f"run-{len(changed)}", **named}, key, roster)
+        return {**signed.proposal.settings, KEY: signed.text}
+
+    assert accept(config, asked()).node.config.client == 0
+    assert accept(config, asked(session_agree=True)).node.config.client == 0
+    with pytest.raises(PolicyError, match=r"not what its owner consented to \(run\.rounds was 2, and is 9\)"):
+        accept(config, asked(run_rounds=9))
+    (waits,) = pending(site.folder)
+    approve(site.folder, waits)
+    assert accept(config, asked(run_rounds=9)).node.config.client == 0
+
+
+def test_the_page_says_who_is_missing_and_what_to_do(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north", "south")
+    site = joined(app, "north", tmp_path)
+    write_rows(tmp_path / "north.csv", "years,ward,outcome")
+    before = watched.fingerprint_of(app)
+    invitations.receive(app, joining.answer(site, joining.checked(site.invitation, site.options["data"]))[1])
+    assert watched.fingerprint_of(app) != before
+    page = FederationPage(app).html()
+    for said in (
+        "nobody is admitted yet, 2 invited sites are missing",
+        "data do not fit (age: renamed_column)",
+        "north corrects its file and joins again",
+        "telephone south; it runs copfl site join south.invite --data FILE",
+        invitation_in(app, "south").words,
+    ):
+        assert said in page
+    assert "years" not in page
+    assert status(app)["invited"] == {"north": DO_NOT_FIT, "south": NO_ANSWER}

@@ -208,6 +208,15 @@ class Contract:
             self.split,
         )
 
+    def is_encoded(self, dataset: Dataset) -> bool:
+        """Whether arrays have the features of this contract's columns, or its texts, and not the columns themselves."""
+        if self.data == ARRAYS or not self.is_frozen or dataset.table is not None:
+            return False
+        x = dataset.train.x
+        return isinstance(x, np.ndarray) and (
+            x.dtype.kind in "UO" if self.data == TEXT else x.shape[1:] == (self.width,)
+        )
+
     @property
     def target_names(self) -> tuple[str, ...]:
         return tuple(target.name for target in self.targets) if self.data != ARRAYS else ()

@@ -116,6 +116,8 @@ def _of_file(settings: Settings, path: Path, test: Path | None) -> tuple[Dataset
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
         dataset = load(path)
+        if samples.contract and (contract := Contract.read(samples.contract)).is_encoded(dataset):
+            dataset = dataclasses.replace(dataset, table=contract.encoders)  # its model takes rows of a table
         return dataset, hashes_of(dataset.train.x), 0
     if not samples.contract:
         raise DataError(

@@ -1,0 +1,132 @@
+"""Every way from `init` and `up` ends at models at the nodes, which predict, evaluate and export the same kind of file.
+
+| data | described by | nodes' data |
+| --- | --- | --- |
+| a table with a column of sites | the data set | partitioned |
+| a table without one | the data set | partitioned, or files of sites |
+| a table of each site | a contract, open or frozen | files of sites |
+| numbers to predict | the data set | partitioned |
+| arrays | the data set | partitioned, or files of sites |
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from copfl.data.contract.draft import draft
+from copfl.federation import init
+from tests.commands import called
+from tests.federation.in_process import up
+
+
+class Way(NamedTuple):
+    """What a federation was made of, the files of its nodes, and a file to predict."""
+
+    settings: dict[str, Any]
+    sites: list[Path]
+    rows: Path
+    contract: Any = None
+
+
+def table(path: Path, seed: int = 0, *, hospital: bool = False, target: str = "outcome") -> Path:
+    """Ninety rows of a table, of three hospitals if it has their column."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(90):
+        age, ward = draw.randint(20, 89), draw.choice(["heart", "lung"])
+        value: object = age * 1.5 if target == "stay" else "ill" if age > 50 else "well"
+        rows.append(
+            {"age": age, "ward": ward, target: value} | ({"hospital": "abc"[n % 3]} if hospital else {})
+        )
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def of_tables(folder: Path, **data: Any) -> dict[str, Any]:
+    return {"data": {"name": str(table(folder / "visits.csv")), "target": "outcome", **data}}
+
+
+def with_hospitals(folder: Path) -> Way:
+    file = table(folder / "visits.csv", hospital=True)
+    return Way({"data": {"name": str(file), "target": "outcome", "client": "hospital"}}, [], file)
+
+
+def without_hospitals(folder: Path) -> Way:
+    settings = of_tables(folder) | {"partition": {"name": "iid"}}
+    return Way(settings, [], folder / "visits.csv")
+
+
+def sample_and_sites(folder: Path) -> Way:
+    sites = [table(folder / f"site-{n}.csv", n) for n in range(3)]
+    return Way(of_tables(folder), sites, sites[0])
+
+
+def contract_and_sites(folder: Path) -> Way:
+    sites = [table(folder / f"site-{n}.csv", n) for n in range(3)]
+    return Way({}, sites, sites[0], draft(sites[0], target="outcome", leave_open=True))
+
+
+def frozen_contract_and_sites(folder: Path) -> Way:
+    sites = [table(folder / f"site-{n}.csv", n) for n in range(3)]
+    return Way({}, sites, sites[0], draft(sites[0], target="outcome", statistics=True))
+
+
+def numbers_to_predict(folder: Path) -> Way:
+    file = table(folder / "stays.csv", target="stay")
+    return Way({"data": {"name": str(file), "target": "stay"}, "partition": {"name": "iid"}}, [], file)
+
+
+def arrays(folder: Path) -> Way:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(90, 4)).astype(np.float32), np.arange(90) % 2
+    np.savez(folder / "arrays.npz", x=x, y=y)
+    return Way(
+        {"data": {"name": str(folder / "arrays.npz")}, "partition": {"name": "iid"}},
+        [],
+        folder / "arrays.npz",
+    )
+
+
+def arrays_of_sites(folder: Path) -> Way:
+    way = arrays(folder)
+    return way._replace(sites=[way.rows] * 3)
+
+
+WAYS: list[Callable[[Path], Way]] = [
+    *(with_hospitals, without_hospitals, sample_and_sites, contract_and_sites, frozen_contract_and_sites),
+    *(numbers_to_predict, arrays, arrays_of_sites),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_it_ends_at_models_that_take_such_rows(
+    way: Callable[[Path], Way], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = way(tmp_path)
+    run = {"run": {"clients": 3, "rounds": 1}, "algorithm": {"name": "fedavg"}, "model": {"name": "linear"}}
+    app = init(tmp_path / "app", run | made.settings, contract=made.contract)
+    assert len(list(up(app, sites=made.sites))) == 1
+    states = sorted((app / "nodes").glob("*/state"))
+    assert len(states) == 3
+    for state in states:
+        done = called(capsys, "predict", state, "--data", made.rows, "--out", tmp_path / "answers.csv")
+        assert done.code == 0, done.err
+        assert len((tmp_path / "answers.csv").read_text().splitlines()) == 91
+    done = called(capsys, "evaluate", states[0], "--data", made.rows)
+    assert (done.code, "90" in done.out) == (0, True), done.err
+    done = called(capsys, "export", states[0], "--out", tmp_path / "model", "--format", "bundle")
+    assert done.code == 0, done.err
+    again = called(capsys, "predict", tmp_path / "model", "--data", made.rows)
+    assert again.code == 0, again.err

@@ -1,11 +1,12 @@
 """Executes notebooks from top to bottom and stores their outputs: python notebooks/execute.py [NOTEBOOK ...].
 
 The cells are plain Python without magic commands, so no kernel is needed. Stored are what a cell prints, with FOLDER
-for a temporary one, and its figures.
+for a temporary one, its figures, and the value of its last line.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import io
@@ -33,6 +34,7 @@ def outputs(
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     names: dict[str, object] = {"__name__": "__main__"}
     for number, cell in enumerate(content["cells"]):
@@ -42,13 +44,33 @@ def outputs(
         for part, other in (replaced or {}).items():
             code = code.replace(part, other)
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, f"cell {number}", "exec", dont_inherit=True), names)
+            value = _executed(code, f"cell {number}", names)
         text = re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+", "FOLDER", printed.getvalue())
         lines = text.splitlines(keepends=True)
         yield [{"output_type": "stream", "name": "stdout", "text": lines}] * bool(lines) + [
-            _picture(plt.figure(figure)) for figure in plt.get_fignums()
+            *(_picture(plt.figure(figure)) for figure in plt.get_fignums()),
+            *([] if value is None else [_picture(value) if isinstance(value, Figure) else _shown(value)]),
         ]
         plt.close("all")
+
+
+def _executed(code: str, cell: str, names: dict[str, object]) -> object:
+    """The value of the last line, if it is an expression; None of others."""
+    body = ast.parse(code).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), cell, "exec", dont_inherit=True), names)
+    return (
+        None
+        if last is None
+        else eval(compile(ast.Expression(last.value), cell, "eval", dont_inherit=True), names)
+    )
+
+
+def _shown(value: Any) -> dict[str, Any]:
+    data = {"text/plain": repr(value).splitlines(keepends=True)}
+    if hasattr(value, "_repr_html_"):
+        data = {"text/html": value._repr_html_().splitlines(keepends=True), **data}
+    return {"output_type": "display_data", "data": data, "metadata": {}}
 
 
 def _picture(figure: Any) -> dict[str, Any]:

@@ -5,9 +5,7 @@ result = copfl.run("copfl", "digits")
 print(result.accuracy[-1].mean())
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
 
@@ -58,9 +56,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES:
         from importlib import import_module
 
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'copfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -24,6 +24,7 @@ EXTRAS = {
     "flower": ("flwr", "httpx", "cryptography", "pycryptodome", "uvicorn", "prometheus-client"),
     "hf": ("datasets",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "pandas": ("pandas",),
     "plots": ("matplotlib",),
     "privacy": ("dp-accounting",),
     "report": ("jinja2",),
@@ -112,6 +113,8 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     if name == "name":
         return f"{table}={text}"
+    if key in ("data.target", "data.client", "data.text", "data.group", "data.time"):
+        return f"{name}={text}"
     if table in ("algorithm", "data", "model", "partition"):
         return f"{table}_options={{{name!r}: {text}}}"
     return f"task={{{name!r}: {text}}}" if table == "task" else f"{name}={text}"

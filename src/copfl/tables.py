@@ -1,6 +1,7 @@
 """Tables of words for the terminal, Markdown and CSV, and the formats of the numbers in them."""
 
 import csv
+import html
 import io
 import math
 import textwrap
@@ -8,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from copfl.errors import library
 
 NONE = "-"  # the cell of a value that was not measured
 RULE: tuple[str, ...] = ()  # a row that is a horizontal line in the text; Markdown and CSV leave it out
@@ -57,6 +60,23 @@ def as_markdown(table: Table) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in grid]
     title = [f"**{table.title}**"] if table.title else []
     return "\n\n".join([*title, "\n".join(lines), *filter(None, table.notes)])
+
+
+def as_html(table: Table) -> str:
+    """The table for a notebook."""
+
+    def row(cells: Sequence[str], kind: str) -> str:
+        return f"<tr>{''.join(f'<{kind}>{html.escape(cell)}</{kind}>' for cell in cells)}</tr>"
+
+    rows = "".join(row(cells, "td") for cells in table.rows)
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
+    head = f"<thead>{row(table.head, 'th')}</thead>"
+    return f"<table><caption>{html.escape(table.title)}</caption>{head}<tbody>{rows}</tbody></table>{notes}"
+
+
+def data_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """The columns as a data frame of pandas, which need not be installed."""
+    return library("pandas", "a data frame").DataFrame(dict(columns))
 
 
 def as_csv(table: Table) -> str:

@@ -409,14 +409,8 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (
             ["copfl"],
             {"dataset": [0]},
-            r"dataset is list; a comparison stores a name: .*keywords: seeds=\[0, 1\]",
+            "client, not int",
         ),
-        (
-            ["copfl"],
-            {"dataset": "digits"},
-            r"data.name is digits and in base_tables .*; leave one of them out",
-        ),
-        (["copfl"], {"rounds": 7}, "run.rounds is 7 and in base_tables 3; leave one of them out"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_the_first_run(

@@ -56,8 +56,8 @@ def words(text: str) -> list[str]:
     return re.sub(r"[-+]", " ", NUMBER.sub("0", text)).split()
 
 
-def test_there_are_three() -> None:
-    assert len(NOTEBOOKS) == 3
+def test_there_are_four() -> None:
+    assert len(NOTEBOOKS) == 4
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

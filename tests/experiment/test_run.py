@@ -205,7 +205,8 @@ def test_values_of_one_s_own(tmp_path: Path) -> None:
     assert copfl.run(algorithm, data, **given).records == result.records
     assert copfl.run(algorithm, (x, y), **given).records == result.records
     with pytest.raises(
-        UsageError, match=r"the data of this run is own, a value that a Python program passed"
+        UsageError,
+        match=r"the data of this run is own@\w{12}, a value that a Python program passed; .*dataset=",
     ):
         copfl.resume(tmp_path / "run")
     again = copfl.resume(tmp_path / "run", data=data, model=model, rounds=3)
@@ -276,7 +277,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
             r"output for a sample has shape \[4\] instead of \[10\]",
         ),
-        ({"dataset": None}, "dataset is None; pass the name of a data set, or a copfl Dataset"),
+        ({"dataset": None}, "dataset is None; pass the name of a data set, or a pandas DataFrame"),
         (
             {"model": "mlp", "dataset": (np.eye(30, dtype=int), np.arange(30) % 3)},
             r"pass x\.astype\('float32'\)",

@@ -89,8 +89,8 @@ def test_what_is_trained_does_not_depend_on_the_choice(best: copfl.Result) -> No
 def test_every_engine_keeps_the_same_rounds(best: copfl.Result, how: dict[str, Any], tmp_path: Path) -> None:
     other = copfl.run("fedper", **BEST, **how, out=tmp_path / "run")
     assert other.rounds_taken.tolist() == best.rounds_taken.tolist()
-    assert other.models is not None
-    stages = [other.models.stage(n) for n in range(4)]
+    assert other.kept is not None
+    stages = [other.kept.stage(n) for n in range(4)]
     assert [stage.round for stage in stages if stage is not None] == best.rounds_taken.tolist()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,14 +165,34 @@ def test_an_algorithm_that_is_a_value_is_written_as_its_name_and_options() -> No
     assert complete(values={"optimizer": Sgd(lr=0.7)}).optimizer.lr == 0.7
 
 
-def test_a_value_without_a_name_stands_in_for_its_table() -> None:
+def test_a_class_that_nobody_can_import_is_named_by_its_content() -> None:
     @dataclass(frozen=True)
     class Inner(FedAvg):
         """Of a function, so that nothing else can import it."""
 
-    algorithm = Inner(Sgd(lr=0.3), epochs=2)
+        share: float = 0.5
+
+    tables = resolved(algorithm=Inner(Sgd(lr=0.3), share=0.25))
+    name = tables["algorithm"]["name"]
+    assert re.fullmatch(r"Inner@[0-9a-f]{12}", name)
+    assert (tables["algorithm"]["share"], tables["optimizer"]["lr"]) == (0.25, 0.3)
+    assert resolved(tables) == tables  # this program has passed it
+    with pytest.raises(
+        UsageError, match=r"the algorithm is Inner of a Python program, .*pass it again, as it was: alg"
+    ):
+        resolved({"algorithm": {"name": f"Inner@{'0' * 12}"}})
+
+
+def test_a_value_without_a_name_stands_in_for_its_table() -> None:
+    @dataclass(frozen=True)
+    class Inner(FedAvg):
+        """With more than plain options."""
+
+        shape: object = ((1, 2), 3)
+
+    algorithm = Inner(Sgd(lr=0.3), epochs=2, shape={"a": 1})
     tables = resolved(algorithm=algorithm)
-    assert tables["algorithm"] == {"value": repr(algorithm)}
+    assert re.fullmatch(rf"{re.escape(repr(algorithm))}@[0-9a-f]{{12}}", tables["algorithm"]["value"])
     assert "optimizer" not in tables
     with pytest.raises(UsageError, match="a value that a Python program passed"):
         resolved(tables)
@@ -186,10 +207,9 @@ def test_a_value_without_a_name_stands_in_for_its_table() -> None:
         resolved({"model": {"width": 3}}, model=object())
     with pytest.raises(SettingError, match="the data is a value"):
         resolved({"data": {"severity": 3}}, data=object())
-    assert resolved({"model": {"head": "last"}}, model=object())["model"] == {
-        "head": "last",
-        "value": "object",
-    }
+    of_model = resolved({"model": {"head": "last"}}, model=object())["model"]
+    assert of_model.keys() == {"head", "value"}
+    assert str(of_model["value"]).startswith("object@")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_typo_in_a_key_has_one_kind_of_error(path: str) -> None:
         assert "allowed are" in error.value.allowed
 
 
-@pytest.mark.parametrize("keyword", ["roundz", "client", "learning_rate", "algorithm_option", "tasks"])
+@pytest.mark.parametrize("keyword", ["roundz", "clint", "learning_rate", "algorithm_option", "tasks"])
 def test_a_typo_in_a_keyword_of_run_has_the_same_error(keyword: str) -> None:
     with pytest.raises(SettingError, match=rf"{keyword}.* is no setting; allowed are"):
         copfl.run("fedavg", **{keyword: 3})  # type: ignore[arg-type]

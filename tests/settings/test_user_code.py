@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import copfl
-from copfl.algorithms import FedAvg
 from copfl.comparison.rows.entries import entries_of
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
@@ -401,7 +400,7 @@ def test_data_of_one_s_own_may_be_torch_datasets_or_arrays(value: Any, train: in
 
 @pytest.mark.parametrize("value", [3, None, "digits", (X,), (X, Y, X), X, [], (torch_set(20), 3)])
 def test_what_is_no_data_says_what_is(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"data of your own is a copfl Dataset, .* not "):
+    with pytest.raises(UsageError, match=r"data of your own is a pandas DataFrame, .* not "):
         user_code.as_dataset(value)
 
 
@@ -548,14 +547,6 @@ def test_an_entry_point_adds_a_name(monkeypatch: pytest.MonkeyPatch, capsys: Cap
             copfl.run("gone", rounds=1)
     finally:
         named_code.plugins.cache_clear()
-
-
-def test_a_value_that_has_no_name_is_no_row() -> None:
-    class Inner(FedAvg):
-        """Of a function."""
-
-    with pytest.raises(UsageError, match=r"Inner cannot be a row: .* in a module that can be imported"):
-        copfl.compare([Inner(), "local"], seeds=[0])
 
 
 @pytest.mark.usefixtures("package")

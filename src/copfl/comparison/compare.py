@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import tuning
@@ -31,9 +31,9 @@ from copfl.comparison.rows.entries import (
     VALIDATION,
     Base,
     Entry,
+    Rows,
     check_own,
     check_seeds,
-    checked,
     described,
     entries_of,
     modules_of,
@@ -55,7 +55,7 @@ from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
-from copfl.settings import named_code
+from copfl.settings import arguments, named_code
 from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS
@@ -64,14 +64,13 @@ from copfl.stats import Difference
 from copfl.tables import capital
 
 
+@arguments.shared
 @left_as_found()
 def compare(
-    entries: Sequence[str | Entry | AnyAlgorithm],
-    dataset: str | Path | None = None,
+    entries: Rows,
+    dataset: arguments.Data = arguments.DIGITS,
     *,
     seeds: Sequence[int] = (0, 1, 2),
-    rounds: int | None = None,
-    base_tables: Base | None = None,
     out: str | Path = "runs/compare",
     tune: Mapping[str, Sequence[Any] | str] | None = None,
     trials: int | None = None,
@@ -84,6 +83,7 @@ def compare(
     code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
+    **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
     """The entries on the same clients, each with its best settings, and paired differences to the reference.
 
@@ -92,12 +92,9 @@ def compare(
     >>> print(found)  # doctest: +SKIP
 
     Args:
-        entries: The rows: names with options, such as "fedavg:lr=0.05", or algorithms as values.
-        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
+        entries: The rows: names with options, such as "fedavg:lr=0.05", or algorithms as values or classes.
+        settings: Of every run.
         seeds: Each row is trained with each of them; the table has means over them.
-        rounds: Number of rounds of every run.
-        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}. Every
-            row has the same optimizer, Adam unless one is named here.
         out: The folder of the table and the runs; finished runs in it are used again.
         tune: The values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing
             is tuned. With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches.
@@ -115,9 +112,9 @@ def compare(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
-    named_code.name(code, modules_of(entries), named_code.modules_in(dataset))
+    named_code.name(code, modules_of(entries))
     rows = entries_of(entries)
-    base = with_optimizer(common_of(base_tables, dataset, rounds))
+    base = with_optimizer(common_of(dataset, settings))
     log = log or (lambda line: None)
     seeds, named = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
@@ -162,33 +159,31 @@ def compare(
     return result
 
 
+@arguments.shared
 @left_as_found()
 def sweep(
     over: Mapping[str, Sequence[Any]],
-    dataset: str | Path | None = None,
+    dataset: arguments.Data = arguments.DIGITS,
     *,
+    algorithm: str | AnyAlgorithm | type[AnyAlgorithm] = "copfl",
     seeds: Sequence[int] = (0, 1, 2),
-    rounds: int | None = None,
-    base_tables: Base | None = None,
     out: str | Path = "runs/sweep",
-    algorithm: str = "copfl",
     last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
+    **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
     """One algorithm in every cell of a grid.
 
     Args:
         over: The grid: values by setting, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}.
-        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
+        settings: Of every run.
+        algorithm: Its name, or an algorithm as a value or class, unless `base_tables` has one.
         seeds: Each cell is trained with each of them; the table has means over them.
-        rounds: Number of rounds of every run.
-        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the table and the runs; finished runs in it are used again.
-        algorithm: Its name, unless `base_tables` has one.
         last: A value is the mean of so many last evaluations of a client; by default the last third, at most
             five.
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
@@ -199,22 +194,26 @@ def sweep(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
-    named_code.name(code, named_code.modules_in([algorithm, dataset]))
+    named_code.name(code, modules_of([algorithm]))
     seeds, grid = check_seeds(seeds), grid_of(over, "over")
-    base = common_of(base_tables, dataset, rounds)
+    base = common_of(dataset, settings)
     options = base.pop("algorithm", {})
-    name = str(options.pop("name", algorithm))
-    base[name] = {**options, **base.get(name, {})}
+    one, *others = entries_of([options.pop("name", algorithm)])
+    if others:
+        raise UsageError(
+            f"a sweep is of one algorithm, and {algorithm} names {1 + len(others)}; use compare for several"
+        )
+    name = one.name
+    base[name] = {**options, **one.settings.get("algorithm", {}), **base.get(name, {})}
     if not grid:
         raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
         raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]
-    checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
 
     def jobs_of(row: Entry) -> list[Job]:
-        label, parts = f"{name} {row.label}", layers(row, base)
+        label, parts = f"{one.label} {row.label}", layers(row, base)
         return [job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
 
     final = [jobs_of(row) for row in rows]
@@ -225,7 +224,7 @@ def sweep(
         )
         records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
-    title = f"{name} on {title_of(final[0][0], seeds, grid)}"
+    title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
     result = Comparison(
         title, table, seeds, last, over=grid, notes=few_seeds(seeds) + undefined_values(table)
     )

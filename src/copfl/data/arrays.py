@@ -235,36 +235,37 @@ def _input(x: Any, what: str) -> NDArray[Any]:
     return np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
 
 
-def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
+def joined(parts: Sequence[Dataset], name: str = "clients", clients: Sequence[str] = ()) -> Dataset:
     """One data set of several clients' own, whose groups are the clients.
 
     Args:
         parts: The data set of each client.
         name: Of the data set, for titles.
+        clients: The names of the clients; none: their numbers.
     """
-    first, notes = parts[0], [f"client {n}: {part.note}" for n, part in enumerate(parts) if part.note]
+    called = list(clients) or list(map(str, range(len(parts))))
+    first = parts[0]
+    notes = [f"client {one}: {part.note}" for one, part in zip(called, parts, strict=True) if part.note]
     of_classes = first.kind == CLASSIFICATION
     classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))
     if all(label.lstrip("-").isdecimal() for label in classes):
         classes = tuple(sorted(classes, key=int))
-    for n, part in enumerate(parts):
+    for one, part in zip(called, parts, strict=True):
         kinds = [(p.kind, shown(p.train.x)) for p in (first, part)]
         if kinds[0] != kinds[1]:
-            difference = f"client 0 has {kinds[0][0]} with samples {kinds[0][1]}"
+            difference = f"client {called[0]} has {kinds[0][0]} with samples {kinds[0][1]}"
             raise DataError(
-                f"{difference}, client {n} has {kinds[1][0]} with {kinds[1][1]}; they must be alike"
+                f"{difference}, client {one} has {kinds[1][0]} with {kinds[1][1]}; they must be alike"
             )
     splits = []
     for side in ("train", "test"):
-        clients: list[Samples] = [getattr(part, side) for part in parts]
-        x = {
-            key: np.concatenate([by_name(part.x)[key] for part in clients]) for key in by_name(first.train.x)
-        }
+        sides: list[Samples] = [getattr(part, side) for part in parts]
+        x = {key: np.concatenate([by_name(part.x)[key] for part in sides]) for key in by_name(first.train.x)}
         labels = [np.array(part.classes)[getattr(part, side).y] for part in parts] if of_classes else None
-        y = np.concatenate(labels or [samples.y for samples in clients])
-        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in clients])
+        y = np.concatenate(labels or [samples.y for samples in sides])
+        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in sides])
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
-    names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
+    names = {"classes": classes if of_classes else first.classes, "groups": called}
     data = from_splits(
         splits, name=name, kind=first.kind, note="; ".join(notes[:3]), leave_out=False, **names
     )
@@ -281,7 +282,11 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     if all(part.train.time is not None for part in parts):
         train, test = (np.concatenate([getattr(p, side).time for p in parts]) for side in ("train", "test"))
         data = replace(data, train=replace(data.train, time=train), test=replace(data.test, time=test))
-    warnings = tuple(f"client {n}: {warning}" for n, part in enumerate(parts) for warning in part.warnings)
+    warnings = tuple(
+        f"client {one}: {warning}"
+        for one, part in zip(called, parts, strict=True)
+        for warning in part.warnings
+    )
     return replace(data, augment=first.augment, table=first.table, warnings=warnings)
 
 

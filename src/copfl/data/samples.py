@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,7 @@ class Samples:
         return self.y if has_classes else np.zeros(len(self), np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Both splits, the names of the targets and groups, and the normalisation of the channels."""
 
@@ -90,6 +92,32 @@ class Dataset:
         None  # of a table, its columns and how they became numbers: copfl.data.tables.encoders.TableInfo
     )
     groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.train):,} train and {len(self.test):,} test samples"
+        return f"Dataset {self.name}: {sizes}, {shown(self.train.x)}, {self.kind}"
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of the samples, and of how they become a network's inputs."""
+        content = hashlib.sha256()
+        for samples in (self.train, self.test):
+            for name, array in by_name(samples.x).items():
+                content.update(f"{name} {array.dtype.str} {array.shape}".encode())
+                content.update(np.ascontiguousarray(array).tobytes())
+            for own in (samples.y, samples.group):
+                content.update(b"" if own is None else own.tobytes())
+        facts = (
+            self.kind,
+            self.classes,
+            self.groups,
+            self.mean,
+            self.std,
+            self.augment,
+            self.groups_are_clients,
+        )
+        content.update(repr(facts).encode())
+        return content.hexdigest()
 
     @property
     def natural(self) -> bool:

@@ -1,6 +1,8 @@
 """What a run is made of, and its result."""
 
+import dataclasses
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from copfl.core import tree
@@ -27,22 +30,31 @@ from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.analysis.hints import hints, warnings_of
-from copfl.experiment.bundle.description import Origin, Score
+from copfl.experiment.bundle.bundle import Bundle
+from copfl.experiment.bundle.description import Description, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.models import new_clients
-from copfl.experiment.models.client_models import TRAINED, ClientModels, InFolder, network_of, received_model
+from copfl.experiment.models.client_models import (
+    GLOBAL,
+    TRAINED,
+    ClientModels,
+    InFolder,
+    network_of,
+    received_model,
+)
 from copfl.experiment.models.new_clients import NewClients
 from copfl.experiment.probabilities import MEASURED, Probabilities
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.identity import settings_digest
+from copfl.settings.record import without_digest
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.stats import Numbers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Experiment:
     """Everything a run is made of, as values."""
 
@@ -52,6 +64,9 @@ class Experiment:
     engine: Engine
     run: Run  # the same as names and numbers, for run.toml
     training: Training  # what the rounds train: the task and the samples, or a tail and features
+
+    def __repr__(self) -> str:
+        return f"Experiment of {self.title}, {self.partition_text}"
 
     @property
     def settings(self) -> RunSettings:
@@ -77,7 +92,7 @@ class Experiment:
     @property
     def title(self) -> str:
         """Such as "copfl on digits"."""
-        name = self.run.algorithm.name or type(self.algorithm).__name__
+        name = without_digest(self.run.algorithm.name) or type(self.algorithm).__name__
         return f"{name} on {self.federation.dataset.name}"
 
     @property
@@ -140,9 +155,11 @@ class Experiment:
         return {"settings": settings_digest(self.run, self.contents), "samples": samples.hexdigest()[:16]}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Result:
     """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated.
+
+    `print` shows what decides; a notebook shows the clients as a table.
 
     Args:
         experiment: What was trained: the settings, the data, the model.
@@ -152,7 +169,7 @@ class Result:
         seconds: Of each round.
         new_clients: The clients that did not train, see run.new_clients.
         analysis: The comparison with training alone, with run.local_baseline.
-        models: Each client's own model; None with run.save_models=False.
+        kept: The weights of each client's own model, see `models`; None with run.save_models=False.
         rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
         probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
     """
@@ -164,7 +181,7 @@ class Result:
     seconds: list[float] = field(default_factory=list)
     new_clients: NewClients | None = None
     analysis: Analysis | None = None
-    models: ClientModels | None = None
+    kept: ClientModels | None = None
     rivals: Rivals | None = None
     probabilities: Probabilities | None = None
 
@@ -193,10 +210,10 @@ class Result:
             for record, seconds in zip(self.records, self.seconds, strict=True):
                 folder.append(record, seconds)
             folder.checkpoint(self.state, e.fingerprints())
-            if self.models is not None:
+            if self.kept is not None:
                 models = folder.models(e.task)
                 for n in range(e.clients):
-                    if (kept := self.models.get(n)) is not None:
+                    if (kept := self.kept.get(n)) is not None:
                         models.put(n, kept.model, kept.stage.round, kept.stage.name)
                 models.settle(self.state.round)
                 self.write_bundles(models)
@@ -214,17 +231,22 @@ class Result:
     def write_bundles(self, models: InFolder) -> None:
         """Completes the clients' models in a run folder to bundles, and adds the global model's."""
         e, partition = self.experiment, self.experiment.federation.partition
-        data, rounds = e.federation.dataset, len(self.records)
-        origin = Origin(
-            e.title, data.name, TRAINED, rounds, e.clients, select=e.settings.select, note=data.note
-        )
-        general = describe(e.run.tables(), e.task, data, e.settings.seed, origin)
-        names, scores = names_of_clients(data, partition), self._scores(models)
+        names, scores = names_of_clients(e.federation.dataset, partition), self._scores(models)
+        tables, server = e.run.tables(), self._global_model()
+        write_bundles(models, self._description(), e.task, tables, server, names, scores, self._temperatures)
+
+    def _description(self) -> Description:
+        """What the models take and return, and where they come from."""
+        e, data = self.experiment, self.experiment.federation.dataset
+        rounds, select = len(self.records), e.settings.select
+        origin = Origin(e.title, data.name, TRAINED, rounds, e.clients, select=select, note=data.note)
+        return describe(e.run.tables(), e.task, data, e.settings.seed, origin)
+
+    @property
+    def _temperatures(self) -> list[float]:
+        """Of each client's probabilities."""
         found = self.probabilities
-        temperatures = [1.0] * e.clients if found is None else found.temperature.tolist()
-        write_bundles(
-            models, general, e.task, e.run.tables(), self._global_model(), names, scores, temperatures
-        )
+        return [1.0] * self.experiment.clients if found is None else found.temperature.tolist()
 
     def _scores(self, models: ClientModels) -> list[list[Score]]:
         """The metrics of each client's model, in the round that it was taken from."""
@@ -248,26 +270,113 @@ class Result:
                     scores[n].append(Score(name, splits[0][0], float(values[n]), len(partition.test[n])))
         return scores
 
-    def model(self, client: int, *, before_training: bool = False) -> nn.Module:
+    def __repr__(self) -> str:
+        from copfl.experiment import views  # it shows results
+
+        return "\n".join(views.lines(self))
+
+    def _repr_html_(self) -> str:
+        from copfl.experiment import views  # it shows results
+
+        return views.html(self)
+
+    def to_pandas(self, of: str = "clients") -> Any:
+        """A data frame of pandas: a row per client, or a row per round and client with all that was recorded.
+
+        Args:
+            of: "clients" or "rounds".
+        """
+        from copfl.experiment import views  # it shows results
+
+        return views.frame(self, of)
+
+    def plot(self) -> Any:
+        """A figure of matplotlib: the curves over the rounds, and each client's gain where it is known."""
+        from copfl.experiment import views  # it shows results
+
+        return views.picture(self)
+
+    def predict(self, x: Any, client: int | str = GLOBAL, *, missing: str | None = None) -> NDArray[Any]:
+        """The answers of a client's model, or of the global one, to new samples, see `copfl.Bundle.predict`.
+
+        Args:
+            x: A data frame with the columns of the training, arrays, or texts.
+            client: Its number, from 0, or its name.
+            missing: "fill" or "refuse", for missing values of a table; by default as in training.
+        """
+        return self.bundle(client).predict(x, missing=missing)
+
+    def predict_proba(
+        self, x: Any, client: int | str = GLOBAL, *, missing: str | None = None
+    ) -> NDArray[np.float64]:
+        """The probabilities [n, classes] of a client's model, or of the global one, for new samples.
+
+        Args:
+            x: As of `predict`.
+            client: As of `predict`.
+            missing: As of `predict`.
+        """
+        return self.bundle(client).predict_proba(x, missing=missing)
+
+    def bundle(self, client: int | str = GLOBAL) -> Bundle:
+        """A client's model, or the global one, with all that its use needs.
+
+        Args:
+            client: Its number, from 0, or its name.
+        """
+        general, task = self._description(), self.experiment.task
+        if client == GLOBAL:
+            return Bundle(general, task, self._global_model())
+        number = self.number_of(client)
+        output = dataclasses.replace(general.output, temperature=self._temperatures[number])
+        origin = dataclasses.replace(general.origin, client=number, name=self.client_names[number])
+        facts = dataclasses.replace(general, output=output, origin=origin)
+        return Bundle(facts, task, self.client_model(number))
+
+    @property
+    def client_names(self) -> list[str]:
+        """The name of each client, or its number."""
+        federation = self.experiment.federation
+        known = names_of_clients(federation.dataset, federation.partition)
+        return [name or str(number) for number, name in enumerate(known)]
+
+    def number_of(self, client: int | str) -> int:
+        """The number of a client, from 0.
+
+        Args:
+            client: The number, or the name in the data.
+        """
+        names = self.client_names
+        number = names.index(client) if isinstance(client, str) and client in names else client
+        if isinstance(number, str):
+            raise unknown("client", client, names)
+        if not 0 <= number < len(names):
+            raise UsageError(f"there is no client {number}; the run has clients 0 to {len(names) - 1}")
+        return int(number)
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """The network of each client, as of `model`."""
+        return Models(self)
+
+    def model(self, client: int | str, *, before_training: bool = False) -> nn.Module:
         """A copy of the network with this client's weights as they were evaluated, see `rounds_taken`.
 
         Args:
-            client: Its number, from 0. Of a mixture, the weights are those with the largest share.
+            client: Its number, from 0, or its name. Of a mixture, the weights are those with the largest share.
             before_training: The weights that the client has after the last aggregation instead, from which it
                 would train in a further round.
         """
         return self._network(self.client_model(client, before_training=before_training))
 
-    def client_model(self, client: int, *, before_training: bool = False) -> Personal:
+    def client_model(self, client: int | str, *, before_training: bool = False) -> Personal:
         """The weights of `model` as one vector, or the whole mixture.
 
         Args:
-            client: Its number, from 0.
+            client: Its number, from 0, or its name.
             before_training: As of `model`.
         """
-        e = self.experiment
-        if not 0 <= client < e.clients:
-            raise UsageError(f"there is no client {client}; the run has clients 0 to {e.clients - 1}")
+        e, client = self.experiment, self.number_of(client)
         if before_training:
             return received_model(e.algorithm, e.task, self.state, client)
         kept = self.kept_model(client)
@@ -284,7 +393,7 @@ class Result:
         Args:
             client: Its number, from 0.
         """
-        kept = None if self.models is None else self.models.get(client)
+        kept = None if self.kept is None else self.kept.get(client)
         return None if kept is None else kept.model
 
     def global_model(self) -> nn.Module:
@@ -387,3 +496,26 @@ class Result:
     def weight(self) -> Numbers:
         """Each client's weight in the round's mean."""
         return self.metric_or_nan("weight")
+
+
+@dataclass(frozen=True)
+class Models(Sequence[nn.Module]):
+    """The clients' networks, each made when it is asked for."""
+
+    result: Result
+
+    def __len__(self) -> int:
+        return self.result.experiment.clients
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self.result.model(n) for n in range(len(self))[client]]
+        if isinstance(client, int) and not -len(self) <= client < len(self):
+            raise IndexError(f"there is no client {client}; the run has clients 0 to {len(self) - 1}")
+        return self.result.model(client % len(self) if isinstance(client, int) else client)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return map(self.result.model, range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"the networks of {len(self)} clients"

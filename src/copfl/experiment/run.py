@@ -7,15 +7,11 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import Any, Unpack
 
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.optim import Optimizer
-from copfl.data.clients.partition import Partition
 from copfl.engine import ranks
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
@@ -24,36 +20,24 @@ from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.rounds_search import linear_instead, with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
-from copfl.settings import named_code, user_code
+from copfl.settings import arguments, named_code, user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
-from copfl.settings.schema import KINDS, Run
-from copfl.settings.values import modules_of_values
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
+from copfl.settings.values import check_same, modules_of_values
 
 
+@arguments.shared
 @left_as_found()
 def run(
     algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] | None = None,
-    dataset: Any = "digits",
+    dataset: arguments.Data = arguments.DIGITS,
     *,
-    model: str | nn.Module | Callable[..., nn.Module] | None = None,
-    partition: str | Path | Partition | None = None,
-    optimizer: str | Optimizer | Mapping[str, Any] | None = None,
-    lr: float | None = None,
-    epochs: int | None = None,
-    rounds: int | None = None,
-    clients: int | None = None,
-    batch_size: int | None = None,
-    participation: float | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    data_dir: str | Path | None = None,
-    adapter: str | Mapping[str, Any] | None = None,
-    preset: str | None = None,
     out: str | Path | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
-    **settings: Any,
+    **settings: Unpack[arguments.OfRun],
 ) -> Result:
     """Trains a federation and returns the result.
 
@@ -67,95 +51,25 @@ def run(
             or its class, with the learning rate of the data set where it chooses none. Or a `copfl.Run`: a
             complete one has all settings but `out`, `code` and `on_round`, another one is completed. By default
             what suits the data, see docs/results.md.
-        dataset: A name, a file, a folder, "hf:NAME" or "module:function"; or a value: a copfl or torch
-            Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per
-            client.
-        model: A name, "module:Class", an nn.Module, or a function of (shape, classes) that makes one.
-            Parameters with requires_grad=False are not trained. By default it follows from the samples.
-        partition: A scheme, "module:function", a file, or a Partition.
-        optimizer: A name, "module:Class", or an optimizer; by default the algorithm's.
-        lr: Learning rate; by default the optimizer's for the data set.
-        epochs: Local epochs per round.
-        rounds: Number of rounds. By default it is found on your own data, with a part of each client's training
-            samples held out, and the run trains on all of them for as many rounds, see docs/howto.md.
-        clients: Number of clients.
-        batch_size: Samples per training step.
-        participation: Fraction of the clients in each round.
-        seed: Of all randomness.
-        device: "cpu", "cuda", "cuda:N" or "auto".
-        data_dir: Folder of the data sets.
-        adapter: Such as "lora:r=8".
-        preset: Settings below all others, such as "demo".
+        settings: See `copfl.settings.arguments`.
         out: A new run folder to write.
         code: Modules of yours that a `copfl.Run` may name. What the other arguments name needs no mention.
         on_round: Called with each round as it ends, and its seconds.
-        settings: Other settings of [run], such as `eval_every=5`; options of a choice, as
-            `algorithm_options={"rate": 0.1}`, `partition_options={"per_client": 3}`,
-            `model_options={"norm": "batch"}`; and other tables, as `task={"metrics": ["auc"]}`,
-            `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. `copfl schema` has all of
-            them.
     """
     named_code.name(code)
-    if dataset is None:  # such as what a function without a return gave; the digits are not meant
-        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
-    record = algorithm if isinstance(algorithm, Run) else None
-    layer: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    values: dict[str, Any] = {}
-    kinds: dict[str, Any] = {
-        "model": model,
-        "partition": partition,
-        "optimizer": optimizer,
-        "adapter": adapter,
-    }
-    if record is None:
-        kinds = {"algorithm": algorithm, "data": dataset, **kinds}
-    elif not (isinstance(dataset, str) and dataset == "digits"):  # the default of `dataset` is no choice
-        kinds = {"data": dataset, **kinds}
-    for kind, value in kinds.items():
-        if isinstance(value, Mapping) and kind != "data":
-            layer[kind] |= value
-        elif isinstance(value, str | Path):
-            layer[kind]["name"] = str(value)
-        elif value is not None:
-            values[kind] = value
-    short = {"clients": clients, "rounds": rounds, "batch": batch_size, "participation": participation}
-    tables: dict[str, dict[str, Any]] = {
-        "run": {**short, "seed": seed, "device": device},
-        "optimizer": {"lr": lr},
-        "algorithm": {"epochs": epochs},
-        "data": {"dir": None if data_dir is None else str(data_dir)},
-    }
-    for kind, keys in tables.items():
-        layer[kind] |= {key: value for key, value in keys.items() if value is not None}
-    for name, value in settings.items():
-        kind = name.removesuffix("_options")
-        if isinstance(value, Mapping):
-            layer.setdefault(kind, {}).update(value)
-        else:
-            layer["run"][name] = value
-    named_code.name(named_code.modules_in(layer), modules_of_values(values))
-    if "data" in values:
-        values["data"] = user_code.as_dataset(values["data"])
+    record, preset = algorithm if isinstance(algorithm, Run) else None, settings.get("preset") or ""
+    layer = arguments.tables(dataset, settings, None if isinstance(algorithm, Run) else algorithm)
     if record is not None and record.is_complete:
-        beside = {f"{kind}.{key}": value for kind, table in layer.items() for key, value in table.items()}
-        for path, value in (beside | values | ({"preset": preset} if preset else {})).items():
-            raise SettingError(
-                path,
-                value if path in beside or path == "preset" else None,
-                "cannot be set beside a complete copfl.Run, which has every setting; change the record with "
-                'its method `replaced`, as in run.replaced({"run": {"rounds": 5}})',
-            )
+        _check_nothing_beside(layer, preset)
         description = record
     else:
         below = () if record is None else (record,)
-        layer["run"] = {"find_rounds": "auto"} | layer["run"]
-        description = complete(*below, layer, preset=preset or "", values=values)
+        layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
+        description = complete(*below, layer, preset=preset)
     if description.run.find_rounds == "first":
         instead = None
         if record is None and not preset:
-            instead = linear_instead(
-                description, [layer], values, lambda more: complete(layer, more, values=values)
-            )
+            instead = linear_instead(description, [layer], (), lambda more: complete(layer, more))
         description = with_found_rounds(description, instead=instead)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
@@ -179,12 +93,25 @@ def resume(
         rounds: Continue to this many rounds in all; by default to those of the run.
         code: Modules of yours that the folder may name, such as "mypackage.nets"; it executes no other code.
         on_round: Called with each round as it ends, and its seconds.
-        values: What was passed to `run` as a value: `algorithm` and `model` must be passed again. The folder
-            has the data, unless they are larger than half a gigabyte.
+        values: What was passed to `run` as a value must be passed again, and be the same: `algorithm`, `model`,
+            `optimizer`, `dataset`. A folder of `Result.save` has the data.
     """
     named_code.name(code)
     with run_folder.claimed(Path(path), new=False) as folder:
         return _warned(train(reopen(folder, rounds, **values), folder, on_round))
+
+
+def _check_nothing_beside(layer: Tables, preset: str) -> None:
+    """SettingError for what is set beside a complete record."""
+    beside = {f"{kind}.{key}": value for kind, table in layer.items() for key, value in table.items()}
+    for path, value in (beside | ({"preset": preset} if preset else {})).items():
+        kind, _, key = path.partition(".")
+        raise SettingError(
+            kind if key == "value" else path,
+            None if key == "value" else value,
+            "cannot be set beside a complete copfl.Run, which has every setting; change the record with "
+            'its method `replaced`, as in run.replaced({"run": {"rounds": 5}})',
+        )
 
 
 def _warned(result: Result) -> Result:
@@ -200,11 +127,27 @@ def reopen(
     named_code.name(modules_of_values(values))
     now = ({} if rounds is None else {"rounds": rounds}) | ({"workers": 1} if ranks.joined() else {})
     written = folder.tables()  # first: it says so, if this is no run folder
-    own = {"partition": folder.partition(), **folder.values(), **values}
-    experiment = prepare(complete(written, {"run": now}, values=own), tell=tell)
+    own = {"partition": folder.partition(), **folder.values(), **_passed_again(values)}
+    run = complete(written, {"run": now}, values=own)
+    check_same(written, run.tables())
+    experiment = prepare(run, tell=tell)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
+
+
+def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
+    own = {"data" if name == "dataset" else name: value for name, value in values.items()}
+    options: dict[str, Any] = {**own.pop("data_options", {})}
+    options |= {name: own.pop(name) for name in ("target", "client", "text", "group", "time") if name in own}
+    kinds = ("algorithm", "dataset", "model", "optimizer", "partition")
+    for kind in own:
+        if kind not in (*kinds, "data"):
+            raise unknown("value of a run", kind, kinds)
+    if "data" in own:
+        own["data"] = user_code.as_dataset(own["data"], **options)
+    return own
 
 
 def follow() -> None:

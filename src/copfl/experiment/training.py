@@ -181,7 +181,7 @@ def train_rounds(
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and settings.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
-    result = Result(e, [], state, None if folder is None else folder.path, models=models)
+    result = Result(e, [], state, None if folder is None else folder.path, kept=models)
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints)

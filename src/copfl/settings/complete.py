@@ -12,7 +12,7 @@ from copfl.settings.merging import Layer, lower_layers, merge
 from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
 from copfl.settings.validation import validate
-from copfl.settings.values import check_passed, modules_of_values, values_of
+from copfl.settings.values import check_passed, modules_of_values, values_in, values_of
 from copfl.wrappers.local_steps import with_local_steps
 
 
@@ -27,16 +27,17 @@ def complete(
     """The record of a run: what somebody chose, and what suits the data where nobody chose.
 
     Args:
-        layers: Settings by title and key, as in run.toml, or a record; later ones win. Where a layer chooses another
-            algorithm, model, ..., the options of the former one are dropped; another algorithm has its own
-            optimizer.
+        layers: Settings by title and key, as in run.toml, or a record; later ones win. A model, a data set, ...
+            that a program has is the key `value` of its table. Where a layer chooses another algorithm, model,
+            ..., the options of the former one are dropped; another algorithm has its own optimizer.
         preset: The name of a preset, which is below the layers.
         values: By kind, an algorithm, a data set, a model, a partition or an optimizer that a program has.
         sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
-    named_code.name(code, modules_of_values(values or {}))
-    passed, named = values_of(values, *(layer for layer in layers if isinstance(layer, Run)))
+    every = values_in(layers) | {kind: value for kind, value in (values or {}).items() if value is not None}
+    named_code.name(code, modules_of_values(every))
+    passed, named = values_of(every)
     upper = [*(layer.chosen if isinstance(layer, Run) else layer for layer in layers), named]
     defaults, of_preset = lower_layers(upper, passed, preset)
     chosen = merge([defaults, of_preset, *upper], passed)

@@ -17,7 +17,7 @@ from copfl.models import MODELS, SOURCES
 from copfl.models.adapters import ADAPTERS
 from copfl.parts.mamo import Mamo
 from copfl.parts.server_steps import SERVER_STEPS
-from copfl.settings import named_code, schema, user_code
+from copfl.settings import content, named_code, schema, user_code
 from copfl.settings.checking import (
     SettingError,
     converted,
@@ -29,7 +29,7 @@ from copfl.settings.checking import (
     unknown_name,
     with_options,
 )
-from copfl.settings.record import Component, argument_names, declared_types
+from copfl.settings.record import Component, argument_names, declared_types, without_digest
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private
@@ -83,6 +83,13 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
     known = FACTORIES[title]()
     if name in known:
         return known[name]
+    if (plain := without_digest(name)) != name:
+        if passed := content.kept(name):
+            return passed
+        raise UsageError(
+            f"the {title} is {plain} of a Python program, as its code was with the hash {name.rpartition('@')[2]}; "
+            f"pass it again, as it was: {title}={plain}"
+        )
     if reference := reference_of(title, name):
         found = user_code.attribute(title, reference, code)
         if not callable(found) and title != "model":
@@ -215,7 +222,10 @@ def usual_optimizer(algorithm: str, code: str | None = None) -> Any:
 
 
 def name_of(title: str, value: Any) -> str:
-    """The name under which `factory_of` finds the class of this value; empty if there is none."""
+    """The name under which `factory_of` finds the class of this value; empty if there is none.
+
+    A class that no other process can import has the name that `content.keep` gives it.
+    """
     kind = type(value)
     if kind.__module__ == "builtins":
         return ""
@@ -223,4 +233,4 @@ def name_of(title: str, value: Any) -> str:
         if factory is kind:
             return name
     reference = f"{kind.__module__}:{kind.__qualname__}"
-    return reference if kind.__module__ != "__main__" and "<" not in reference else ""
+    return content.keep(kind) if content.is_of_program(kind) else reference

@@ -68,7 +68,8 @@ def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
                     names = {name.partition(":")[0] for name in names}
                 if current and len(names) > 1:  # where nothing is usual, the options were set for any
                     tables |= {other: {} for other in former}
-            tables[kind] = {**tables[kind], **table}
+            plain = {key: value for key, value in table.items() if key != "value" or isinstance(value, str)}
+            tables[kind] = {**tables[kind], **plain}
     return tables
 
 

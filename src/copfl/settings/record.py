@@ -1,6 +1,7 @@
 """What a record of settings is: fields with type, default, limits and help, and their check."""
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,16 @@ from typing import Any, ClassVar, Self
 
 from copfl.settings.checking import converted
 from copfl.settings.policy_lines import HASH_OF_CODE, Option, PolicyLine
+
+DIGEST_LENGTH = (
+    12  # hexadecimal digits behind the @ of a value that a program passed, such as FedMine@3fa9c1d20b7e
+)
+_DIGEST = re.compile(rf"@[0-9a-f]{{{DIGEST_LENGTH}}}$")
+
+
+def without_digest(name: str) -> str:
+    """The name of a value that a program passed, without its hash: such as "FedMine"."""
+    return _DIGEST.sub("", name)
 
 
 def setting(
@@ -79,7 +90,7 @@ class Component:
     @property
     def title(self) -> str:
         """The name, or the value in words."""
-        return self.name or self.description
+        return without_digest(self.name or self.description)
 
 
 def declared(record: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

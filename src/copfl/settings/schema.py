@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from copfl.errors import UsageError
-from copfl.settings.checking import converted, unknown_key
+from copfl.settings.checking import SettingError, converted, unknown_key
 from copfl.settings.policy_lines import (
     HASH_OF_CODE,
     AdapterName,
@@ -505,6 +505,19 @@ class Run:
     privacy: Privacy = field(default_factory=Privacy)
     attack: Attack = field(default_factory=Attack)
     run: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        """A name or a mapping in place of a record becomes one: Run(algorithm="fedper")."""
+        for title, kind in KINDS.items():
+            chosen = getattr(self, title)
+            if isinstance(chosen, str):
+                chosen = {"name": chosen}
+            if isinstance(chosen, Mapping):
+                object.__setattr__(self, title, record_of(title, chosen))
+            elif not isinstance(chosen, kind):
+                raise SettingError(
+                    title, chosen, f"must be a name, a mapping or a copfl.settings.schema.{kind.__name__}"
+                )
 
     @classmethod
     def of(cls, tables: Mapping[str, Mapping[str, Any]]) -> Self:

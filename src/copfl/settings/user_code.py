@@ -16,17 +16,19 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from copfl.data import arrays
 from copfl.data.samples import Dataset
+from copfl.data.tables import frames
 from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown
 from copfl.kernels.draws import seeded
 from copfl.settings import named_code
 from copfl.settings.named_code import is_reference as is_reference
 
 DATA = (
-    "a copfl Dataset, a torch Dataset, a pair (train, test) of torch Datasets, arrays (x, y) or "
-    "(x, y, x_test, y_test), a dict of such arrays, or a list of such data, one per client"
+    "a pandas DataFrame, a torch Dataset, a pair (train, test) of these, arrays (x, y) or (x, y, x_test, y_test), "
+    "a dict of such arrays, a copfl Dataset, or a list or a dict of such data, one per client"
 )
 
 
@@ -185,10 +187,29 @@ def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], n
     return as_dataset(given, name.rpartition(":")[2].rpartition(".")[2])
 
 
-def as_dataset(given: Any, name: str = "own") -> Dataset:
-    """A copfl Dataset out of torch Datasets or arrays."""
+def as_dataset(given: Any, name: str = "own", **options: Any) -> Dataset:
+    """A copfl Dataset out of data frames, torch Datasets or arrays.
+
+    Args:
+        given: See DATA.
+        name: Of the data set.
+        options: Of data frames, such as `target`.
+    """
     if isinstance(given, Dataset):
         return given
+    if isinstance(given, DataLoader):  # its batches are another matter than those of the clients
+        return as_dataset(given.dataset, name)
+    if frames.has_frames(given):
+        return frames.dataset_of(given, name, **options)
+    if (
+        isinstance(given, Mapping) and hasattr(given, "target") and hasattr(given, "data")
+    ):  # as of scikit-learn
+        return as_dataset((given.data, given.target), name)
+    if isinstance(given, Mapping) and not any(key in given for key in arrays.NPZ_ARRAYS):
+        if unfit := [key for key, part in given.items() if not _is_data(part)]:
+            raise unknown("array", unfit[0], takes(arrays.from_arrays))
+        of_clients = [as_dataset(part, f"client {key}") for key, part in given.items()]
+        return arrays.joined(of_clients, name, list(map(str, given)))
     if isinstance(given, Mapping):
         for key in given:
             if key not in takes(arrays.from_arrays):
@@ -206,6 +227,11 @@ def as_dataset(given: Any, name: str = "own") -> Dataset:
     if len(parts) == 2 and all(map(_has_items, parts)):
         return arrays.from_torch(parts[0], parts[1], name=name)
     raise UsageError(f"data of your own is {DATA}, not {type(given).__name__}")
+
+
+def _is_data(value: object) -> bool:
+    """Whether it may be the data of one client, and is no array of all of them."""
+    return isinstance(value, Dataset | Mapping | tuple) or frames.is_frame(value) or _has_items(value)
 
 
 def _has_items(value: object) -> bool:

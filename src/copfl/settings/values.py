@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from copfl.core.optim import DefaultNumber, is_chosen
 from copfl.errors import CopflError, UsageError
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
+from copfl.settings.content import digest_of
+from copfl.settings.merging import Layer
+from copfl.settings.record import DIGEST_LENGTH, without_digest
 from copfl.settings.schema import Run, record_of
 from copfl.settings.toml import Tables
 
@@ -34,15 +37,32 @@ class Values(NamedTuple):
     layer: Tables  # the settings of the values that have a name, and need not be passed
 
 
-def values_of(values: Mapping[str, Any] | None, *runs: Run) -> Values:
+def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
+    """By kind, the values that these layers have as the key `value`.
+
+    A text there is the description of a value, in the content of a run.toml. A later layer that names a component
+    wins over an earlier one that has it as a value.
+
+    Args:
+        layers: Settings by title and key, or records; from below.
+    """
+    passed: dict[str, Any] = {}
+    for layer in layers:
+        tables = layer.chosen if isinstance(layer, Run) else layer
+        choices = {kind: table for kind, table in tables.items() if isinstance(table, Mapping)}
+        own = {kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)}
+        unnamed = {kind: value for kind, value in passed.items() if not choices.get(kind, {}).get("name")}
+        passed = unnamed | own | (layer.values if isinstance(layer, Run) else {})
+    return passed
+
+
+def values_of(values: Mapping[str, Any]) -> Values:
     """Values by kind; a class of an algorithm or optimizer is made, one that has a name becomes settings.
 
     Args:
         values: By kind, what a program passed.
-        runs: Records that are completed, which may have values, too.
     """
-    passed = {kind: value for run in runs for kind, value in run.values.items()}
-    passed |= {kind: value for kind, value in (values or {}).items() if value is not None}
+    passed = {kind: value for kind, value in values.items() if value is not None}
     layer: Tables = {}
     for kind in ("algorithm", "optimizer"):
         if isinstance(passed.get(kind), type):
@@ -61,11 +81,33 @@ def check_passed(tables: Tables, passed: Mapping[str, Any]) -> None:
         passed: By kind, values that a program passed.
     """
     for kind, table in tables.items():
+        argument = "dataset" if kind == "data" else kind
         if "value" in table and kind not in passed:
             raise UsageError(
                 f"the {kind} of this run is {table['value']}, a value that a Python program passed; "
-                f"run it again from there, or name it: [{kind}] name = ..."
+                f"pass it again from there: {argument}=..., or name it: [{kind}] name = ..."
             )
+
+
+def check_same(written: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> None:
+    """UsageError if a program passed another value than that of a run.
+
+    Args:
+        written: The settings of the run.
+        now: The settings with the values that are passed now.
+    """
+    for kind, table in written.items():
+        for key in ("value", "name"):
+            then, here = (str(one.get(key, "")) for one in (table, now.get(kind, {})))
+            if (
+                then != without_digest(then)
+                and here != without_digest(here)
+                and then[-DIGEST_LENGTH:] != here[-DIGEST_LENGTH:]
+            ):
+                raise UsageError(
+                    f"the {kind} that is passed is not that of this run: it is {here}, and was {then}; pass the same "
+                    f"{kind}, or start a new run"
+                )
 
 
 def layer_of(kind: str, value: Any) -> Tables:
@@ -89,7 +131,8 @@ def _chosen_options(value: Any) -> dict[str, Any]:
 def _describes(kind: str, value: Any, layer: Tables) -> bool:
     """Whether these settings make an equal value."""
     module = sys.modules.get(type(value).__module__)
-    if ":" in layer[kind]["name"] and getattr(module, type(value).__name__, None) is not type(value):
+    is_reference = ":" in layer[kind]["name"]
+    if is_reference and getattr(module, type(value).__name__, None) is not type(value):
         return False
     plain = (
         part for t in layer.values() for v in t.values() for part in (v if isinstance(v, tuple) else (v,))
@@ -118,4 +161,5 @@ def record_of_value(kind: str, table: Mapping[str, Any], value: Any, description
         path = f"{kind}.{options[0]}"
         raise SettingError(path, table[options[0]], f"cannot be set: the {kind} is a value; set it there")
     kept = {key: v for key, v in table.items() if key in allowed}
-    return dataclasses.replace(record_of(kind, kept), value=value, description=description)
+    stored = f"{description}@{digest_of(value)}"
+    return dataclasses.replace(record_of(kind, kept), value=value, description=stored)

@@ -82,8 +82,8 @@ def test_with_few_participants_the_model_is_that_of_the_clients_last_evaluation(
     known = ~np.isnan(table)
     assert np.array(scores(result, result.client_model))[known].tolist() == table[known].tolist()
     assert 0 < known.sum() < 12
-    assert result.models is not None
-    stages = [stage.name for n in range(12) if (stage := result.models.stage(n)) is not None]
+    assert result.kept is not None
+    stages = [stage.name for n in range(12) if (stage := result.kept.stage(n)) is not None]
     assert stages == [TRAINED if is_known else RECEIVED for is_known in known]
 
 
@@ -113,8 +113,8 @@ def test_a_client_that_diverged_has_the_model_it_received() -> None:
     }
     result = execute(prepare(complete(tables)), None)
     assert np.isnan(result.latest("accuracy")).all()
-    assert result.models is not None
-    assert {result.models.stage(n) for n in range(3)} == {Stage(RECEIVED, 2)}
+    assert result.kept is not None
+    assert {result.kept.stage(n) for n in range(3)} == {Stage(RECEIVED, 2)}
     for n in range(3):
         assert torch.equal(vector_of(result.client_model(n)), result.experiment.task.initial)
 

@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing.budget import Limit, limit_of
@@ -37,16 +37,16 @@ from copfl.comparison.jobs.processes import Pool, pool_for
 from copfl.comparison.jobs.submission import Log, TimeIsUp
 from copfl.comparison.rows.entries import (
     VALIDATION,
-    Base,
     Entry,
+    Rows,
     check_seeds,
     entries_of,
     entry_of,
     modules_of,
+    rows_of,
     split,
 )
 from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_optimizer
-from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
 from copfl.experiment.analysis.gains import constant_answers
@@ -59,7 +59,7 @@ from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run import reopen
 from copfl.experiment.training import OnRound, rounds_alone, train
 from copfl.rivals.records import TITLES
-from copfl.settings import named_code
+from copfl.settings import arguments, named_code
 from copfl.settings.complete import complete
 from copfl.settings.facts import LINEAR
 from copfl.settings.schema import Run, RunSettings
@@ -98,15 +98,14 @@ FIRST = (
 RATES = (1e-3, 3e-3, 1e-2)
 
 
+@arguments.shared
 @left_as_found()
 def choose(
-    entries: Sequence[str | Entry | AnyAlgorithm] = ("all",),
-    dataset: str | Path | None = None,
+    entries: Rows = ("all",),
+    dataset: arguments.Data = arguments.DIGITS,
     *,
     budget: str | int = "",
     seeds: Sequence[int] = (0, 1, 2),
-    rounds: int | None = None,
-    base_tables: Base | None = None,
     out: str | Path = "runs/choose",
     tune: Mapping[str, Sequence[Any]] | None = None,
     addons: bool = False,
@@ -116,6 +115,7 @@ def choose(
     code: named_code.Modules = (),
     log: Log | None = None,
     forecast: Forecast | None = None,
+    **settings: Unpack[arguments.Settings],
 ) -> Choice:
     """The best method for this federation by a race on validation samples, and the ranking.
 
@@ -124,15 +124,13 @@ def choose(
     >>> print(found.chosen, found)  # doctest: +SKIP
 
     Args:
-        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values; "all" are
-            all that suit the data.
-        dataset: A name, a file, a folder, "hf:NAME" or "module:function", by default digits.
+        entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values or classes; "all"
+            are all that suit the data.
+        settings: Of every run; `rounds` are those of a run that reaches the last stage.
         budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
             default a third of what the full comparison takes.
         seeds: The first is that of every stage but the last, in which the finalists have as many as the
             budget allows.
-        rounds: Number of rounds of a run that reaches the last stage.
-        base_tables: Other settings of every run, by table as in run.toml: {"model": {"name": "mlp"}}.
         out: The folder of the runs and the ranking; finished runs in it are used again.
         tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
         addons: Whether the last candidates also race with the training add-ons.
@@ -146,10 +144,10 @@ def choose(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
-    named_code.name(code, modules_of(entries), named_code.modules_in(dataset))
+    named_code.name(code, modules_of(entries))
     limit = limit_of(budget)
     out, log = Path(out), log or (lambda line: None)
-    common = common_of(base_tables, dataset, rounds)
+    common = common_of(dataset, settings)
     every = {"checkpoint_every": 1}  # a rung may end after any round
     base = _as_a_first_run(with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
@@ -160,7 +158,7 @@ def choose(
     is_adam = base["optimizer"].get("name") == OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
     rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
-    if "all" in entries and base.get("model", {}).get("name", LINEAR) != LINEAR:
+    if _names_all(entries) and base.get("model", {}).get("name", LINEAR) != LINEAR:
         rows = [row for row in rows if not getattr(ALGORITHMS.get(row.name), "head_only", False)]
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
@@ -186,13 +184,13 @@ def choose(
     with pool_for(experiment, jobs) as race.pool:
         standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
-    settings = best.jobs[0].run
-    race.notes.insert(0, f"Clients: {settings.partition_text}.")
+    run = best.jobs[0].run
+    race.notes.insert(0, f"Clients: {run.partition_text}.")
     verdict = race.verdict(standing)
     if rivals is not None:
         verdict = against_rivals(verdict, best.label, race.first_values(best.label), rivals)
     result = Choice(
-        f"{Path(settings.data.title).name}, {settings.run.clients} clients",
+        f"{Path(run.data.title).name}, {run.run.clients} clients",
         best.label,
         race.ranking(standing),
         verdict,
@@ -260,11 +258,11 @@ def _as_a_first_run(base: Tables) -> Tables:
     return tables
 
 
-def _names_all(given: Sequence[str | Entry | AnyAlgorithm]) -> bool:
-    return any(isinstance(row, str) and "all" in split(row) for row in given)
+def _names_all(given: Rows) -> bool:
+    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(given))
 
 
-def _entries(given: Sequence[str | Entry | AnyAlgorithm], more_rates: Sequence[float] = ()) -> list[Entry]:
+def _entries(given: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
     """The entries, beside all algorithms the best steps of the server, and local training.
 
     Args:

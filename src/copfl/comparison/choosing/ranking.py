@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from copfl import charts
 from copfl.comparison.choosing.verdict import STAY_ALONE, Verdict
@@ -16,7 +16,7 @@ from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.schema import Run
 from copfl.settings.toml import written
 from copfl.stats import LAST, Difference
-from copfl.tables import Table, as_markdown, as_text, listed, plain
+from copfl.tables import Table, as_html, as_markdown, as_text, data_frame, listed, plain
 
 LOCAL = "local"
 CHOSEN, ALIKE = "chosen", "not distinguishable"
@@ -31,7 +31,7 @@ class Ranked(NamedTuple):
     status: str  # CHOSEN, ALIKE, "worse", why it cannot be compared, or when and why it was dropped
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Choice:
     """The result of a race; `print` shows the ranking."""
 
@@ -53,6 +53,19 @@ class Choice:
 
     def __str__(self) -> str:
         return as_text(table_of(self), 110)
+
+    def __repr__(self) -> str:
+        tested = [f"  {self.tested}"] if self.tested else []
+        return "\n".join([f"{self.chosen} for {self.title}", f"  {self.verdict.text}", *tested])
+
+    def _repr_html_(self) -> str:
+        return as_html(table_of(self))
+
+    def to_pandas(self) -> Any:
+        """A data frame of pandas with a row per candidate, the best first."""
+        rows = [(row.label, row.rounds, row.seeds, row.value, row.status) for row in self.ranking]
+        head = ("method", "rounds", "seeds", self.metric.name, "status")
+        return data_frame({title: [row[n] for row in rows] for n, title in enumerate(head)})
 
 
 def table_of(choice: Choice) -> Table:

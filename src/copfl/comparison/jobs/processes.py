@@ -24,6 +24,7 @@ from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
 from copfl.errors import COMMAND_LINE, RunError, raised_as
 from copfl.experiment.result import Experiment
+from copfl.settings.schema import Run
 
 
 class Pool:
@@ -109,6 +110,21 @@ def _begin(environment: Mapping[str, str]) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def only_here(run: Run) -> str:
+    """Why no other process can train the run, such as "the model Net is of this program"; empty if it can."""
+    for kind in run.values:
+        try:
+            is_here = b"__main__" in pickle.dumps(run.values[kind])
+        except Exception:  # pickle's own, and any of the value's methods
+            is_here = True
+        if is_here:
+            return f"the {kind} {getattr(run, kind).title} is of this program, and no other process has it"
+    for kind, chosen in (("algorithm", run.algorithm), ("optimizer", run.optimizer)):
+        if chosen.title != chosen.name:
+            return f"the {kind} {chosen.title} is of this program, and no other process has it"
+    return ""
 
 
 def sendable(error: BaseException) -> Exception:

@@ -24,14 +24,14 @@ import torch
 
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.job import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
-from copfl.comparison.jobs.processes import Pool, in_processes, sendable
+from copfl.comparison.jobs.processes import Pool, in_processes, only_here, sendable
 from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.jobs.submission import Done, Log, TimeIsUp, submitted
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
-from copfl.errors import CopflError, RunError
+from copfl.errors import CopflError, RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.progress import Pace
@@ -84,8 +84,15 @@ def all_done(
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
     problems, count, total = dict[str, list[str]](), 0, len(left)
     forecast.plan(distinct)
+    confined = next(filter(None, (only_here(job.run) for job in left)), "")
+    if confined and executor is not None:
+        raise UsageError(
+            f"{confined}, so an executor cannot train it; define it in a module that can be imported"
+        )
+    if confined and pool.size > 1:
+        log(f"{confined}: the {what} are trained one after another, in this process")
     while left:
-        parallel = executor is None and min(pool.size, len(left)) > 1
+        parallel = executor is None and min(pool.size, len(left)) > 1 and not confined
         runner = Runner(log, end, executor=executor, forecast=forecast)
         work = partial(run_in_worker, code=named_code.named())
         ended = in_processes(left, pool, work, log, end, forecast) if parallel else runner.run(left)
@@ -237,7 +244,7 @@ class Runner:
             stored = folder.tables()
             same_device = Run.of(stored).run.device == run.run.device
             layer = stored if same_device else run.tables()  # with the engine that was measured when it began
-            run = complete(layer, values={"partition": folder.partition()})
+            run = complete(layer, values={**job.run.values, "partition": folder.partition()})
         key = json.dumps(table_of(run.data), sort_keys=True)
         if self.loaded is None or self.loaded[0] != key:
             self.loaded = None  # before the next one, or both are in memory

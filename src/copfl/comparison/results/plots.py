@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from copfl.comparison.results.results import Record
 from copfl.comparison.results.tables import Comparison
 from copfl.comparison.rows.spaces import Grid
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.errors import UsageError
 from copfl.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def axis(metric: MetricInfo) -> str:
@@ -36,6 +40,13 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
             paths.append(out / f"{name}.{kind}")
             write_bytes(paths[-1], content)
     return paths
+
+
+def picture(comparison: Comparison) -> "Figure":
+    """The curves of all rows as a figure of matplotlib."""
+    if not charts.available():
+        raise UsageError(charts.MISSING)
+    return charts.draw([[curves(comparison)]], comparison.title)
 
 
 def curves(comparison: Comparison) -> Lines:

@@ -66,9 +66,9 @@ class Row:
         return {name: spread_of(values) for name, values in self.per_seed().items()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """A row per entry; `print` shows the table, and `copfl.comparison.results.writing` writes it to files.
+    """A row per entry; `print` shows the tables, and `copfl.comparison.results.writing` writes them to files.
 
     Args:
         title: What is compared.
@@ -89,6 +89,30 @@ class Comparison:
     over: Grid = field(default_factory=dict)  # of a sweep
     notes: list[str] = field(default_factory=list)
     rivals: SeedRivals | None = None
+
+    def __repr__(self) -> str:
+        from copfl.comparison.results import views  # it shows comparisons
+
+        return "\n".join(views.lines(self))
+
+    def _repr_html_(self) -> str:
+        return "".join(map(tables.as_html, all_tables(self)))
+
+    def to_pandas(self, of: str = "rows") -> Any:
+        """A data frame of pandas: a row per entry, or a row per entry, seed and client or evaluated round.
+
+        Args:
+            of: "rows", "clients" or "rounds".
+        """
+        from copfl.comparison.results import views  # it shows comparisons
+
+        return views.frame(self, of)
+
+    def plot(self) -> Any:
+        """A figure of matplotlib: the curves of all rows."""
+        from copfl.comparison.results import plots  # it draws comparisons
+
+        return plots.picture(self)
 
     @property
     def metric(self) -> MetricInfo:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError
-from copfl.settings import named_code, user_code
+from copfl.settings import arguments, content, named_code, user_code
 from copfl.settings.checking import parameters_of
 from copfl.settings.components import factory_of, usual_optimizer
 from copfl.settings.toml import Tables, value_of
@@ -36,19 +36,29 @@ class Entry(NamedTuple):
     optional: bool = False  # left out, if it cannot train on the task
 
 
-def entries_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[Entry]:
+Row = str | Entry | AnyAlgorithm | type[AnyAlgorithm]
+Rows = Row | Sequence[Row]  # as an argument: one, or several
+
+
+def rows_of(rows: Rows) -> list[Row]:
+    """The rows, also where there is one without a list."""
+    arguments.check_no_data_set(rows)
+    return list(rows) if isinstance(rows, list | tuple) and not isinstance(rows, Entry) else [rows]  # type: ignore[list-item]
+
+
+def entries_of(rows_or_texts: Rows) -> list[Entry]:
     """The rows of a table.
 
     Args:
         rows_or_texts: Texts such as "copfl,copfl:score=none,mymodule:FedMine:lr=0.001", entries, and algorithms as
-            values. "all" are all algorithms of copfl that can train on the task.
+            values or classes. "all" are all algorithms of copfl that can train on the task.
     """
     rows = list[Entry]()
-    for row in rows_or_texts:
+    for row in rows_of(rows_or_texts):
         if isinstance(row, Entry):
             rows.append(checked(row))
         elif not isinstance(row, str):
-            rows.append(checked(entry_of_value(row)))
+            rows.append(checked(entry_of_value(arguments.algorithm_of(row))))
         else:
             for text in split(row):
                 every = [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
@@ -56,33 +66,31 @@ def entries_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[Entr
     return rows
 
 
-def modules_of(rows_or_texts: Sequence[str | Entry | AnyAlgorithm]) -> list[str]:
+def modules_of(rows_or_texts: Rows) -> list[str]:
     """The modules of code that these rows name as texts and values; an Entry may come from a file, and names none."""
     modules = list[str]()
-    for row in rows_or_texts:
+    for row in rows_of(rows_or_texts):
         if isinstance(row, str):
             words = [word for text in split(row) for word in re.split(OPTIONS, text)]
             modules += named_code.modules_in([word.partition("=")[2] or word for word in words])
         elif not isinstance(row, Entry):
-            modules += [type(row).__module__, type(getattr(row, "optimizer", row)).__module__]
+            kind = row if isinstance(row, type) else type(row)
+            modules += [kind.__module__, type(getattr(row, "optimizer", row)).__module__]
     return modules
 
 
 def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
     """The entry of an algorithm as a value; its optimizer counts if it is not the class's own."""
     layer, title = layer_of("algorithm", algorithm), type(algorithm).__name__
-    if not layer:
-        raise UsageError(
-            f"{title} cannot be a row: a comparison stores a name and plain options; make it a dataclass of "
-            "plain fields, in a module that can be imported"
-        )
+    if not layer:  # more than plain options
+        return Entry(content.keep_algorithm(algorithm), title, {})
     name = str(layer["algorithm"].pop("name"))
     usual = parameters_of(type(algorithm))
     options = {key: value for key, value in layer["algorithm"].items() if value != usual[key].default}
     settings: Tables = {"algorithm": options} if options else {}
     if getattr(algorithm, "optimizer", None) != usual_optimizer(name):
         settings["optimizer"] = layer["optimizer"]
-    title = title if ":" in name else name
+    title = name if name in ALGORITHMS else title
     return Entry(name, f"{title} {described(settings, 'algorithm')}".strip(), settings)
 
 
@@ -146,6 +154,8 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 
 def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
+    if isinstance(seeds, int):
+        raise UsageError(f"{option}={seeds} is a number; name the seeds, as {option}=range({seeds})")
     if not seeds:
         raise UsageError(f"{option} names no seed; name one at least, better three or more: 0,1,2")
     if len(set(seeds)) < len(seeds):

@@ -1,15 +1,16 @@
 """The settings of an entry: layers of tables, which with a seed make a job."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from copfl.comparison.jobs.job import Job, placed
 from copfl.comparison.rows.entries import Base, Entry
-from copfl.errors import UsageError
+from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import factory_of, name_of, usual_optimizer
-from copfl.settings.schema import KINDS
+from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 
 OPTIMIZER = "adam"  # of every row, where none is named
@@ -75,21 +76,19 @@ def job_of(
     return placed(Job(label, run, validation=validation, last=last), folder)
 
 
-def common_of(base_tables: Base | None, dataset: str | Path | None, rounds: int | None) -> Tables:
-    """The settings of every row: the tables, with the data set and the rounds where they are named apart."""
-    tables = {title: dict(table) for title, table in (base_tables or {}).items()}
-    if dataset is not None and not isinstance(dataset, str | Path):
-        raise UsageError(
-            f'dataset is {type(dataset).__name__}; a comparison stores a name: "digits", "mine.csv" or '
-            '"mymodule:load" for data of your own; seeds and settings are keywords: seeds=[0, 1]'
-        )
-    for title, key, value in (("data", "name", dataset), ("run", "rounds", rounds)):
-        before = tables.get(title, {}).get(key, value)
-        if value is not None and str(before) != str(value):
-            raise UsageError(f"{title}.{key} is {value} and in base_tables {before}; leave one of them out")
-        if value is not None:
-            tables.setdefault(title, {})[key] = str(value) if isinstance(value, Path) else value
-    return tables
+def common_of(dataset: arguments.Data, settings: Mapping[str, Any]) -> Tables:
+    """The settings of every row.
+
+    Args:
+        dataset: As of `copfl.compare`.
+        settings: The others, by keyword.
+    """
+    base = arguments.tables(dataset, settings)
+    if not (preset := settings.get("preset")):
+        return base
+    rounds = base.get("run", {}).get("rounds", RunSettings.rounds)
+    below = presets.preset(preset, rounds)
+    return {title: {**below.get(title, {}), **base.get(title, {})} for title in {**below, **base}}
 
 
 def with_optimizer(base: Base) -> Tables:

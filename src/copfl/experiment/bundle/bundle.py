@@ -50,7 +50,7 @@ class Evaluation:
     calibration: tuple[CalibrationBin, ...] = ()  # bins without samples are left out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bundle:
     """One model with everything that its use needs; `copfl.load` reads it.
 
@@ -68,6 +68,15 @@ class Bundle:
     task: Task
     model: Personal
     path: Path | None = None
+
+    def __repr__(self) -> str:
+        origin, output = self.description.origin, self.description.output
+        whose = (
+            "global model"
+            if origin.client is None
+            else f"model of {origin.name or f'client {origin.client}'}"
+        )
+        return f"Bundle of the {whose}, {origin.title}: {output.kind} of {output.count}"
 
     @property
     def classes(self) -> NDArray[Any]:

@@ -1,0 +1,51 @@
+"""How a comparison is held in Python: a few lines, and data frames."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from copfl.comparison.results.tables import Comparison
+from copfl.errors import one_of
+from copfl.tables import data_frame
+
+MOST_SHOWN = 3  # rows, in a few lines
+FRAMES = ("rows", "clients", "rounds")
+
+
+def lines(comparison: Comparison) -> list[str]:
+    """What decides, in one to five lines: the title and the best rows."""
+    metric = comparison.metric
+    values = {row.title: row.metrics()[metric.name].mean for row in comparison.rows}
+    best = sorted(values, key=values.__getitem__, reverse=metric.higher_is_better)
+    shown = [f"  {title} {metric.text(values[title])}" for title in best[:MOST_SHOWN]]
+    more = [f"  and {len(best) - MOST_SHOWN} more; print shows all"] if len(best) > MOST_SHOWN else []
+    return [f"{comparison.title}: {metric.in_unit}", *shown, *more]
+
+
+def frame(comparison: Comparison, of: str) -> Any:
+    """A pandas data frame with a row per entry, or per entry, seed and client or evaluation.
+
+    Args:
+        comparison: What is shown.
+        of: "rows", "clients" or "rounds".
+    """
+    one_of(FRAMES, of=of)
+    name = comparison.metric.name
+    if of == "rows":
+        metrics = [row.metrics() for row in comparison.rows]
+        gaps = [row.differences.get(name) for row in comparison.rows]
+        means = {one: [own[one].mean for own in metrics] for one in metrics[0]}
+        differences = [math.nan if gap is None else gap.mean for gap in gaps]
+        return data_frame({"row": [row.label for row in comparison.rows], **means, "difference": differences})
+    values: list[tuple[Any, ...]] = []
+    for label, run in ((row.label, run) for row in comparison.rows for run in row.outcomes):
+        names = run.names or range(len(run.clients[name]))
+        pairs = (
+            zip(names, run.clients[name], strict=True)
+            if of == "clients"
+            else zip(run.rounds, run.curves[name], strict=True)
+        )
+        values += [(label, run.seed, *pair) for pair in pairs]
+    head = ("row", "seed", of.removesuffix("s"), name)
+    return data_frame({title: [value[n] for value in values] for n, title in enumerate(head)})

@@ -1,0 +1,127 @@
+"""How a result is held in Python: a few lines, a table of a notebook, a data frame, a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from copfl import charts
+from copfl.charts import Dots, Line, Lines, values_of
+from copfl.core.metrics import MetricInfo
+from copfl.errors import UsageError, one_of
+from copfl.experiment.result import Result
+from copfl.rivals.records import TITLES
+from copfl.stats import Numbers, mean_of_known
+from copfl.tables import Table, as_html, data_frame
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What is evaluated, in words, by the ending of its metric's name; the first is the client's model at the end.
+STAGES = {"": "after local training", "_before": "before local training", "_global": "global model"}
+MOST_ROWS = 30  # of the clients in a notebook
+FRAMES = ("clients", "rounds")
+
+
+def lines(result: Result) -> list[str]:
+    """What decides, in one to five lines."""
+    said, metric = [str(result)], result.primary
+    said.append(f"  {result.experiment.run.method_text}")
+    if (gains := result.gains) is not None and np.isfinite(gains.gain).any():
+        better, known = int((gains.gain > 0).sum()), int(np.isfinite(gains.gain).sum())
+        said.append(
+            f"  alone {_mean(metric, gains.alone)}; {better} of {known} clients gain from the federation"
+        )
+    if result.rivals is not None:
+        title = TITLES[result.rivals.chosen]
+        said.append(f"  {title} at each client alone {_mean(result.rivals.metric, result.rivals.best)}")
+    if count := len(result.warnings):
+        said.append(f"  {count} warning{'s' * (count > 1)}, see .warnings")
+    return said
+
+
+def _mean(metric: MetricInfo, values: Numbers) -> str:
+    return f"{metric.text(float(mean_of_known(values)))}{metric.unit}"
+
+
+def columns_of(result: Result) -> dict[str, list[Any]]:
+    """A value of each client by column: its name, samples, and metrics of the model that it ends with."""
+    e, gains = result.experiment, result.gains
+    metrics = [metric.name for metric in e.task.metrics]
+    recorded = {name for record in result.records for name in record["per_client"]}
+    values = {f"{name}{end}": result.final(f"{name}{end}") for name in metrics for end in STAGES}
+    numbers = {name: column for name, column in values.items() if name in recorded}
+    numbers |= {} if gains is None else {"alone": gains.alone, "gain": gains.gain}
+    if result.rivals is not None:
+        numbers["rival"] = result.rivals.best
+    partition = e.federation.partition
+    sizes = {"train": [len(own) for own in partition.train], "test": [len(own) for own in partition.test]}
+    return {
+        "client": result.client_names,
+        **sizes,
+        **{name: column.tolist() for name, column in numbers.items()},
+    }
+
+
+def html(result: Result) -> str:
+    """A table of the clients, under the lines of `lines`."""
+    columns, metrics = columns_of(result), {metric.name: metric for metric in result.experiment.task.metrics}
+
+    def cell(name: str, value: Any) -> str:
+        if not isinstance(value, float):
+            return str(value)
+        metric = metrics.get(name.removesuffix("_before").removesuffix("_global"), result.primary)
+        return "" if np.isnan(value) else metric.text(value, sign="+" if name == "gain" else "")
+
+    rows = [
+        [cell(name, value) for name, value in zip(columns, row, strict=True)]
+        for row in zip(*columns.values(), strict=True)
+    ]
+    title, *notes = lines(result)
+    more = [f"and {len(rows) - MOST_ROWS} clients more"] if len(rows) > MOST_ROWS else []
+    return as_html(Table(title, list(columns), rows[:MOST_ROWS], [*more, *(note.strip() for note in notes)]))
+
+
+def frame(result: Result, of: str) -> Any:
+    """A pandas data frame with a row per client, or a row per round and client.
+
+    Args:
+        result: What is shown.
+        of: "clients" or "rounds".
+    """
+    one_of(FRAMES, of=of)
+    if of == "clients":
+        return data_frame(columns_of(result))
+    recorded = sorted({name for record in result.records for name in record["per_client"]})
+    clients, rounds = result.client_names, [record["round"] for record in result.records]
+    tables = {name: result.metric(name) for name in recorded}
+    return data_frame(
+        {
+            "round": np.repeat(rounds, len(clients)).tolist(),
+            "client": clients * len(rounds),
+            **{name: table.ravel().tolist() for name, table in tables.items()},
+        }
+    )
+
+
+def picture(result: Result) -> Figure:
+    """The curves over the rounds, and each client's gain over training alone where it is known."""
+    if not charts.available():
+        raise UsageError(charts.MISSING)
+    metric = result.primary
+    rounds = [float(record["round"]) for record in result.records]
+    stages = {words: result.metric_or_nan(f"{metric.name}{end}") for end, words in STAGES.items()}
+    shown = {words: table for words, table in stages.items() if np.isfinite(table).any()}
+    curves = [
+        Line(words, values_of(metric.factor * mean_of_known(table, axis=1)), colour=n, dash=n)
+        for n, (words, table) in enumerate(shown.items())
+    ]
+    label = f"{metric.title}{', %' if metric.fraction else ''}"
+    panels: list[list[Any]] = [[Lines("curves", "Mean over clients", "", rounds, label, curves)]]
+    if (gains := result.gains) is not None and np.isfinite(gains.gain).any():
+        dots = [Line("gain over training alone", values_of(metric.factor * gains.gain))]
+        panels.append(
+            [Dots("gains", "Gain", "", result.client_names, f"gain{metric.points}", dots, zero=True)]
+        )
+    return charts.draw(panels, str(result))

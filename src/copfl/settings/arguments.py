@@ -1,0 +1,310 @@
+"""The arguments that `run`, `compare`, `choose` and `sweep` share: declared and explained once, and made settings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
+
+import torch
+from torch import nn
+
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.optim import Optimizer
+from copfl.data.clients.partition import Partition
+from copfl.data.sets import datasets
+from copfl.data.tables import frames
+from copfl.errors import UsageError
+from copfl.settings import named_code, torch_optimizers, user_code
+from copfl.settings.checking import unknown_key
+from copfl.settings.schema import KINDS
+from copfl.settings.toml import Tables
+from copfl.settings.values import modules_of_values
+
+Options = Mapping[str, Any]
+Data = Any  # what `dataset` may be, see DATASET
+WIDTH = 108  # of a line of a docstring
+
+
+class _Default(str):
+    """The data set of a call that names none: no choice, as a record or `base_tables` may have one."""
+
+
+DIGITS = _Default("digits")
+DATASET = (
+    'A name such as "heart", a file, a folder, "hf:NAME" or "module:function"; or a value: arrays (x, y) or (x, y, '
+    "x_test, y_test), torch Datasets or a pair (train, test) of them, a pandas DataFrame with `target` and `client`, a "
+    'pair of DataFrames, or one of such data per client, as a list or as a dict {"north": data, ...}.'
+)
+
+
+class Everyday(TypedDict, total=False):
+    """The settings with a short name."""
+
+    model: Annotated[
+        str | nn.Module | Callable[..., nn.Module] | Options,
+        "A name, an nn.Module, or a class or function of (shape, classes) that makes one. Parameters with "
+        "requires_grad=False are not trained. By default it follows from the samples.",
+    ]
+    partition: Annotated[
+        str | Path | Partition | Options,
+        'Which client has which samples: a scheme such as "dirichlet", "module:function", a file, or a Partition.',
+    ]
+    optimizer: Annotated[
+        str
+        | Optimizer
+        | type[Optimizer]
+        | Callable[..., torch.optim.Optimizer]
+        | torch.optim.Optimizer
+        | Options,
+        'A name, "module:Class", an optimizer, or torch.optim.SGD or Adam: the class, a partial of it, a function of '
+        "the parameters, or an instance, whose numbers are taken. By default the algorithm's.",
+    ]
+    lr: Annotated[float, "Learning rate; by default what suits the optimizer and the data."]
+    epochs: Annotated[int, "Local epochs per round."]
+    rounds: Annotated[
+        int,
+        "Number of rounds. By default a run finds it on your own data, with a part of each client's training samples "
+        "held out, and trains on all of them for as many rounds, see docs/howto.md.",
+    ]
+    clients: Annotated[int, "Number of clients."]
+    batch_size: Annotated[int, "Samples per training step."]
+    participation: Annotated[float, "Fraction of the clients in each round."]
+    seed: Annotated[int, "Of all randomness of a run; a comparison has `seeds`."]
+    device: Annotated[str, '"cpu", "cuda", "cuda:N" or "auto".']
+    data_dir: Annotated[str | Path, "Folder of the data sets."]
+    target: Annotated[str, "The column of a table to predict; several with commas."]
+    client: Annotated[str, "The column of a table that names the client."]
+    text: Annotated[str, "The column of a table with the texts to learn from."]
+    group: Annotated[
+        str, "The column of a table that says what belongs together, on one side of every split."
+    ]
+    time: Annotated[str, "The column of a table that says when: the later rows of each client are test."]
+    adapter: Annotated[str | Options, 'Such as "lora:r=8".']
+    preset: Annotated[str, 'Settings below all others, such as "demo".']
+    base_tables: Annotated[
+        Mapping[str, Mapping[str, Any]],
+        'Settings below the keywords, by table as in run.toml: {"model": {"name": "mlp"}}.',
+    ]
+
+
+class Settings(Everyday, total=False):
+    """Settings by keyword: beside the everyday ones those of [run], options of a choice, and other tables."""
+
+    algorithm_options: Options
+    data_options: Options
+    partition_options: Options
+    model_options: Options
+    optimizer_options: Options
+    task: Options
+    server: str | Options
+    robust: str | Options
+    privacy: Options
+    attack: str | Options
+    run: Options
+    batch: int
+    new_clients: float
+    eval_every: int
+    eval_models: str
+    select: str
+    patience: int
+    find_rounds: str
+    rounds_alone: int
+    checkpoint_every: int
+    buffers: str
+    augment: bool
+    engine: str
+    chunk: int
+    precision: str
+    threads: int
+    workers: int
+    store: str
+    cache_features: str
+    local_baseline: bool
+    rivals: bool
+    benefit: bool
+    save_models: bool
+
+
+class WithAddons(Settings, total=False):
+    """All but what a choice of a method decides itself."""
+
+    addons: Options
+
+
+class OfRun(WithAddons, total=False):
+    """All: the tuning of a comparison has validation samples of its own."""
+
+    validation: float
+
+
+MORE = (
+    'settings: Others of [run], such as `eval_every=5`; options of a choice, as `algorithm_options={"rate": 0.1}`, '
+    '`partition_options={"per_client": 3}`, `model_options={"norm": "batch"}`; and other tables, as '
+    '`task={"metrics": ["auc"]}`, `optimizer={"name": "sgd", "momentum": 0.9}`, `addons={"ema": 0.9}`. '
+    "`copfl schema` has all of them."
+)
+# Keywords that are settings of another name.
+PLACES = {
+    "lr": ("optimizer", "lr"),
+    "epochs": ("algorithm", "epochs"),
+    "batch_size": ("run", "batch"),
+    "data_dir": ("data", "dir"),
+    "target": ("data", "target"),
+    "client": ("data", "client"),
+    "text": ("data", "text"),
+    "group": ("data", "group"),
+    "time": ("data", "time"),
+}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shared(function: F) -> F:
+    """The function with the shared keywords in its signature and its docstring, for `help` and editors."""
+    own = inspect.signature(function)
+    hints = get_type_hints(Everyday, include_extras=True)
+    about = {name: get_args(hint) for name, hint in hints.items()}
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_as_read(hint))
+        for name, (hint, _) in about.items()
+    ]
+    *named, rest = own.parameters.values()
+    first = [parameter for parameter in named if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+    last = [parameter for parameter in named if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    function.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*first, *keywords, *last, rest.replace(annotation=Any)]
+    )
+    texts = [f"dataset: {DATASET}", *(f"{name}: {words[1]}" for name, words in about.items()), MORE]
+    lines = "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12) for text in texts
+    )
+    function.__doc__ = re.sub(r"^ +settings: .*$", lambda _: lines, str(function.__doc__), flags=re.MULTILINE)
+    return function
+
+
+def _as_read(hint: Any) -> str:
+    """The annotation as people read it."""
+    text = inspect.formatannotation(hint)
+    for long, short in (
+        ("collections.abc.", ""),
+        ("typing.", ""),
+        ("pathlib.", ""),
+        ("torch.nn.modules.module.", "nn."),
+    ):
+        text = text.replace(long, short)
+    for name in ("copfl.data.clients.partition.", "copfl.core.optim.", "torch.optim.optimizer."):
+        text = text.replace(name, "torch.optim." if name.startswith("torch") else "")
+    return text
+
+
+def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) -> Tables:
+    """The settings of these arguments by title and key; what is a value and no name is the key `value`.
+
+    The modules that they name may be imported from now on, see `named_code`.
+
+    Args:
+        dataset: See DATASET.
+        settings: Of `Settings`, but the preset.
+        algorithm: Of a run: a name, or an algorithm as a value or its class.
+    """
+    layer: Tables = {title: dict(table) for title, table in (settings.get("base_tables") or {}).items()}
+    if dataset is None:  # such as what a function without a return gave; the digits are not meant
+        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
+    if algorithm is not None:
+        is_named = isinstance(algorithm, str | Mapping)
+        _choose(layer, "algorithm", algorithm if is_named else algorithm_of(algorithm))
+    for name, value in settings.items():
+        if value is None or name in ("preset", "base_tables"):
+            continue
+        title = name.removesuffix("_options")
+        if name in PLACES:
+            table, key = PLACES[name]
+            layer.setdefault(table, {})[key] = str(value) if isinstance(value, Path) else value
+        elif title in KINDS and (title != "run" or isinstance(value, Mapping)):
+            _choose(layer, title, _optimizer(value) if title == "optimizer" else value)
+        elif isinstance(value, Mapping):  # of an algorithm or optimizer of this name, in a comparison
+            layer.setdefault(title, {}).update(value)
+        else:
+            _check_known(name, value)
+            layer.setdefault("run", {})[name] = value
+    if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):
+        _choose(layer, "data", dataset)
+    elif not isinstance(dataset, str | Path):
+        layer["data"] = _data(dataset, layer.get("data", {}))
+    named_code.name(named_code.modules_in(layer), modules_of_values(_values(layer)))
+    return layer
+
+
+def _choose(layer: Tables, title: str, value: Any) -> None:
+    """Puts a choice into its table: a name, options as a mapping, or a value.
+
+    Args:
+        layer: The tables.
+        title: Such as "model".
+        value: What the program passed.
+    """
+    table = layer.setdefault(title, {})
+    if isinstance(value, str | Path):
+        table["name"] = str(value)
+    elif isinstance(value, Mapping):
+        table.update(value)
+    else:
+        table["value"] = value
+
+
+def _data(value: Any, table: Options) -> dict[str, Any]:
+    """The table of data that a program passed; the settings of columns are those of data frames."""
+    options = {key: v for key, v in table.items() if key not in ("name", "value", "dir")}
+    if options and not frames.has_frames(value):
+        raise UsageError(
+            f"{next(iter(options))} names a column or an option of a table, and the data are {type(value).__name__}; "
+            'pass a DataFrame or a file, or give the clients of arrays as {"x": x, "y": y, "group": clients}'
+        )
+    return {"value": user_code.as_dataset(value, **options)}
+
+
+def _optimizer(value: Any) -> Any:
+    return torch_optimizers.settings_of(value) if torch_optimizers.is_torch(value) else value
+
+
+def algorithm_of(value: Any) -> AnyAlgorithm:
+    """An algorithm that a program passed, as a value or its class; UsageError for what is none."""
+    if hasattr(value, "client_update"):
+        return value() if isinstance(value, type) else value  # type: ignore[no-any-return]
+    if isinstance(value, type) or not (frames.is_frame(value) or isinstance(value, list | tuple | nn.Module)):
+        name = value.__name__ if isinstance(value, type) else type(value).__name__
+        raise UsageError(
+            f"the algorithm is {name}, which has no method client_update; see `copfl list algorithms`"
+        )
+    what = "model" if isinstance(value, nn.Module) else "dataset"
+    raise UsageError(
+        f"the first argument is the algorithm, here {type(value).__name__}; name the argument: {what}=..., and "
+        "leave the algorithm out for what suits the data"
+    )
+
+
+def _check_known(name: str, value: Any) -> None:
+    """The error for a keyword that no setting has."""
+    known = get_type_hints(OfRun)
+    if name not in known:
+        raise unknown_key(name, value, known)
+
+
+def _values(layer: Tables) -> dict[str, Any]:
+    return {title: table["value"] for title, table in layer.items() if "value" in table}
+
+
+def check_no_data_set(names: Any) -> None:
+    """UsageError for the name of a data set where methods are named.
+
+    Args:
+        names: What the program passed as methods.
+    """
+    is_data_set = isinstance(names, str) and names in datasets.DATASETS
+    if is_data_set or frames.is_frame(names):
+        name = f'"{names}"' if is_data_set else type(names).__name__
+        what = f'"{names}"' if is_data_set else "..."
+        raise UsageError(f"{name} is a data set and no method; pass it as dataset={what}")

@@ -105,7 +105,7 @@ class Dataset:
             for name, array in by_name(samples.x).items():
                 content.update(f"{name} {array.dtype.str} {array.shape}".encode())
                 content.update(np.ascontiguousarray(array).tobytes())
-            for own in (samples.y, samples.group):
+            for own in (samples.y, samples.group, samples.unit, samples.time):
                 content.update(b"" if own is None else own.tobytes())
         facts = (
             self.kind,

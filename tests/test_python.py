@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,9 @@ import copfl
 from copfl.algorithms import FedAvg
 from copfl.data.sets import datasets
 from copfl.errors import CopflError
-from copfl.settings.schema import Run
+from copfl.settings import arguments
+from copfl.settings.record import declared
+from copfl.settings.schema import Run, RunSettings
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -205,3 +207,9 @@ def test_a_run_asks_again_for_what_a_program_passed(tmp_path: Path) -> None:
         with pytest.raises(CopflError, match=f"the {kind} that is passed is not that of this run"):
             copfl.resume(tmp_path / "run", rounds=2, **{**passed, name: other})
     assert copfl.resume(tmp_path / "run", rounds=2, **passed).records == whole.records
+
+
+def test_every_setting_of_a_run_is_a_keyword() -> None:
+    keywords = get_type_hints(arguments.OfRun)
+    assert not {field.name for field in declared(RunSettings)} - keywords.keys()
+    assert not keywords.keys() & {"algorithm", "dataset", "out", "seeds"}

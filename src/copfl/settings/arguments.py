@@ -106,6 +106,7 @@ class Settings(Everyday, total=False):
     attack: str | Options
     run: Options
     batch: int
+    steps: int
     new_clients: float
     eval_every: int
     eval_models: str

@@ -42,7 +42,7 @@ from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
-from tests.hostile import WATCH, bait, forbidden, json_versions, versions
+from tests.hostile import WATCH, bait, forbidden, json_versions, places, versions
 
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
@@ -520,7 +520,9 @@ def test_random_partitions(world: World, mark: Path, tmp_path: Path) -> None:
     content["partition"] |= {"test": [[0], [1]], "keywords": {}, "test_from": "test", "notes": ["a"]}  # type: ignore[operator]
     for version in json_versions(json.dumps(content).encode(), COUNT):
         (tmp_path / "partition.json").write_bytes(version)
-        ends(lambda: Partition.load(tmp_path / "partition.json"))
+        with WATCH.on() as seen:
+            ends(lambda: Partition.load(tmp_path / "partition.json"))
+        assert forbidden(seen, tmp_path) == []
 
 
 def test_random_settings(world: World, mark: Path, tmp_path: Path) -> None:
@@ -528,14 +530,39 @@ def test_random_settings(world: World, mark: Path, tmp_path: Path) -> None:
     for content in versions(original, tomli_w.dumps, tomllib.loads, COUNT):
         with WATCH.on() as seen:
             ends(partial(completed, content))
-        assert [one for one in forbidden(seen, world.run) if one[0] != "open"] == []  # of data that it names
+        # Data are what the file names, and nothing else is opened.
+        named = {os.path.realpath(text) for text in texts_in([toml_or_nothing(content).get("data")])}
+        wrong = forbidden(seen, world.run, tmp_path / "here")  # modules there are hashed for an error
+        assert [one for one in wrong if one[0] != "open" or os.path.realpath(one[1]) not in named] == []
+
+
+def toml_or_nothing(content: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        return tomllib.loads(content.decode())
+    return {}
+
+
+def texts_in(content: Any) -> Iterator[str]:
+    """All texts of a table, however deep."""
+    for path in places(content):
+        value = at(content, path)
+        if isinstance(value, str) and value and "\0" not in value:
+            yield value
+
+
+def at(content: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        content = content[step]
+    return content
 
 
 def test_random_rounds(world: World, mark: Path, tmp_path: Path) -> None:
     line = (world.run / "rounds.jsonl").read_bytes().rstrip(b"\n")
     for content in json_versions(line, COUNT):
         (tmp_path / "rounds.jsonl").write_bytes(content + b"\n")
-        ends(lambda: records.read(tmp_path / "rounds.jsonl"))
+        with WATCH.on() as seen:
+            ends(lambda: records.read(tmp_path / "rounds.jsonl"))
+        assert forbidden(seen, tmp_path) == []
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -544,7 +571,9 @@ def test_random_tables_of_a_comparison(world: World, mark: Path, tmp_path: Path)
     folder.mkdir()
     for content in json_versions((world.comparison / "table.json").read_bytes(), COUNT):
         (folder / "table.json").write_bytes(content)
-        ends(lambda: comparison_page.document_of(folder))
+        with WATCH.on() as seen:
+            ends(lambda: comparison_page.document_of(folder))
+        assert forbidden(seen, folder) == []
 
 
 def test_random_comparison_files(mark: Path, tmp_path: Path) -> None:
@@ -568,7 +597,9 @@ def test_random_records_of_a_bench(world: World, mark: Path, tmp_path: Path) -> 
             row = rows.read(tmp_path / "record.json")
             bench.check(row, Machine(), runs=1, log=lambda line: None)
 
-        ends(checked)
+        with WATCH.on() as seen:
+            ends(checked)
+        assert forbidden(seen, tmp_path) == []
 
 
 def test_random_settings_of_a_node(world: World, mark: Path, tmp_path: Path) -> None:

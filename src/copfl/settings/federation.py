@@ -102,6 +102,12 @@ class Secure(Checked):
         minimum=0,
         policy=AtMost("bounds.clients"),
     )
+    change: float = setting(
+        10.0,
+        "The most by which a sum may change the model, in multiples of its norm or largest change; 0: any.",
+        minimum=0,
+        policy=AtMost(1e15),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,6 +194,7 @@ def test_the_sum_is_that_of_the_uploads(nodes: Nodes) -> None:
         trained = update.train(
             settings, node_of(nodes[n]), wire.encode(server.model(n), head, about={}), node_data
         )
+        assert trained.output is not None
         upload = trained.output.upload
         uploads.append((upload.w.double() * upload.size).numpy())
     start = np.abs(first[: len(uploads[0])] - sum(uploads)).max()

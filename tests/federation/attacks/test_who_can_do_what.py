@@ -14,8 +14,10 @@ from copfl.federation.policy.record import Policy
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "who-can-do-what.md").read_text()
 NAMED = re.findall(r"`(\w+/\w+\.py)::(\w+)`", PAGE)
+# What a node answers is compared with the code in `node/test_what_a_node_answers.py`.
+ATTACKS = PAGE.partition("## What a node answers")[0] + PAGE.partition("## Outsider")[2]
 ROWS = [
-    line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| it "))
+    line for line in ATTACKS.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| it "))
 ]
 
 

@@ -196,6 +196,7 @@ def test_no_metric_leaves_where_epsilon_is_limited(tmp_path: Path) -> None:
     server = new_server(
         settings, DirectTransport(settings, {}), ServerFolder(str(tmp_path), "x", resume=True)
     )
+    settings = settings_of(CONFIG | {"session.join": 1})
     down = message_to_new_client(server.algorithm, server.state, torch.arange(3))
     packet = wire.encode(down, Head("down", "test", settings.layout, 3, 3), about={Field.UPDATES: 1})
     new = {"data": nodes[0]["data"], "state-dir": str(tmp_path / "new")}

@@ -100,9 +100,13 @@ def test_the_largest_values_of_all_clients_add_up(bits: int) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 4.0001, -5.0])
-def test_a_value_that_does_not_fit_is_refused(value: float) -> None:
-    with pytest.raises(WireError, match=r"not finite|above 4"):
-        quantised(np.array([0.0, value]), Rules(clients=3, threshold=2, range=4.0))
+def test_a_value_that_does_not_fit_is_clipped_and_told_to_the_owner(value: float) -> None:
+    rules = Rules(clients=3, threshold=2, range=4.0)
+    kept = 0.0 if np.isnan(value) else 4.0 * np.sign(value)
+    assert secure_sum.dequantised(quantised(np.array([0.0, value]), rules), rules).tolist() == [0.0, kept]
+    problem = secure_sum.problem_of(np.array([0.0, value]), rules)
+    assert ("a value is above 4" if np.isfinite(value) else "a value is not finite") in problem
+    assert not secure_sum.problem_of(np.array([0.0, 4.0]), rules)
 
 
 def test_numbers_survive_their_bytes() -> None:

@@ -114,7 +114,7 @@ def test_a_node_sends_one_noised_upload_per_round(tmp_path: Path) -> None:
     once = ask(down)
     assert ask(down, known=1).body == once.body  # the same noise, whatever else the message has
     other = down._replace(down=down.down._replace(w=down.down.w + 1e-3))
-    with pytest.raises(WireError, match="one upload per round"):
+    with pytest.raises(WireError, match="trains on one in a round"):
         ask(other)
     assert ask(down, round=1).body != once.body
     with pytest.raises(RunError, match="already taken part"):

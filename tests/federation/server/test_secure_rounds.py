@@ -19,6 +19,7 @@ from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
 from copfl.federation.node.node import Node
+from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.secure_members import Subject, context_of
 from copfl.federation.protocol.secure_sum import PHASES
 from copfl.federation.protocol.settings import settings_of
@@ -170,36 +171,84 @@ def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
 
 
 REASONS = {  # 1e12: the step is 29, and every weight of the model rounds to 0
-    ("secure.range", 0.01): "cannot be added securely: a value is above 0.01; raise secure.range",
-    (
-        "secure.range",
-        1e12,
-    ): "cannot be added securely: the values are too small for steps of 29; raise secure.",
-    ("optimizer.lr", 1e30): "diverged",
+    ("secure.range", 0.01): "a value is above 0.01, and counts as that; raise secure.range",
+    ("secure.range", 1e12): "the values are too small for steps of 29; raise secure.",
+    ("optimizer.lr", 1e30): "this node adds nothing to round 1: its training diverged",
 }
 
 
 @pytest.mark.parametrize(("key", "value"), REASONS)
-def test_values_that_do_not_fit_never_leave_a_client(
-    key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
+def test_values_that_do_not_fit_are_told_to_the_owner_alone(
+    key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = SECURE | {"session.run": f"refused-{value:.0f}", "run.batch": 64, key: value}
-    settings = settings_of(config)
-    transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
-    log: list[str] = []
+    """The server gets an answer of the same form from each phase, whatever the data gave."""
+    config = SECURE | {"session.run": f"clipped-{value:.0f}", "run.rounds": 1, "run.batch": 64, key: value}
+    with caplog.at_level("WARNING", "flwr"):
+        played = play(config, nodes, tmp_path)
+    assert sum(REASONS[key, value] in text for text in caplog.messages) == 3
+    usual = play(SECURE | {"session.run": f"usual-{value:.0f}", "run.rounds": 1}, nodes, tmp_path)
 
-    def stop(line: str, /, event: str = "", **fields: Any) -> None:
-        log.append(line)
-        if "begins again" in line:
-            raise KeyboardInterrupt
+    def forms(received: list[Packet]) -> list[tuple[str, list[str], int]]:
+        heads = [json.loads(packet.head) for packet in received]
+        answers = zip(heads, received, strict=True)
+        return [(head["kind"], sorted(head["about"]), len(p.body)) for head, p in answers if "kind" in head]
 
-    folder = ServerFolder(str(tmp_path), settings.federation.session.run, resume=False)
-    server = new_server(settings, transport, folder, stop, pause=0)
-    with pytest.raises(KeyboardInterrupt):
-        next(server.rounds())
-    assert not any(kind(packet) == "masked" for packet in transport.received)
-    assert sum(REASONS[key, value] in line for line in log) == 3
-    assert not list(Path(nodes[0]["state-dir"]).glob(f"{server.folder.run}/round-*"))
+    if key == "optimizer.lr":  # the entries of a vector have as many bytes as usual
+        assert forms(played.transport.received) == forms(usual.transport.received)
+    assert [form[:2] for form in forms(played.transport.received)] == [
+        form[:2] for form in forms(usual.transport.received)
+    ]
+    assert [len(list(Path(n["state-dir"], config["session.run"]).glob("round-*"))) for n in nodes] == [1] * 3
+    if key == "optimizer.lr":  # nobody added anything
+        failed = played.records[0]["secure_aggregation"]["failed"]
+        assert failed == "the weights of all clients are zero: their logs say why"
+
+
+# -- members that add numbers of their own -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "why"),
+    [
+        ("w", 60_000.0, "the sum would change the model by"),
+        ("w", 6_000.0, "the sum would change the model by"),
+        ("size", -5_000.0, "size of the sum is -"),
+        ("accuracy", -40.0, "it reports accuracy=-1"),
+        ("accuracy", 3.0, "it reports accuracy=1."),
+    ],
+)
+def test_a_sum_that_honest_clients_do_not_give_is_no_result(
+    name: str, added: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member adds what it likes in the second of three rounds; the third goes on from the first."""
+    nodes = write_nodes(digits(), tmp_path / "nodes")
+    config = SECURE | {"algorithm.name": "fedavg", "run.rounds": 3}
+    honest, calls = secure_total.sums_of, list[int]()
+
+    def forged(total: Any, metrics: Any, rules: Any, **options: Any) -> Any:
+        sums = honest(total, metrics, rules, **options)
+        if options:  # of a node, not of the structure
+            calls.append(1)
+        if len(calls) != 4:  # the first of three clients in the second round
+            return sums
+        if name == "accuracy":
+            return sums._replace(
+                metrics=sums.metrics | {name: sums.metrics[name] + torch.tensor([added, 0.0])}
+            )
+        return sums._replace(total=sums.total._replace(**{name: getattr(sums.total, name) + added}))
+
+    monkeypatch.setattr(secure_total, "sums_of", forged)
+    played = play(config, nodes, tmp_path / "runs", stop=2)
+    first, second = played.records
+    assert first["clients"] == [0, 1, 2]
+    assert second["clients"] == []
+    assert why in second["secure_aggregation"]["failed"]
+    assert "mean" not in second or "accuracy" not in second["mean"]
+    monkeypatch.undo()
+    after = play(config | {"session.resume": True}, nodes, tmp_path / "runs")
+    assert after.records[0]["clients"] == [0, 1, 2]  # honest nodes go on
+    assert after.records[0]["mean"]["accuracy"] >= first["mean"]["accuracy"] - 0.1
+    assert "failed" not in after.records[0]["secure_aggregation"]
 
 
 # -- a curious server ----------------------------------------------------------------------------------------

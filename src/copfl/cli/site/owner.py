@@ -105,6 +105,10 @@ def approve(
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
     print("\n".join(proposal_text.described(signed.proposal)))
+    if new := acceptance.strangers(state, signed.proposal):
+        print(
+            f"new members  {', '.join(member.name for member in new)}: compare their fingerprints with them"
+        )
     lines = explained(policy_of(policy, state), signed.proposal.settings)
     print("\n".join(lines))
     if lines[0].startswith("refused"):

@@ -3,6 +3,7 @@
 What a node was asked for and has not accepted waits in `state-dir/.proposals`. There is also what the owner
 approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused.
 What one coordinator revokes says nothing of another's members: a node may take part in two federations.
+Members are people who were compared: those of a coordinator are remembered, and a further one needs the owner.
 """
 
 from collections.abc import Mapping
@@ -20,10 +21,11 @@ from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.proposal import KEY, Proposal, Signed, differences, from_text, read
+from copfl.federation.protocol.proposal import KEY, Member, Proposal, Signed, differences, from_text, read
 from copfl.files import write_bytes
 
 FOLDER, REVOKED = ".proposals", "revoked.json"
+MEMBERS = "members.json"  # the members of each coordinator's proposals that were accepted: their first keys
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
 MOST_CHANGES = 3  # that a refusal names
 MOST_PENDING = 20  # proposals that wait; the oldest are forgotten
@@ -61,27 +63,65 @@ def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None
     """PolicyError unless the owner's policy or the owner accepts the proposal; its revoked keys are kept."""
     folder, proposal = config.state_dir / FOLDER, signed.proposal
     damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
-    revoked = stored(folder / REVOKED, _revoked_keys, {}, damaged)
+    revoked = stored(folder / REVOKED, _keys_by_coordinator, {}, damaged)
     known = revoked.get(proposal.coordinator, [])
     if gone := [member.name for member in proposal.members if member.key in known]:
         raise UsageError(f"the proposal has {gone[0]} as a member, whose key was revoked")
-    if not (folder / APPROVED.format(proposal.digest)).exists():
-        name = fingerprint(proposal.coordinator)
-        is_known = name in coordinators(policy, config)
-        changed = unexpected(config.state_dir, proposal)
-        if not is_known or policy.proposals.by_hand or changed:
-            _keep_pending(folder, signed)
-            why = f"its owner has not approved the proposal {proposal.digest[:16]}"
-            if changed:
-                shown = "; ".join(changed[:MOST_CHANGES])
-                why = f"it is not what its owner consented to ({shown}), and {why}"
-            if not is_known:
-                why = f"its coordinator {name} is not one that this node knows, and {why}"
-            line = "proposals.by_hand" if is_known else "proposals.coordinators"
-            raise PolicyError((Refusal(line, why),))
+    is_approved = (folder / APPROVED.format(proposal.digest)).exists()
+    if not is_approved and (refused := _needs_approval(policy, config, proposal)):
+        _keep_pending(folder, signed)
+        why = f"{refused.why}its owner has not approved the proposal {proposal.digest[:16]}"
+        raise PolicyError((Refusal(refused.line, why),))
+    _remember_members(folder, proposal)
     if not set(known).issuperset(proposal.revoked):
         revoked[proposal.coordinator] = sorted({*known, *proposal.revoked})
         write_json(folder / REVOKED, revoked)
+
+
+def _needs_approval(policy: Policy, config: NodeConfig, proposal: Proposal) -> Refusal | None:
+    """Why the policy alone does not accept the proposal, as the beginning of a sentence; None: it does."""
+    name, rule = fingerprint(proposal.coordinator), policy.proposals.members
+    if name not in coordinators(policy, config):
+        return Refusal(
+            "proposals.coordinators", f"its coordinator {name} is not one that this node knows, and "
+        )
+    if changed := unexpected(config.state_dir, proposal):
+        shown = "; ".join(changed[:MOST_CHANGES])
+        return Refusal("proposals.by_hand", f"it is not what its owner consented to ({shown}), and ")
+    if policy.proposals.by_hand:
+        return Refusal("proposals.by_hand", "")
+    if new := strangers(config.state_dir, proposal):
+        is_first = proposal.coordinator not in _known_members(config.state_dir / FOLDER)
+        if rule == "approved" or (rule == "first" and not is_first):
+            who = ", ".join(f"{member.name} {fingerprint(member.key)}" for member in new[:3])
+            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+            return Refusal(
+                "proposals.members", f"it has members that this node does not know, {who}{more}, and "
+            )
+    return None
+
+
+def strangers(state: Path, proposal: Proposal) -> list[Member]:
+    """The members of a proposal that its coordinator's accepted ones did not have.
+
+    One that has rotated its key is the same member.
+    """
+    known = _known_members(state / FOLDER).get(proposal.coordinator, [])
+    return [member for member in proposal.members if member.identity not in known]
+
+
+def _known_members(folder: Path) -> dict[str, list[str]]:
+    damaged = f"{FOLDER}/{MEMBERS} cannot be used: {{}}; restore the node's state-dir"
+    return stored(folder / MEMBERS, _keys_by_coordinator, {}, damaged)
+
+
+def _remember_members(folder: Path, proposal: Proposal) -> None:
+    """Writes down the members of an accepted proposal."""
+    known = _known_members(folder)
+    before = known.get(proposal.coordinator, [])
+    everybody = sorted({*before, *(member.identity for member in proposal.members)})
+    if everybody != before:
+        write_json(folder / MEMBERS, known | {proposal.coordinator: everybody})
 
 
 def coordinators(policy: Policy, config: NodeConfig) -> frozenset[str]:
@@ -109,6 +149,7 @@ def _as_member(config: NodeConfig, policy: Policy, proposal: Proposal) -> Node:
 def approve(state: Path, signed: Signed) -> None:
     """Writes down that the owner of the node accepts the proposal."""
     folder, digest = state / FOLDER, signed.proposal.digest
+    _remember_members(folder, signed.proposal)
     write_bytes(folder / APPROVED.format(digest), signed.document, private=True)
     (folder / PENDING.format(digest)).unlink(missing_ok=True)
 
@@ -128,6 +169,6 @@ def _keep_pending(folder: Path, signed: Signed) -> None:
         oldest.unlink(missing_ok=True)
 
 
-def _revoked_keys(content: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The keys that are revoked, by the key of the coordinator who did it."""
+def _keys_by_coordinator(content: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Public keys by that of the coordinator who listed or revoked them."""
     return {str(coordinator): [str(key) for key in keys] for coordinator, keys in content.items()}

@@ -18,7 +18,6 @@ from copfl.federation.node.message import decode
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.update import plan_of
-from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.settings import Settings
 from copfl.wire import Packet
@@ -31,10 +30,11 @@ def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadD
             f"this node is client {node.config.client}; only a new client, without a number, can join"
         )
     head, down, about = decode(settings, node, packet)
-    policy, updates = node.policy, int(about.get(Field.UPDATES, 0))
-    if not 0 <= updates <= policy.bounds.updates:  # the message has them, whatever the run config had
-        raise PolicyError((Refusal("bounds.updates", f"{updates} local updates of a new client"),), "request")
-    node = node.numbered(head.client)
+    policy, updates = node.policy, settings.federation.session.join
+    if not updates or about.get(Field.UPDATES) != updates:
+        raise WireError(f"the run has {updates} local updates of new clients, and the message others")
+    node, records = node.numbered(head.client), ClientRecords(node.folder, head.run)
+    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
     data = load_data(settings, node)
     algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
@@ -49,7 +49,6 @@ def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadD
         scores = [primary_metrics(task, w, [data.test])[0] for w in (initial, trained)]
         before, after = map(wire.plain, scores)
         record, trained = moved((record, trained), torch.device("cpu"))
-    records = ClientRecords(node.folder, head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     samples = KnownData(node.memory).name_of(data.samples)
     remembered_run.remember(records.folder, settings, node, samples)

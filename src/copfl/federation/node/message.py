@@ -17,6 +17,7 @@ from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
 RUNS = "runs.json"  # in the node's memory: when each run of the last day began, by name
+REFUSALS = "refusals.json"  # in the node's memory: when its data could not be used
 DAY = 24 * 3600.0
 
 
@@ -58,6 +59,26 @@ def admit_run(node: Node, run: str) -> None:
         why = f"{len(today)} runs have begun on this node within a day"
         raise PolicyError((Refusal("bounds.runs_per_day", why),), "request")
     write_json(path, today | {run: now})
+
+
+def require_few_refusals(node: Node) -> None:
+    """PolicyError if so many requests within a day could not be answered with the node's data."""
+    if len(_refused_today(node)) >= node.policy.bounds.refusals_per_day:
+        why = "too many requests within a day could not be answered with this node's data"
+        raise PolicyError((Refusal("bounds.refusals_per_day", why),), "request")
+
+
+def count_refusal(node: Node) -> None:
+    """Writes down a request that could not be answered with the node's data, before the refusal leaves.
+
+    That there is a refusal, and nothing else of it, depends on the data: a bit for whoever asks.
+    """
+    write_json(node.memory / REFUSALS, [*_refused_today(node), time.time()])
+
+
+def _refused_today(node: Node) -> list[float]:
+    known = stored(node.memory / REFUSALS, lambda times: [float(at) for at in times], [])
+    return [at for at in known if at > time.time() - DAY]
 
 
 def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:

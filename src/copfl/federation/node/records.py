@@ -1,13 +1,17 @@
 """A client's records on its node: what it keeps between the rounds of a run."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from copfl import wire
 from copfl.errors import RunError, WireError, raised_as
+from copfl.federation.protocol.files import stored, write_json
 from copfl.files import remove_parts, write_bytes
 from copfl.wire import Head
 
+ASKED = "asked.json"  # in the run's folder: the last round that the node was asked for, and its model
+NOTHING = {"round": -1, "model": ""}
 KEPT_RECORDS = 3  # counted records of a client, so that a server that lost as many rounds can continue
 
 
@@ -21,6 +25,33 @@ class ClientRecords:
         """The rounds that have a record, in order."""
         numbers = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.copfl")]
         return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def ask(self, round: int, body: bytes, *, may_return: bool) -> None:
+        """Notes the model that this node is asked to train, before it does; WireError if it was another one.
+
+        A node trains on one model in a round, also if that failed. With several models of the server's choice
+        each answer would tell something else of the same data.
+
+        Args:
+            round: From 0.
+            body: Of the server's message: its model.
+            may_return: Whether the run may set the node back, with `rollback`.
+        """
+        path, model = self.folder / ASKED, hashlib.sha256(body).hexdigest()
+        last, known = stored(path, lambda asked: (int(asked["round"]), str(asked["model"])), NOTHING)
+        if (last, known) == (round, model):
+            return
+        if round == last and not may_return:
+            raise WireError(
+                f"this node was asked for round {round + 1} with another model, and trains on one in a round"
+            )
+        if round < last and not may_return:
+            raise RunError(
+                f"this node has already taken part in round {last + 1} of run {self.folder.name}, and is asked "
+                f"for round {round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
+                "or resume with rollback=true to set the nodes back"
+            )
+        write_json(path, {"round": round, "model": model})
 
     def load(self, head: Head, like: Any) -> Any:
         """The record after a round."""

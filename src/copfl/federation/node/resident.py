@@ -14,10 +14,11 @@ import torch
 
 from copfl.core.task import Data
 from copfl.data.samples import shape_of
-from copfl.errors import CopflError, UsageError
+from copfl.errors import CopflError, DataError, UsageError, raised_as
 from copfl.federation.node import secure_update, statistics
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.join import personalise
+from copfl.federation.node.message import count_refusal, require_few_refusals
 from copfl.federation.node.node import Node
 from copfl.federation.node.request import Accepted, Answer
 from copfl.federation.node.secure_phases import MASKED
@@ -25,7 +26,7 @@ from copfl.federation.policy import own_code
 from copfl.federation.policy.components import check_tables
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import Bounds, Code, Statistics
-from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol.messages import JOIN, Content, refusal
 from copfl.federation.protocol.noise import epsilon_of_upload
 from copfl.federation.protocol.settings import Settings, settings_of
@@ -57,12 +58,17 @@ class Resident:
         torch.set_num_threads(node.config.threads)
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
         try:
+            require_few_refusals(node)
             if nested(accepted.run_config).get("session", {}).get("agree"):
                 _require_member(node, kind)
                 return Answer(statistics.answer(terms_of(accepted.run_config), node, packet))
             own_code.load(accepted.code)
             settings = self.settings(accepted.run_config, accepted.code, node.policy.bounds)
             check_tables(node.policy, settings.federation.tables())
+            if (kind == JOIN) != bool(settings.federation.session.join):
+                raise UsageError(
+                    f"a node does not answer {kind!r} in this run; session.join says which it does"
+                )
             if kind == JOIN:
                 return Answer(personalise(settings, node, packet, self.data))
             _require_member(node, kind)
@@ -70,12 +76,15 @@ class Resident:
             epsilon = epsilon_of_upload(settings.algorithm, secure=is_secure)
             reply = secure_update.local_update(settings, node, packet, self.data)
             return Answer(reply, epsilon if json.loads(reply.head)["kind"] in UPLOADS else None)
+        except DataError as error:
+            count_refusal(node)
+            return Answer(refusal(error))
         except CopflError as error:
             return Answer(refusal(error, [*node.config.private_texts, *map(str, node.policy.paths)]))
         except Exception as error:  # it may describe samples: its text stays on the node
             logging.getLogger("flwr").exception("copfl: the local update failed")
-            failed = CopflError(f"its program failed ({type(error).__name__}); see the node's log")
-            return Answer(refusal(failed))
+            count_refusal(node)
+            return Answer(refusal(DataError(f"its program failed: {error}")))
 
     def settings(self, run_config: Mapping[str, Any], code: tuple[Code, ...], bounds: Bounds) -> Settings:
         """The settings of a run config; made again if it, the code or the bounds are others than before."""
@@ -107,22 +116,23 @@ def _require_member(node: Node, kind: str) -> None:
 
 
 def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
-    """PolicyError if a batch of the node's own samples needs more memory than the owner allows."""
+    """DataError if a batch of the node's own samples needs more memory than the owner allows."""
     run, samples = settings.run, settings.federation.samples
     # The length of texts is the node's.
     shape = shape_of(train.x) if isinstance(train.x, dict) else settings.shape
     batch = min(run.run.batch, int(train.size))
-    require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
+    with raised_as(DataError, "{}", PolicyError):
+        require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
 
 def _require_rows(statistics: Statistics, found: NodeData) -> None:
-    """PolicyError if the contract chooses so few of the node's rows that an upload would reveal them."""
+    """DataError if the contract chooses so few of the node's rows that an upload would reveal them."""
     if found.left_out and int(found.train.size) < statistics.smallest_count:
-        why = (
-            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the "
-            "data contract, and an upload would reveal them; fill missing values, or leave such a column out"
+        raise DataError(
+            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
+            "contract, and an upload would reveal them; fill missing values, or leave such a column out "
+            "[statistics.smallest_count]"
         )
-        raise PolicyError((Refusal("statistics.smallest_count", why),), "request")
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -16,9 +16,8 @@ from copfl.federation.node.request import Answer
 from copfl.federation.node.worker import call
 from copfl.federation.protocol.messages import (
     HELLO,
-    JOIN,
     NO_PACKET,
-    TRAIN,
+    REQUESTS,
     Content,
     Field,
     Message,
@@ -55,7 +54,7 @@ def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig,
         raise WireError(NO_PACKET)
     if message.kind == HELLO:
         return Answer(greeting(accepted.node, message.content))
-    if message.kind not in (TRAIN, JOIN):
+    if message.kind not in REQUESTS:
         raise UsageError(f"a node of copfl does not answer {message.kind[:40]!r}")
     if config.worker:
         return call(accepted, message.kind, message.content, process)

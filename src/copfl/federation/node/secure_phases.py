@@ -35,6 +35,7 @@ from copfl.wire import Head, Packet
 
 FILE = "secure.json"  # in the folder of the run
 KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
+KINDS = {"down" if phase == MASKED else phase: phase for phase in PHASES}  # of messages: "down" has the model
 MALFORMED = "its fields are not those that a copfl server sends"
 
 
@@ -116,7 +117,7 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     """
     head = head_of(settings, node, packet)
     fields = wire.opened_head(packet)
-    phase = MASKED if fields.get("kind") == "down" else str(fields.get("kind"))
+    phase = KINDS.get(str(fields.get("kind")), "")
     path = ClientRecords(node.folder, head.run).folder / FILE
     session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
     if session.settings not in ("", shown := _digest_of(settings)):
@@ -124,6 +125,8 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     session = replace(session, settings=shown)
     if is_repeated and phase in session.replies:
         return session.replies[phase]
+    if not is_repeated:  # before anything is computed: a phase that was begun counts, whatever happens
+        write_session(path, session)
     if phase == MASKED:
         asked = Asked(settings, node, head, fields["about"], session, summand)
         session, reply = _masked(asked, packet)

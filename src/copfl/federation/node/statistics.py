@@ -3,11 +3,12 @@
 They are given once. A node remembers, for its data and whatever the server calls a run, what it was asked and
 with whose data its own were added up. Another question about the same rows, the same question about some more
 rows, or other members of a sum could be subtracted: they are refused, unless the policy of the node's owner
-allows more.
+allows more. The second pass is answered for the contract and the members of a first one alone.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ import torch
 from copfl import wire
 from copfl.data.contract.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
 from copfl.data.tables.files import read_table
-from copfl.errors import UsageError, WireError, raised_as
+from copfl.errors import UsageError, WireError
+from copfl.federation.node import secure_phases
 from copfl.federation.node.data import log_problems
 from copfl.federation.node.known_data import KnownData, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_phases import Asked, Contribution, added_up
+from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
 from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.secure_sum import quantised
@@ -35,51 +37,89 @@ FILE = "statistics.json"  # in the folder of known data
 # -- what was given ------------------------------------------------------------------------------------------
 
 
-class Given(KnownData):
-    """A node's memory of the statistics that it gave."""
+class Asked(NamedTuple):
+    """A pass of a question about some data."""
 
-    def ask(self, samples: str, part: int, question: str, allowed: int) -> None:
-        """Notes a question before it is answered; WireError if it is another one about the same data."""
+    samples: str  # the data, as `KnownData` names them
+    contract: str  # digest of all that determines what a node gives
+    number: int  # of the pass, from 0
+    answer: str  # digest of the centres and of what the node gives
+
+
+class Added(NamedTuple):
+    """With whom the answer to a question was added up: both passes with the same members."""
+
+    samples: str
+    contract: str
+    cohort: frozenset[str]
+
+
+class Given(KnownData):
+    """A node's memory of the statistics that it gave.
+
+    A question is a contract about some data, with both passes: the second pass of another contract, or with
+    other members, would be subtracted from what is known of the first.
+    """
+
+    def ask(self, asked: Asked, allowed: int) -> None:
+        """Notes a pass before it is answered; WireError if it is of another question about the same data.
+
+        Args:
+            asked: What is to be answered.
+            allowed: How many questions about the same data the owner allows.
+        """
         with alone(self.folder / FILE):
-            asked, cohorts = self._read()
-            known = {(s, q) for s, p, q in asked if p == part and self.overlap(samples, s)}
-            if (samples, question) in known:
+            known, cohorts = self._read()
+            if asked in known:
                 return
-            if len(known) >= allowed:
+            related = [other for other in known if self.overlap(asked.samples, other.samples)]
+            questions = {other[:2] for other in related} | {asked[:2]}
+            answers = {other for other in related if other.number == asked.number} | {asked}
+            if max(len(questions), len(answers)) > allowed:
                 raise WireError(
                     "statistics of this node's data were given: another question, or the same about other "
                     "rows, could be subtracted. Give the means and categories in the contract, or ask the "
                     f"node's owner to raise statistics.questions above {allowed}"
                 )
-            self._write([*asked, (samples, part, question)], cohorts)
+            if asked.number and not any(added[:2] == asked[:2] for added in cohorts):
+                raise WireError("this node has not answered the first pass of this contract")
+            self._write([*known, asked], cohorts)
 
-    def add(self, samples: str, cohort: frozenset[str], allowed: int) -> None:
-        """Writes down with whom data are added up; WireError if they were with others."""
+    def add(self, added: Added, number: int, allowed: int) -> None:
+        """Writes down with whom data are added up; WireError if they were with others.
+
+        Args:
+            added: The members.
+            number: Of the pass: those of the second are those of the first.
+            allowed: With how many sets of members the owner allows.
+        """
         with alone(self.folder / FILE):
             asked, cohorts = self._read()
-            known = {members for s, members in cohorts if self.overlap(samples, s)}
-            if cohort in known:
+            if added in cohorts:
                 return
-            if len(known) >= allowed:
+            if number:
+                raise WireError("the first pass of this contract was added up with other members")
+            known = {other.cohort for other in cohorts if self.overlap(added.samples, other.samples)}
+            if len(known | {added.cohort}) > allowed:
                 raise WireError(
                     "statistics of this node's data were added up with other members: the difference of "
                     "both sums would reveal single members; ask the node's owner to raise "
                     f"statistics.questions above {allowed}"
                 )
-            self._write(asked, [*cohorts, (samples, cohort)])
+            self._write(asked, [*cohorts, added])
 
-    def _read(self) -> tuple[list[tuple[str, int, str]], list[tuple[str, frozenset[str]]]]:
+    def _read(self) -> tuple[list[Asked], list[Added]]:
         return stored(
             self.folder / FILE,
             lambda given: (
-                [(str(s), int(p), str(q)) for s, p, q in given["asked"]],
-                [(str(s), frozenset(members)) for s, members in given["cohorts"]],
+                [Asked(str(s), str(c), int(n), str(a)) for s, c, n, a in given["asked"]],
+                [Added(str(s), str(c), frozenset(members)) for s, c, members in given["cohorts"]],
             ),
             {"asked": [], "cohorts": []},
         )
 
-    def _write(self, asked: list[tuple[str, int, str]], cohorts: list[tuple[str, frozenset[str]]]) -> None:
-        content = {"asked": asked, "cohorts": [(s, sorted(members)) for s, members in cohorts]}
+    def _write(self, asked: list[Asked], cohorts: list[Added]) -> None:
+        content = {"asked": asked, "cohorts": [(*added[:2], sorted(added.cohort)) for added in cohorts]}
         write_json(self.folder / FILE, content)
 
 
@@ -103,12 +143,20 @@ def answer(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
         node: the one that is asked; its proposal has the members of sums.
         packet: the server's message.
     """
-    if terms.federation.secure.aggregation:
-        return added_up(terms, node, packet, Sums())
+    asked = terms.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
+    if asked not in ANSWERS:
+        how = "with" if asked[0] else "without"
+        raise WireError(f"a node does not answer {asked[1][:40]!r} in statistics {how} secure aggregation")
+    return ANSWERS[asked](terms, node, packet)
+
+
+def _alone(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
+    """The sums of this node."""
     head = head_of(terms, node, packet)
     prepared = _prepared(terms, node, head, packet)
     alone = frozenset([node.identity(node.key.public)])
-    Given(node.memory).add(prepared.samples, alone, node.policy.statistics.questions)
+    added = Added(prepared.samples, terms.digest, alone)
+    Given(node.memory).add(added, head.round, node.policy.statistics.questions)
     about = {Field.CATEGORIES: prepared.names}
     return wire.encode(torch.from_numpy(prepared.vector), head._replace(kind=KIND), about=about)
 
@@ -116,18 +164,28 @@ def answer(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
 class Sums:
     """Statistics as what is added up securely."""
 
-    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+    def contribution(self, asked: secure_phases.Asked, packet: Packet) -> Contribution:
         assert isinstance(asked.settings, StatisticsTerms)
         prepared = _prepared(asked.settings, asked.node, asked.head, packet)
-        refused = "the statistics cannot be added securely: {}; nothing was sent"
-        with raised_as(WireError, refused, WireError):  # the value itself stays here
-            words = quantised(prepared.vector, asked.settings.rules)
-        about = {Field.STATISTICS: True}
+        words, about = quantised(prepared.vector, asked.settings.rules), {Field.STATISTICS: True}
         return Contribution(words, prepared.samples, prepared.upload, about, lambda: None)
 
-    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
-        questions = asked.node.policy.statistics.questions
-        Given(asked.node.memory).add(asked.session.samples, cohort, questions)
+    def enter(self, asked: secure_phases.Asked, cohort: frozenset[str]) -> None:
+        assert isinstance(asked.settings, StatisticsTerms)
+        added = Added(asked.session.samples, asked.settings.digest, cohort)
+        Given(asked.node.memory).add(added, asked.head.round, asked.node.policy.statistics.questions)
+
+
+def _in_sum(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
+    """The answer to a message of a phase of a secure sum."""
+    return added_up(terms, node, packet, Sums())
+
+
+# By whether sums are secure, and the kind of the message: all that a node answers before the training.
+ANSWERS: dict[tuple[bool, str], Callable[[StatisticsTerms, Node, Packet], Packet]] = {
+    (False, "down"): _alone,
+    **{(True, kind): _in_sum for kind in KINDS},
+}
 
 
 def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) -> Prepared:
@@ -143,9 +201,9 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
     given = Given(node.memory)
     samples = given.name_of(hashes_of({name: cells.astype(str) for name, cells in site.rows.items()}))
     # With the answer: rows that are equal to others are not seen in the hashes.
-    asked = [terms.digest, known is not None and known.tolist(), vector.tolist(), names]
-    question = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-    given.ask(samples, head.round, question, policy.statistics.questions)
+    content = [known is not None and known.tolist(), vector.tolist(), names]
+    asked = Asked(samples, terms.digest, head.round, hashlib.sha256(json.dumps(content).encode()).hexdigest())
+    given.ask(asked, policy.statistics.questions)
     Ledger(node.memory).enter(Release(samples, head.run, head.round, noise=0.0), policy.privacy)
     return Prepared(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
 

@@ -45,13 +45,18 @@ class Trained(NamedTuple):
     about: dict[str, Any]  # the fields of the server's message
     records: ClientRecords
     client: Any  # its record before
-    output: ClientOutput
-    metrics: dict[str, torch.Tensor]
+    output: ClientOutput | None  # None: the training failed
+    failure: Exception | None  # why it did: for the node's owner
     measured: Measured  # with what stays at the node
     note: str
     noised: str  # the name of the upload in the ledger; empty: it has no noise
     settings: Settings
     data: NodeData
+
+    @property
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Those that may leave."""
+        return self.measured.tested | ({} if self.output is None else self.output.metrics)
 
     def save(self, node: Node) -> None:
         """Writes the client's record, and the bundle of the model that was measured."""
@@ -59,11 +64,12 @@ class Trained(NamedTuple):
         if self.settings.federation.session.rollback:
             halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
-        self.records.save(head, self.output.client, keep=counted)
+        # After a failure the record is that of before: whether there is one does not depend on the data.
+        self.records.save(head, self.client if self.output is None else self.output.client, keep=counted)
         samples = KnownData(node.memory).name_of(self.data.samples)
         remembered_run.remember(self.records.folder, self.settings, node.numbered(self.head.client), samples)
         measured_rounds.enter(self.records.folder, self.head.round, self.measured)
-        if not (self.measured.tested and node.config.bundle and self.data.bundled):
+        if not (self.output and self.measured.tested and node.config.bundle and self.data.bundled):
             return
         run, primary = self.settings.run.run, self.settings.task.metrics[0]
         if run.select == "last" or is_best(primary, self.measured, kept_score(self.records.folder, primary)):
@@ -85,29 +91,50 @@ def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -
     head, down, about = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    data = load_data(settings, node.numbered(head.client))
-    algorithm, task = settings.algorithm, data.task
     records, counted = ClientRecords(node.folder, head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
+    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
+    data = load_data(settings, node.numbered(head.client))
+    algorithm, task = settings.algorithm, data.task
     if isinstance(algorithm, SecretNoise):
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        batches = plan_of(settings, algorithm, client, head, data)
-        output = algorithm.client_update(task, client, down, data.train, batches)
-        _log_gpu(task.device, head.round)
-        # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
-        if not tree.finite((output.client, output.upload)):
-            raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
-        noised = enter_upload(records.folder, output.upload) if isinstance(algorithm, SecretNoise) else ""
-        here = Measured({}, {})
-        if is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
-            models = client, down, output.client, output.trained
-            here = measure(algorithm, task, *models, data.test, data.validation)
-        metrics = output.metrics | here.tested
-        client, output, metrics, here = moved((client, output, metrics, here), torch.device("cpu"))
+        output, failure, here = None, None, Measured({}, {})
+        try:
+            batches = plan_of(settings, algorithm, client, head, data)
+            output, here = _updated(settings, head, algorithm, client, down, data, batches)
+        except Exception as error:  # its text may describe samples
+            if isinstance(algorithm, SecretNoise):  # without an upload there would be less noise in a sum
+                raise
+            failure = error
+        noised = ""
+        if output is not None and isinstance(algorithm, SecretNoise):
+            noised = enter_upload(records.folder, output.upload)
+        client, output, here = moved((client, output, here), torch.device("cpu"))
     _enter_release(settings, node, head, data.samples, noised)
-    return Trained(head, about, records, client, output, metrics, here, note, noised, settings, data)
+    return Trained(head, about, records, client, output, failure, here, note, noised, settings, data)
+
+
+def _updated(
+    settings: Settings,
+    head: Head,
+    algorithm: AnyAlgorithm,
+    client: Any,
+    down: Any,
+    data: NodeData,
+    batches: Plan,
+) -> tuple[ClientOutput, Measured]:
+    """The local update, and the metrics of its models; WireError if it diverged."""
+    output = algorithm.client_update(data.task, client, down, data.train, batches)
+    _log_gpu(data.task.device, head.round)
+    # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
+    if not tree.finite((output.client, output.upload)):
+        raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
+    if not is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
+        return output, Measured({}, {})
+    models = client, down, output.client, output.trained
+    return output, measure(algorithm, data.task, *models, data.test, data.validation)
 
 
 def _log_gpu(device: torch.device, round: int) -> None:
@@ -146,6 +173,8 @@ def reports_metrics(settings: Settings, node: Node) -> bool:
 def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
     """The client's upload for one round; its record is written before."""
     trained = train(settings, node, packet, load_data)
+    if trained.output is None:
+        raise trained.failure or RunError("its training failed")
     trained.save(node)
     metrics = trained.metrics if reports_metrics(settings, node) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
@@ -187,12 +216,6 @@ def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head
 def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
     """The record after the last counted upload, and a note if it is missing."""
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
-    if rounds and rounds[-1] > head.round and not settings.federation.session.rollback:
-        raise RunError(
-            f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for "
-            f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
-            "or resume with rollback=true to set the nodes back"
-        )
     if counted < 0:
         return initial, ""
     if counted not in rounds:

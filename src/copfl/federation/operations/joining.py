@@ -128,7 +128,8 @@ def policy_of(invitation: Invitation, own: Path | None = None) -> str:
         if line not in text:
             raise UsageError(f'{own} must have the line coordinators = ["{name}"] under [proposals]')
     else:
-        text = strict()
+        # The first list of members is accepted with the invitation, and a further member needs the owner.
+        text = strict().replace('members = "approved"', 'members = "first"')
     return text.replace(line, f'coordinators = ["{name}"]')
 
 

@@ -15,7 +15,7 @@ from copfl.federation.protocol.app_folder import FLOWER_HOME, is_locked, is_node
 DAYS, KEEP = 90.0, 5  # defaults
 DAY = 24 * 3600.0
 # In a node's folder of a run.
-REMEMBERED = ("noised.json", "secure.json", "halves.json", "client.json")
+REMEMBERED = ("noised.json", "secure.json", "halves.json", "client.json", "asked.json")
 
 
 class Removed(NamedTuple):

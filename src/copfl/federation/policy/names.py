@@ -84,5 +84,8 @@ USUAL_METRIC = {
 }
 FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
 REPORTS = ("all", "sums", "none")
+# Members of a proposal that need no approval by hand: those that the owner approved; the first list of a
+# coordinator too, and from then on those in it; any.
+MEMBERS = ("approved", "first", "any")
 # Tables that choose a component or a function, in the order in which a refusal lists them.
 COMPONENTS = ("algorithm", "optimizer", "model", "adapter", "server", "addons", "robust", "task")

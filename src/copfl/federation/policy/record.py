@@ -15,6 +15,7 @@ from copfl.federation.policy.names import (
     ALGORITHMS,
     FILE_KEYS,
     LOSSES,
+    MEMBERS,
     METRICS,
     MODELS,
     OPTIMIZERS,
@@ -77,6 +78,7 @@ class Bounds:
     parameters: int = 200_000_000  # of a model of copfl's, with its adapter
     option: float = 1e6  # the absolute value of any other number
     runs_per_day: int = 100  # that begin on this machine
+    refusals_per_day: int = 100  # because the data cannot be used: each may tell something about them
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
     seconds: float = 3600.0  # of one request: then the worker that answers it is ended
     memory: float = 64.0  # GiB of the worker while it answers, and of a batch as it is estimated before
@@ -117,6 +119,7 @@ class Proposals:
 
     coordinators: tuple[str, ...] = ()  # fingerprints of their keys
     by_hand: bool = False  # whether each proposal needs `copfl site approve` as well
+    members: str = "first"  # whose members are accepted without it: see MEMBERS
     unsigned: bool = False  # whether run configs are accepted that nobody signed
 
 
@@ -162,6 +165,8 @@ class Policy:
             raise UsageError(
                 "statistics.smallest_count and statistics.questions in a policy must be at least 1"
             )
+        if self.proposals.members not in MEMBERS:
+            raise unknown("proposals.members in a policy", self.proposals.members, MEMBERS)
         for name in self.proposals.coordinators:
             if not FINGERPRINT.fullmatch(name):
                 raise UsageError(

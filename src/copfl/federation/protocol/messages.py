@@ -13,6 +13,7 @@ from copfl import foreign
 from copfl.errors import CopflError, DataError, WireError
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
+REQUESTS = HELLO, TRAIN, JOIN
 MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
 MAX_HEAD = 2**20  # characters of the head of a message from a node
 NO_PACKET = "the message does not carry a copfl packet"

@@ -36,6 +36,7 @@ PHASES = ("keys", "shares", "masked", "consistent", "revealed")
 SEED = 32  # bytes
 HEAD = struct.Struct("<QQI")  # of sealed shares: who sends them, who receives them, bytes of the first
 SMALLEST_COHORT = SMALLEST_SUM
+LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector, that needs no remark
 MOST_BITS = 48  # so that a double holds every value, and 64 bits hold the sum of 2**15 clients
 
 
@@ -105,18 +106,27 @@ class Rules:
         return -(-(self.bits + self.clients.bit_length()) // 8)
 
 
-def quantised(values: Floats, rules: Rules, largest_error: float = 1.0) -> Words:
-    """The nearest multiples of the step; WireError if they differ too much, or a value is out of range."""
+def quantised(values: Floats, rules: Rules) -> Words:
+    """The nearest multiples of the step; above the range its end, and zero for what is no number.
+
+    No value is refused: a refusal would tell the server about it. `problem_of` tells the node's owner.
+    """
+    within = np.nan_to_num(values, nan=0.0).clip(-rules.range, rules.range)
+    return np.rint(within / rules.step).astype(np.int64).view(np.uint64)
+
+
+def problem_of(values: Floats, rules: Rules) -> str:
+    """How a sum changes these values by more than its rounding should; empty: it does not."""
     if not np.isfinite(values).all():
-        raise WireError("a value is not finite; lower the learning rate")
+        return "a value is not finite, and counts as zero; lower the learning rate"
     if (np.abs(values) > rules.range).any():
         remedy = "raise secure.range, lower the learning rate, or set algorithm.weights=equal"
-        raise WireError(f"a value is above {rules.range:g}; {remedy}")
-    steps = np.rint(values / rules.step)
-    if np.linalg.norm(steps * rules.step - values) > largest_error * np.linalg.norm(values):
+        return f"a value is above {rules.range:g}, and counts as that; {remedy}"
+    rounding = np.rint(values / rules.step) * rules.step - values
+    if np.linalg.norm(rounding) > LARGEST_ERROR * np.linalg.norm(values):
         coarse = f"the values are too small for steps of {rules.step:.2g}"
-        raise WireError(f"{coarse}; raise secure.bits, at most to {MOST_BITS}, or lower secure.range")
-    return steps.astype(np.int64).view(np.uint64)
+        return f"{coarse}; raise secure.bits, at most to {MOST_BITS}, or lower secure.range"
+    return ""
 
 
 def dequantised(total: Words, rules: Rules) -> Floats:

@@ -12,12 +12,13 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
 from copfl.core.evaluation import evaluate, measured
+from copfl.core.payload import WEIGHT_FIELDS
 from copfl.core.sums import total_is_one_sum
 from copfl.core.task import Task
-from copfl.errors import UsageError, WireError, raised_as
-from copfl.federation.protocol.secure_sum import Floats, Rules, Words, quantised
+from copfl.errors import UsageError, WireError
+from copfl.federation.protocol import secure_sum
+from copfl.federation.protocol.secure_sum import LARGEST_ERROR, Floats, Rules, Words, quantised
 
-LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector
 REMEDY = "choose another algorithm, or leave secure.aggregation out"
 
 
@@ -42,22 +43,21 @@ def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported
     return Sums(total, pairs)
 
 
-def words_of(sums: Sums, rules: Rules, *, noised: bool = False) -> Words:
-    """All numbers of a contribution, quantised; WireError names the field that cannot be sent.
+def words_of(sums: Sums, rules: Rules) -> Words:
+    """All numbers of a contribution, quantised. None is refused, see `quantised`."""
+    return np.concatenate([quantised(_numbers(t), rules) for t in tree.leaves(sums)])
 
-    One with noise is never refused, see `require_room`: what is out of range becomes the end of the range.
-    """
-    words = []
-    for path, t in tree.named(sums):
-        values = t.detach().cpu().double().reshape(-1).numpy()
-        if noised:
-            values = values.clip(-rules.range, rules.range)
-        is_checked = path.startswith("total") and not noised  # metrics may be near zero
-        error = LARGEST_ERROR if is_checked else 1.0  # no rounding is larger
-        refused = f"{path} cannot be added securely: {{}}; nothing was sent"
-        with raised_as(WireError, refused, WireError):  # the value itself stays here
-            words.append(quantised(values, rules, error))
-    return np.concatenate(words)
+
+def problem_of(sums: Sums, rules: Rules) -> str:
+    """What the owner of a node should know of its contribution: the field, and what a sum does to it."""
+    for path, t in tree.named(sums.total):  # metrics may be near zero
+        if problem := secure_sum.problem_of(_numbers(t), rules):
+            return f"{path}: {problem}"
+    return ""
+
+
+def _numbers(t: Tensor) -> Floats:
+    return np.asarray(t.detach().cpu().double().reshape(-1).numpy(), np.float64)
 
 
 def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> None:
@@ -96,6 +96,31 @@ def sums_from(values: Floats, like: Sums) -> Sums:
             start += t.numel()
 
     return tree.rebuild(like, list(parts()))
+
+
+def check_weights(sums: Sums, clients: int, rules: Rules, *, noised: bool) -> None:
+    """WireError if so many clients cannot have added up these weights, or reports of metrics.
+
+    Args:
+        sums: Of all clients.
+        clients: How many there are.
+        rules: Of the sum.
+        noised: Whether the summands have noise, the weights too.
+    """
+    rounding = clients * rules.step
+    for path, t in tree.named(sums.total):
+        is_weight = path.rpartition(".")[2] in WEIGHT_FIELDS and not noised
+        if (
+            is_weight
+            and not -rounding <= float(t.min()) <= float(t.max()) <= clients * rules.range + rounding
+        ):
+            raise WireError(f"{path} of the sum is {float(t.min()):g}: no weights give it")
+    for name, pair in sums.metrics.items():
+        if not -rounding <= float(pair[1]) <= clients + rounding:
+            raise WireError(f"{float(pair[1]):g} of {clients} clients report {name}")
+    weights = [t for path, t in tree.named(sums.total) if path.rpartition(".")[2] in WEIGHT_FIELDS]
+    if weights and not any(bool(t.any()) for t in weights):
+        raise WireError("the weights of all clients are zero: their logs say why")
 
 
 def means(sums: Sums) -> dict[str, float | None]:

@@ -7,6 +7,7 @@ a mask is sent again only when it changes.
 
 import hashlib
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,13 +23,14 @@ from copfl.core.batches import choose
 from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
+from copfl.core.payload import innermost
 from copfl.errors import CopflError, WireError
 from copfl.experiment.analysis import evidence
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.halves import HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
 from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
-from copfl.federation.protocol.noise import epsilons
+from copfl.federation.protocol.noise import epsilons, upload_noise
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
 from copfl.federation.protocol.settings import Settings
 from copfl.federation.server.exchange import Exchange, Round
@@ -246,10 +248,42 @@ class Server:
         return sum(t.numel() for t in tree.leaves(self.like))
 
     def summed(self, now: Round, values: Floats) -> None:
-        """Enters the sum of all clients' vectors into the round."""
-        sums = secure_total.sums_from(values, self.like)
-        now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
-        now.means = secure_total.means(sums)
+        """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it."""
+        sums, clients = secure_total.sums_from(values, self.like), len(now.reports)
+        secure_total.check_weights(
+            sums, clients, self.settings.rules, noised=self.settings.noised is not None
+        )
+        means = secure_total.means(sums)
+        # A mean is rounded as its summands are.
+        check_metrics(means, self.task.metrics, max(ROUNDING, self.settings.rules.step))
+        dtypes = [t.dtype for t in tree.leaves(self.like.total)]
+        change = self._change_by(tree.narrow(sums.total, dtypes))
+        now.further["secure_aggregation"]["change"] = change
+        now.total, now.dtypes, now.means = sums.total, dtypes, means
+
+    def _change_by(self, total: Any) -> float:
+        """The norm of the global model's change by a sum; WireError if it is out of proportion.
+
+        Of a model that begins at zero each entry may change by 1 at first.
+        """
+        with torch.no_grad():
+            after, _ = self.algorithm.server_update(self.task, self.state, total)
+            clients = torch.tensor(0)
+            before, later = (_model_of(received(self.algorithm, s, clients)) for s in (self.state, after))
+        if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(after) if t.is_floating_point()):
+            raise WireError("the model would not be finite after this sum")
+        changes = [line["secure_aggregation"].get("change", 0.0) for line in self.folder.rounds()]
+        norm, change = float(before.norm()), float((later - before).norm())
+        usual = max([norm or math.sqrt(before.numel()), *changes])
+        noise, most = self.settings.noised, self.federation.secure.change * usual
+        if noise is not None:  # the noise of a mean is below that of one upload
+            most = max(most, noise.clip * (1 + 4 * upload_noise(noise) * math.sqrt(before.numel())))
+        if self.federation.secure.change and change > most:
+            raise WireError(
+                f"the sum would change the model by {change:.3g}, and {most:.3g} is the most: a member may have "
+                "added other numbers than its update; if all are honest, raise secure.change"
+            )
+        return change
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""
@@ -322,6 +356,13 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
     }
 
 
+def _model_of(message: Any) -> torch.Tensor:
+    """The numbers of a server's message to a client as one vector: the model, or what it has in its place."""
+    inner = innermost(message)
+    parts = [inner.w] if hasattr(inner, "w") else [t for t in tree.leaves(inner) if t.is_floating_point()]
+    return torch.cat([t.double().reshape(-1) for t in parts])
+
+
 def _samples(algorithm: AnyAlgorithm, upload: Any) -> float | None:
     """The number of training samples in an upload; None where it has another weight."""
     while hasattr(algorithm, "algorithm"):  # of a wrapper
@@ -343,7 +384,7 @@ def check_values(upload: object) -> None:
             raise WireError(f"it reports {float(tensor.max()):g} samples; 0 to {MOST_SAMPLES:g} are accepted")
 
 
-def check_metrics(reported: object, metrics: Sequence[Metric]) -> None:
+def check_metrics(reported: object, metrics: Sequence[Metric], rounding: float = ROUNDING) -> None:
     """WireError if a metric has a value that it cannot have, such as an accuracy of 99."""
     for name, value in (reported if isinstance(reported, dict) else {}).items():
         if not isinstance(value, int | float) or value != value:  # it is not defined for these samples
@@ -354,7 +395,7 @@ def check_metrics(reported: object, metrics: Sequence[Metric]) -> None:
                 # Of those of copfl that are no fractions, errors are positive, and r2 is at most 1.
                 low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
                 high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
-        if not low - ROUNDING <= value <= high + ROUNDING:
+        if not low - rounding <= value <= high + rounding:
             shown = f"{printable(name, 40)}={printable(value, 40)}"
             raise WireError(f"it reports {shown}, which must be {low:g} to {high:g}")
 

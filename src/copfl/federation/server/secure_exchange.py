@@ -68,8 +68,11 @@ class SecureExchange(Exchange):
                 self.log(text, Event.WAITING, round=now.number + 1)
                 time.sleep(self.retry)
                 continue
-            if values is not None:
-                uploads.summed(now, values)
+            try:
+                if values is not None:
+                    uploads.summed(now, values)
+            except WireError as error:  # a member may add any numbers, which nobody sees
+                return self._without_result(now, str(error))
             return now
 
     def added_up(self, now: Round, clients: list[int], question: Question) -> Floats | None:

@@ -113,7 +113,8 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
     return e, state, shown
 
 
-@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels"}))  # which has no learning rate
+# These have no learning rate.
+@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels", "wide_levels"}))
 def test_the_server_is_unchanged_if_every_client_diverges(name: str) -> None:
     e, state, shown = diverging(name, rounds=2)
     if any(round.clients["healthy"].any() for round in shown):

@@ -74,8 +74,8 @@ def test_messages_without_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_the_conventions(name: str) -> None:
-    """All but ktpfl and levels, which send answers and sums instead of weights, and ifca, whose clients receive several
-    models; and no field is a claim by name alone."""
+    """All but ktpfl and the levels, which send answers and sums instead of weights, and ifca, whose clients receive
+    several models; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
     upload = example_output(algorithm, task, blank_samples(task, (1, 8, 8))).upload
@@ -85,6 +85,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
         return
     row = type(down)(*(None if field is None else field[0] for field in down))
     others = {"ifca": "have models, common, members", "levels": "have coefficients, log_ratio and back sums"}
+    others["wide_levels"] = "have coefficients, log_variance and back gradient, sums"
     if name in others:
         with pytest.raises(UsageError, match=f"for the one model that it received.*{others[name]}"):
             update_of(row, upload)

@@ -38,6 +38,7 @@ from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.scaffold import Scaffold as Scaffold
 from copfl.algorithms.splitnn import SplitNN as SplitNN
 from copfl.algorithms.trees import Trees as Trees
+from copfl.algorithms.wide_levels import WideLevels as WideLevels
 
 # Every class above, by the name of its file.
 CLASSES = [value for value in list(globals().values()) if isinstance(value, type)]

@@ -210,12 +210,57 @@ class Embedding(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        mask = (input_ids > 0) if attention_mask is None else attention_mask
+        mask = _mask(input_ids, attention_mask)
         embedded = self.embedding(input_ids)  # [b, t, width]
         weight = mask[..., None].to(embedded.dtype)
         mean = (embedded * weight).sum(-2) / weight.sum(-2).clamp(min=1)
         logits: Tensor = self.head(self.body(mean))
         return logits
+
+
+class Intercept(nn.Module):
+    """A number per output that is added to it."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Words(nn.Module):
+    """A linear model of hashed words, for texts; has its own tokens (words)
+
+    A text's features are how often each word is in it, divided by the square root of the text's length. The head is the
+    intercept alone. It begins at zero, as nothing in it needs a random start.
+    """
+
+    def __init__(self, shape: object, classes: int, words: int = 2**15) -> None:
+        super().__init__()
+        at_least(1, words=words)
+        self.embedding = nn.Embedding(words + 1, classes)
+        nn.init.zeros_(self.embedding.weight)
+        self.head = Intercept(classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        weight = _mask(input_ids, attention_mask)[..., None].to(self.embedding.weight.dtype)
+        total = (self.embedding(input_ids) * weight).sum(-2)
+        logits: Tensor = self.head(total / weight.sum(-2).clamp(min=1).sqrt())
+        return logits
+
+    def texts_with(self, input_ids: Tensor, attention_mask: Tensor | None, valid: Tensor) -> Tensor:
+        """[words + 1]: in how many of the valid texts [n] each word is."""
+        seen = (_mask(input_ids, attention_mask) > 0) & valid[:, None]
+        ids = torch.where(seen, input_ids, 0).sort(-1).values
+        first = torch.cat([torch.ones_like(seen[:, :1]), ids[:, 1:] != ids[:, :-1]], -1) & (ids > 0)
+        empty = self.embedding.weight.new_zeros(len(self.embedding.weight))
+        return empty.index_add(0, ids.flatten(), first.flatten().to(empty))
+
+
+def _mask(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Where a text has a word."""
+    return (input_ids > 0) if attention_mask is None else attention_mask
 
 
 class SignalCNN(Model):
@@ -267,7 +312,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "resnet18": ResNet18,
     "trees": Trees,
+    "words": Words,
 }
+# Models with their own tokens, whose texts are hashed words.
+OF_HASHED_WORDS = ("embedding", "words")
 SOURCES = {
     "hf:NAME": "a model of transformers: a folder, or a name at the Hugging Face hub",
     "timm:NAME": "an image classifier of timm",

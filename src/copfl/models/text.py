@@ -120,7 +120,7 @@ class Bytes:
 
 
 class HashedWords:
-    """The tokens of the model `embedding`: 1 + a hash of each word; 0 is padding.
+    """The tokens of the models `embedding` and `words`: 1 + a hash of each word; 0 is padding.
 
     It has no vocabulary, so that a further text has the same tokens whatever texts were trained on.
     """

@@ -61,11 +61,11 @@ def responses(criterion: Criterion, classes: int, device: torch.device, dtype: t
             "cross-entropy; leave out other losses, weights and smoothing, or choose another algorithm"
         )
     if criterion.kind == "classification":
-        contrasts = contrasts_of(classes, device, dtype)
+        contrasts, numbers = contrasts_of(classes, device, dtype), torch.arange(classes, device=device)
 
         def of_classes(eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             p = torch.softmax(eta[:, 0] @ contrasts.T, -1)  # [n, K]
-            e = (F.one_hot(y.long(), classes).to(p) - p) @ contrasts
+            e = ((y[:, None] == numbers).to(p) - p) @ contrasts
             mean = p @ contrasts
             weights = (
                 torch.einsum("nk,ki,kj->nij", p, contrasts, contrasts) - mean[:, :, None] * mean[:, None]

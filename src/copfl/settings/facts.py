@@ -72,7 +72,7 @@ DEFAULTS: dict[str, Tables] = {
 }
 # They have the rates of a user's own data.
 SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes", "heart")
-LINEAR = "linear"  # the model that is a head alone
+LINEAR, WORDS = "linear", "words"  # the models that are a head alone, of numbers and of texts
 TREES = "trees"  # the model that has no gradient, and the algorithm that grows it
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 
@@ -193,7 +193,9 @@ class Facts:
             model,
             pretrained.is_pretrained(model),
             bool(tables["privacy"] or tables["robust"] or self.sums_only),
-            tables["model"].get("train") == "head" or model == LINEAR or _has_one_layer(passed.get("model")),
+            tables["model"].get("train") == "head"
+            or model in (LINEAR, WORDS)
+            or _has_one_layer(passed.get("model")),
             sharers,
             bool(tables["adapter"]),
             run["steps"] if isinstance(run.get("steps"), int) else 0,
@@ -306,7 +308,7 @@ def check_model(run: Run, algorithm: object) -> None:
         algorithm: The algorithm of the run.
     """
     model = run.model
-    is_head = model.name == LINEAR or model.train == "head" or _has_one_layer(model.value)
+    is_head = model.name in (LINEAR, WORDS) or model.train == "head" or _has_one_layer(model.value)
     only, is_trees = traits(algorithm).trains, model.name == TREES or isinstance(model.value, Trees)
     if only == TREES and not is_trees:
         raise SettingError(

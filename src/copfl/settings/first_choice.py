@@ -25,7 +25,11 @@ ALONE = 1.5  # clients that have a class: with fewer, hardly any class is traine
 WEAK = 0.1  # the weight of FedPAC's alignment to such centroids
 PULL = 30.0  # Ditto's lambda times the samples that a client sees in all rounds
 AVERAGE = 0.8  # the decay of that average; studies/adaptive
-TEXT_MODELS = ("embedding", "causal_cnn")  # a word's embedding is seldom trained, and wants a larger rate
+TEXT_MODELS = (
+    "embedding",
+    "words",
+    "causal_cnn",
+)  # a word's embedding is seldom trained, and wants a larger rate
 
 
 class Known(NamedTuple):

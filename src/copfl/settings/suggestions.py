@@ -13,7 +13,7 @@ from copfl.models import pretrained
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.components import factory_of
-from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, Facts
+from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, WORDS, Facts
 from copfl.settings.first_choice import first_choice
 from copfl.settings.merging import Layer, names_algorithm
 from copfl.settings.record import declared
@@ -64,7 +64,7 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
         traits(
             facts.passed.get("algorithm") or factory_of("algorithm", str(table["name"]), table.get("code"))
         ),
-        "model" in facts.passed,
+        facts,
     )
     if needed or not facts.follows_rule:
         return needed
@@ -79,11 +79,13 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
     return {"addons": facts.training.addons if by_rule else {}, "run": {"batch": facts.training.batch}}
 
 
-def _needed(of_algorithm: Traits, has_model: bool) -> Tables:
+def _needed(of_algorithm: Traits, facts: Facts) -> Tables:
     """The model of an algorithm that trains the head alone, or one model only; and its rounds."""
     needed: Tables = {"run": {"rounds": of_algorithm.usual_rounds}} if of_algorithm.usual_rounds else {}
-    only = LINEAR if of_algorithm.head_only else of_algorithm.trains
-    if only and not has_model:
+    only = of_algorithm.trains
+    if of_algorithm.head_only:
+        only = WORDS if facts.usual_name("model") == "embedding" else LINEAR
+    if only and "model" not in facts.passed:
         needed["model"] = {"name": only}
     return needed
 

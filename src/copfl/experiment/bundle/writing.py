@@ -14,6 +14,7 @@ from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
 from copfl.experiment.models.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
 from copfl.files import write_bytes
+from copfl.models.networks import OF_HASHED_WORDS
 from copfl.settings.toml import Tables
 
 BASE = "base"  # the folder of what all bundles of a run have in common
@@ -65,7 +66,7 @@ def input_of(dataset: Dataset, task: Task, model: dict[str, Any]) -> Input:
 
 def _has_tokenizer(model: dict[str, Any]) -> bool:
     name = str(model.get("name", ""))
-    return "tokenizer" in model or name.startswith("hf:") or name in ("embedding", "causal_cnn")
+    return "tokenizer" in model or name.startswith("hf:") or name in (*OF_HASHED_WORDS, "causal_cnn")
 
 
 def write_bundles(

@@ -31,12 +31,16 @@ from copfl.experiment.export.formats import (
     quiet,
 )
 from copfl.files import write_bytes
+from copfl.models.networks import OF_HASHED_WORDS
 
 CORE = "network/"  # before the names of the network's own tensors: a column may have any name
-TOKEN_RULES = {
-    "embedding": "lower-case text, split by the regular expression \\w+|[^\\w\\s], cut to max_length (128 if "
+WORD_RULE = (
+    "lower-case text, split by the regular expression \\w+|[^\\w\\s], cut to max_length (128 if "
     "it is 0); a word's token is 1 + zlib.crc32(word in UTF-8) % words; input_ids are padded with 0, and "
-    "attention_mask is 1 for words",
+    "attention_mask is 1 for words"
+)
+TOKEN_RULES = {
+    **dict.fromkeys(OF_HASHED_WORDS, WORD_RULE),
     "causal_cnn": "the bytes of the text in UTF-8, cut to max_length (128 if it is 0), padded with 0; "
     "attention_mask is 1 for bytes",
 }

@@ -14,6 +14,7 @@ from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import UsageError, how_to_set
 from copfl.kernels.draws import seeded
 from copfl.models import adapters, pretrained, text
+from copfl.models.networks import OF_HASHED_WORDS
 from copfl.settings import user_code
 from copfl.settings.components import build
 from copfl.settings.model import checked_hash
@@ -57,7 +58,7 @@ def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes:
 def tokenizer_of(model: Model) -> text.Tokenizer | text.HashedWords | text.Bytes:
     """The tokenizer of a model; UsageError if it has none."""
     length = model.max_length or 0
-    if model.name == "embedding" and model.tokenizer is None:
+    if model.name in OF_HASHED_WORDS and model.tokenizer is None:
         return text.HashedWords(model.options["words"], length)
     if model.name == "causal_cnn" and model.tokenizer is None:
         return text.Bytes(length)

@@ -41,8 +41,9 @@ ALGORITHMS = (
     "reads",
     "scaffold",
     "splitnn",
+    "wide_levels",
 )
-MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "linear", "mlp", "resnet18")
+MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "linear", "mlp", "resnet18", "words")
 OPTIMIZERS = ("adam", "mamo", "sgd")
 SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
 ADDONS: dict[str, Any] = {  # with the values that add nothing

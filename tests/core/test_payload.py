@@ -85,7 +85,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
         return
     row = type(down)(*(None if field is None else field[0] for field in down))
     others = {"ifca": "have models, common, members", "levels": "have coefficients, log_ratio and back sums"}
-    others["wide_levels"] = "have coefficients, log_variance and back gradient, sums"
+    others["wide_levels"] = "have coefficients, log_variance and back sums"
     if name in others:
         with pytest.raises(UsageError, match=f"for the one model that it received.*{others[name]}"):
             update_of(row, upload)

@@ -80,7 +80,7 @@ def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.M
 def test_no_test_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": FEW})
     tested = []
-    for e in rounds_search._held_out(run):
+    for e in rounds_search.held_out(run):
         partition = e.federation.partition
         assert partition.test_from == "train"
         tested.append(np.concatenate(partition.test))
@@ -93,7 +93,7 @@ def test_no_test_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lower_loss_is_found() -> None:
     run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {**FEW, "rounds": 8}})
     found = with_found_rounds(run).run.rounds
-    losses = dict(rounds_search._losses(list(rounds_search._held_out(run)), lambda line: None))
+    losses = dict(rounds_search.losses_of(list(rounds_search.held_out(run)), lambda line: None))
     assert losses[found] == min(losses.values())
 
 

@@ -45,12 +45,12 @@ class Client(NamedTuple):
 
 
 class Upload(NamedTuple):
-    gradient: Tensor  # [d], of the log-likelihood; [0] where it trains alone
-    sums: Tensor  # [2 + B + words]: rows, sites, u² with its variance, and how many texts have each word
+    # [d + 2 + B + words]: the gradient of the log-likelihood, rows, sites, u² with its variance, and how many texts
+    # have each word; [0] where it trains alone.
+    sums: Tensor
 
 
 class Total(NamedTuple):
-    gradient: Tensor
     sums: Tensor
 
 
@@ -120,18 +120,17 @@ class WideLevels:
                 counts = counts + task.module.texts_with(x["input_ids"], x.get("attention_mask"), valid)
         rows = data.size.to(gradient)
         site = (rows > 0).to(gradient)
-        sums = torch.cat(
-            [torch.stack([rows, site]), site * ((effects**2).flatten(1).sum(1) + spread), counts]
-        )
-        upload, after = Upload(gradient / ROWS, sums / ROWS), Client(effects, None)
+        squares = site * ((effects**2).flatten(1).sum(1) + spread)
+        sums = torch.cat([gradient, torch.stack([rows, site]), squares, counts]) / ROWS
+        upload, after = Upload(sums), Client(effects, None)
         if client.own is not None:
-            own, _ = self._searched(task, client.own, Total(*upload))
-            upload, after = Upload(gradient[:0], sums[:0]), Client(effects, own)
+            own, _ = self._searched(task, client.own, Total(sums))
+            upload, after = Upload(sums[:0]), Client(effects, own)
         loss, _ = task.evaluate(model, data)
         return ClientOutput(after, upload, model, {"loss": loss, "weight": rows})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
-        return Total(upload.gradient, upload.sums)
+        return Total(upload.sums)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         return (server, {}) if self.alone else self._searched(task, server, total)
@@ -139,13 +138,12 @@ class WideLevels:
     def _searched(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """The next point of the search, by the sums at the last one."""
         kind = _problems(task)
-        rows, sites, squares, counts = torch.split(
-            ROWS * total.sums, [1, 1, kind.problems, len(_no_words(task))]
-        )
+        sizes = [task.d, 1, 1, kind.problems, len(_no_words(task))]
+        gradient, rows, sites, squares, counts = torch.split(ROWS * total.sums, sizes)
         is_first = server.rounds == 0
         scale = torch.where(is_first, _scale(task, counts, rows), server.scale)
         is_slope = ~task.where(_intercept(task))[: task.d]
-        slope = self.penalty * is_slope * server.search.point - scale * ROWS * total.gradient
+        slope = self.penalty * is_slope * server.search.point - scale * gradient
         search = moved(server.search, slope / rows)  # without rows it is not finite
         variance = squares / (sites * kind.outputs)
         log_variance = (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from copfl.engine.rounds import Round
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
+    from copfl.settings.schema import Run
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -52,6 +53,7 @@ def run(
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
+        from copfl.experiment import texts_search
         from copfl.experiment.preparation import prepare
         from copfl.experiment.rounds_search import linear_instead, with_found_rounds
         from copfl.experiment.run import follow
@@ -73,10 +75,16 @@ def run(
         preset = "demo" if is_demo else preset or ""
         description = complete(*layers, line, preset=preset)
         if description.run.find_rounds == "first":
-            instead = linear_instead(
-                description, [*layers, line], (), lambda layer: complete(*layers, line, layer, preset=preset)
-            )
-            description = with_found_rounds(description, show.tell, instead)
+            chosen = [*layers, line]
+
+            def completed(layer: Tables) -> Run:
+                return complete(*layers, line, layer, preset=preset)
+
+            if not preset and texts_search.is_open(description, chosen, ()):
+                description = texts_search.chosen_for_texts(description, completed, show.tell)
+            else:
+                instead = linear_instead(description, chosen, (), completed)
+                description = with_found_rounds(description, show.tell, instead)
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             print(

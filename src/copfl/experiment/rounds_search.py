@@ -132,12 +132,12 @@ def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = 
             "privacy; name the number of rounds: --rounds"
         )
     tell = tell or (lambda line: None)
-    experiments = list(_held_out(run))
-    held_out = f"{SELECTION:g} of each client's training samples held out"
-    tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out}; --rounds sets it")
-    rounds, loss = lowest_loss(_losses(experiments, tell))
+    experiments = list(held_out(run))
+    part = f"{SELECTION:g} of each client's training samples held out"
+    tell(f"finding the number of rounds, {settings.rounds} at most, with {part}; --rounds sets it")
+    rounds, loss = lowest_loss(losses_of(experiments, tell))
     if instead is not None:
-        other = lowest_loss(_losses(list(_held_out(instead)), tell), instead.run.rounds).loss
+        other = lowest_loss(losses_of(list(held_out(instead)), tell), instead.run.rounds).loss
         is_taken = other <= (1 + MARGIN) * loss
         taken = instead if is_taken else run
         tell(
@@ -148,18 +148,18 @@ def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = 
             return instead
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
-    rounds_alone = lowest_loss(_losses(others, tell)).round if others else rounds
+    rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
     tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
     found = dataclasses.replace(settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done")
     return dataclasses.replace(run, run=found)
 
 
-def _held_out(run: Run) -> Iterator[Experiment]:
+def held_out(run: Run) -> Iterator[Experiment]:
     """The run with held-out training samples in place of test samples, once or for several choices of them."""
     samples = preparation.dataset(run, lambda line: None)
     whole = preparation.partition(run, samples)
-    held_out = SELECTION * sum(map(len, whole.train))
-    choices = min(MOST_CHOICES, max(1, math.ceil(ENOUGH / max(held_out, 1))))
+    count = SELECTION * sum(map(len, whole.train))
+    choices = min(MOST_CHOICES, max(1, math.ceil(ENOUGH / max(count, 1))))
     settings = dataclasses.replace(
         run.run, find_rounds="off", benefit=False, eval_models="final", workers=run.run.workers or 1
     )
@@ -171,7 +171,7 @@ def _held_out(run: Run) -> Iterator[Experiment]:
         yield experiment
 
 
-def _losses(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[int, float]]:
+def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
     pace = Pace()
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]

@@ -13,7 +13,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import ranks
 from copfl.errors import RunError, unknown
 from copfl.experiment import folder as run_folder
-from copfl.experiment import records
+from copfl.experiment import records, texts_search
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
@@ -67,10 +67,12 @@ def run(
         layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
         description = complete(*below, layer, preset=preset)
     if description.run.find_rounds == "first":
-        instead = None
-        if record is None and not preset:
-            instead = linear_instead(description, [layer], (), lambda more: complete(layer, more))
-        description = with_found_rounds(description, instead=instead)
+        is_named, completed = record is not None or bool(preset), lambda more: complete(layer, more)
+        if not is_named and texts_search.is_open(description, [layer], ()):
+            description = texts_search.chosen_for_texts(description, completed)
+        else:
+            instead = None if is_named else linear_instead(description, [layer], (), completed)
+            description = with_found_rounds(description, instead=instead)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:

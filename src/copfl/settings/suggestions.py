@@ -24,6 +24,7 @@ ADAPTIVE = ("adam", "mamo")  # the optimizers that the rule's rate is for
 # user's own data; for a model from scratch the rule of `first_choice` may choose another one. A pretrained
 # model that is trained as a whole keeps the optimizer's.
 OWN_RATES = {"adam": 1e-3, "mamo": 1e-3, "sgd": 0.1}
+FITTING = {TREES: TREES, WORDS: "wide_levels"}  # by model, the method that is made for it
 ADAPTER_RATES = {"adam": 1e-2, "mamo": 1e-2, "sgd": 0.1}
 
 
@@ -44,8 +45,9 @@ def suggest(facts: Facts, defaults: Tables, layers: Sequence[Layer], preset: str
         method: Tables = {}
     elif names_algorithm(*layers) or "algorithm" in facts.passed:
         method = _training(facts, is_batch_set=any("batch" in layer.get("run", {}) for layer in layers))
-    elif facts.tables["model"].get("name") == TREES:
-        method = {"algorithm": {"name": TREES}, **_needed(traits(ALGORITHMS[TREES]), has_model=True)}
+    elif (name := FITTING.get(str(facts.tables["model"].get("name")), "")) and "model" not in facts.passed:
+        method = {"algorithm": {"name": name}, **_needed(traits(ALGORITHMS[name]), facts)}
+        method.pop("model", None)
     else:
         _check_options_of_nobody(facts.tables["algorithm"], defaults.get("algorithm", {}))
         method = first_choice(facts.known).layer

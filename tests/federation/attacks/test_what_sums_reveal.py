@@ -324,17 +324,15 @@ def test_the_documented_tables() -> None:
         fields["feddbe"] = ("w", "size", "mean")
         fields["player_fl"] = ("w", "size", "sensitivity")
         fields["levels"] = ("sums",)
-        fields["wide_levels"] = ("gradient", "sums")
+        fields["wide_levels"] = ("sums",)
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)
             assert float(total.weight) == float(total.score)
             assert total.reports is None  # they are for max_weight, which is refused
-        if name == "levels":  # one vector, and no weight
+        if name in ("levels", "wide_levels"):  # one vector, and no weight
             expected = torch.stack([vector_of(upload) for upload in uploads]).sum(0)
             assert torch.allclose(total.sums, expected, atol=1e-6)
-            continue
-        if name == "wide_levels":
             continue
         weights = [weight for upload in uploads if (weight := weight_of(upload)) is not None]
         assert float(total[1]) == pytest.approx(float(torch.stack(weights).sum()), abs=1e-6)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from copfl.engine.rounds import Round
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
+    from copfl.settings.merging import Layer
     from copfl.settings.schema import Run
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
@@ -77,7 +78,7 @@ def run(
         if description.run.find_rounds == "first":
             chosen = [*layers, line]
 
-            def completed(layer: Tables) -> Run:
+            def completed(layer: Layer) -> Run:
                 return complete(*layers, line, layer, preset=preset)
 
             if not preset and texts_search.is_open(description, chosen, ()):

@@ -62,6 +62,25 @@ def test_the_commands_of_services_and_units_are_commands_of_copfl(
         assert f"Usage: copfl {' '.join(line.split()[:2])}" in done.out
 
 
+def test_a_deployment_installs_files_of_known_hashes() -> None:
+    """Of the versions that the tests run with; torch is of another index for each processor."""
+    text = (ROOT / "deploy" / "requirements.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    known = {line.partition(";")[0].strip() for line in pinned}
+    assert len(lines) > 50
+    for line in lines:
+        requirement, *hashes = line.split(" --hash=")
+        assert requirement.partition(";")[0].strip() in known
+        assert hashes
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one) for one in hashes)
+    names = {line.partition("==")[0] for line in lines}
+    assert {"flwr", "cryptography", "numpy", "dp-accounting"} <= names
+    assert not names & {"torch", "triton", "copfl"}
+    assert "--require-hashes -r /src/requirements.txt" in DOCKERFILE
+    assert all("MemoryMax=" in unit.read_text() for unit in UNITS)
+
+
 def test_the_image_contains_what_the_dockerfile_copies() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [

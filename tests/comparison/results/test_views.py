@@ -1,0 +1,31 @@
+"""A comparison in Python: a few lines, data frames and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.errors import UsageError
+
+
+def test_a_comparison_is_pleasant_to_hold(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    how: dict[str, Any] = {"clients": 2, "rounds": 2, "tune": {}, "seeds": range(2), "rivals": False}
+    found = copfl.compare("fedavg,local", (x, (x[:, 0] > 0).astype(int)), out=tmp_path, **how)
+    lines = repr(found).splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("accuracy in %")
+    rows, clients, rounds = (found.to_pandas(of) for of in ("rows", "clients", "rounds"))
+    assert rows["row"].tolist() == ["fedavg", "local"]
+    assert (len(clients), len(rounds)) == (2 * 2 * 2, 2 * 2 * 2)
+    mean = clients.groupby("row")["accuracy"].mean()
+    np.testing.assert_allclose(mean[rows["row"]], rows["accuracy"])
+    assert found._repr_html_().count("<table>") >= 2
+    assert len(found.plot().axes) == 1
+    with pytest.raises(UsageError, match='did you mean "rows"'):
+        found.to_pandas("row")

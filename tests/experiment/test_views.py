@@ -1,0 +1,81 @@
+"""Results in Python: a few lines, tables, data frames, pictures, and answers to new samples."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import copfl
+from copfl.errors import UsageError
+from copfl.experiment.result import Result
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(RNG.normal(size=(80, 3)), columns=["a", "b", "c"])
+FRAME["y"] = np.where(FRAME["a"] + RNG.normal(size=80) > 0, "yes", "no")
+FRAME["site"] = np.where(np.arange(80) % 2, "north", "south")
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    how: dict[str, Any] = {"target": "y", "client": "site", "rounds": 2, "local_baseline": True}
+    return copfl.run("fedper", FRAME, **how, model_options={"width": 4}, model="mlp", rivals=False)
+
+
+def test_a_few_lines_say_what_decides(result: Result) -> None:
+    lines = repr(result).splitlines()
+    assert lines[0] == str(result)
+    assert 1 <= len(lines) <= 5
+    assert max(map(len, lines)) < 120
+    assert "of 2 clients gain" in repr(result)
+    for value in (result.experiment, result.experiment.federation.dataset, result.bundle(0), result.models):
+        assert len(repr(value)) < 200
+
+
+def test_frames_have_the_numbers_of_the_arrays(result: Result) -> None:
+    clients, rounds = result.to_pandas(), result.to_pandas("rounds")
+    assert clients["client"].tolist() == ["north", "south"]
+    np.testing.assert_array_equal(clients["accuracy"], result.final("accuracy"))
+    np.testing.assert_array_equal(rounds["accuracy"].to_numpy().reshape(2, 2), result.accuracy)
+    assert result.gains is not None
+    np.testing.assert_array_equal(clients["gain"], result.gains.gain)
+    assert len(FRAME) == int(clients["train"].sum() + clients["test"].sum())
+    with pytest.raises(UsageError, match='no of "client"; did you mean "clients"'):
+        result.to_pandas("client")
+
+
+def test_a_notebook_has_a_table_without_code_of_names(result: Result) -> None:
+    html = result._repr_html_()
+    assert html.count("<tr>") == 3
+    named = copfl.run("fedavg", {"<b>": (np.eye(20, dtype="f"), np.arange(20) % 2)}, rounds=1, rivals=False)
+    assert "<td>&lt;b&gt;</td>" in named._repr_html_()
+
+
+def test_a_model_answers_by_number_and_by_name(result: Result) -> None:
+    new = FRAME[["c", "a", "b"]].head(6)  # in any order
+    answers = result.predict(new, client="south")
+    assert set(answers) <= {"yes", "no"}
+    np.testing.assert_array_equal(answers, result.predict(new, client=1))
+    np.testing.assert_allclose(result.predict_proba(new).sum(1), 1, rtol=1e-6)
+    assert [type(net) for net in result.models[:1]] == [type(result.model("north"))]
+    for one, other in zip(result.models[-1].parameters(), result.model("south").parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(UsageError, match='no client "west"'):
+        result.model("west")
+    with pytest.raises(IndexError):
+        result.models[2]
+    assert len(list(result.models)) == 2
+
+
+def test_pictures_and_frames_name_what_is_missing(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(result.plot().axes) == 2
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"pip install 'copfl\[pandas\]'"):
+        result.to_pandas()
+    monkeypatch.setattr("copfl.charts.available", lambda: False)
+    with pytest.raises(UsageError, match=r"pip install 'copfl\[plots\]'"):
+        result.plot()

@@ -1,0 +1,1 @@
+"""Numbers that others published, run with copfl: `python -m studies.published NAME`."""

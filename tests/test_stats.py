@@ -11,10 +11,12 @@ from scipy import stats
 from copfl.stats import (
     Interval,
     Numbers,
+    TwoWay,
     agreement,
     averaged,
     correlation,
     difference,
+    for_all,
     holm,
     kendall,
     mean_of_known,
@@ -82,6 +84,60 @@ def test_a_client_that_never_took_part_says_nothing() -> None:
 def test_verdicts(shift: float, verdict: str) -> None:
     reference = [np.array([0.5, 0.6]), np.array([0.4, 0.5]), np.array([0.3, 0.4])]
     assert difference([values + shift for values in reference], reference).verdict == verdict
+
+
+def test_two_way_by_hand() -> None:
+    # Means of seeds 1 and 3, of clients 1, 2 and 3; nothing is left over.
+    gains = np.array([[0.0, 1.0, 2.0], [2.0, 3.0, 4.0]])
+    found = TwoWay.of(gains)
+    assert (found.mean, found.of_rest) == (2.0, (0.0, 2))
+    assert found.of_seeds == pytest.approx((1.0, 1))  # s = √2, two seeds
+    assert found.of_clients == pytest.approx((1 / math.sqrt(3), 2))
+    half = math.sqrt((12.7062 * 1.0) ** 2 + (4.30265 / math.sqrt(3)) ** 2)
+    assert found.interval() == pytest.approx((2 - half, 2 + half), abs=1e-3)
+    assert TwoWay.of(gains[:1]).interval() == TwoWay.of(gains[:, :1]).interval() == (-math.inf, math.inf)
+
+
+def test_two_way_is_the_interval_over_what_alone_varies() -> None:
+    effects = np.array([0.1, 0.5, 0.4])
+    clients, seeds = np.tile(effects, (4, 1)), np.tile(effects[:, None], (1, 4))
+    assert TwoWay.of(clients).interval() == pytest.approx(over_clients(effects))
+    assert TwoWay.of(seeds).interval() == pytest.approx(over_seeds(effects))
+
+
+def test_a_client_without_a_seed_does_not_make_the_interval_narrower() -> None:
+    gains = np.random.default_rng(0).normal(size=(4, 5))
+    lacking = gains.copy()
+    lacking[1, 2] = np.nan
+    found = TwoWay.of(lacking)
+    assert found.interval().half > max(found.of_seeds.half(0.95), found.of_clients.half(0.95))
+    never = np.concatenate([gains, np.full((4, 1), np.nan)], axis=1)
+    assert TwoWay.of(never).interval() == pytest.approx(TwoWay.of(gains).interval())
+
+
+def test_a_difference_says_what_varies() -> None:
+    gains = np.random.default_rng(3).normal(0.3, 1, size=(3, 4))
+    nothing = [np.zeros(4)] * 3
+    of_seeds, same = difference(list(gains), nothing), difference(list(gains), nothing, same_clients=True)
+    assert of_seeds.both == of_seeds.seeds == same.seeds
+    assert same.both == TwoWay.of(gains).interval()
+    assert of_seeds.p == pytest.approx(stats.ttest_1samp(gains.mean(1), 0).pvalue, rel=1e-6)
+    assert abs(TwoWay.of(gains).interval(1 - same.p).half - abs(same.mean)) < 1e-6
+    assert difference(list(gains[:1]), nothing[:1], same_clients=True).p == 1
+
+
+def test_verdicts_of_several_rows_are_corrected_by_holm() -> None:
+    known = [
+        difference([np.array([m]) for m in (mean - 0.1, mean, mean + 0.1)], [np.zeros(1)] * 3)
+        for mean in (0.4, 0.3, 0.0)
+    ]
+    unknown = difference([np.array([math.nan])], [np.zeros(1)])
+    found = for_all({"a": known[0], "b": known[1], "c": known[2], "d": unknown})
+    assert [one.verdict for one in known] == ["higher", "higher", "not distinguishable"]
+    assert found["a"].p == pytest.approx(3 * known[0].p)
+    assert found["b"].p == pytest.approx(2 * known[1].p)
+    assert [one.verdict for one in found.values()][1:3] == ["not distinguishable"] * 2
+    assert found["d"].verdict == unknown.verdict == "not computed: no client has a value under both"
 
 
 def test_a_value_is_the_mean_of_the_last_third_of_the_evaluations_at_most_five() -> None:

@@ -1,15 +1,21 @@
 """Means, spreads, paired differences and rank correlations, with intervals.
 
-The primary interval of a difference is over seeds: each seed gives one difference, the mean of the paired
-differences of its clients, and a t interval covers those. It answers "is there a difference with new clients,
-weights and batches?", and with three seeds it is wide. The second one is over clients: it takes the seeds as
-given, and a t interval covers the clients, each with its mean over the seeds. It answers "do many clients carry
-the difference in these runs, or few?", and is too narrow for the first question.
+A difference of two methods varies with the clients and with the seeds, and so has three intervals:
+
+- over seeds: each seed gives one difference, the mean of the paired differences of its clients. What varies is what a
+  seed draws: weights and batches, and the clients where it draws them, too;
+- over clients: each client has its mean over the seeds. It takes the seeds as given, and is too narrow for others;
+- over both: the one that answers "is there a difference with other clients, weights and batches?". Where every seed
+  draws its own clients it is that over seeds. Where the clients are the same in every seed, such as hospitals,
+  it is that of a two-way model of clients and seeds (`TwoWay`).
+
+With one seed nothing is known of the next. What is said then is about these clients and this seed.
+The rates of coverage and of false positives are in tests/test_coverage.py.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +27,7 @@ Measure = Callable[[Numbers, Numbers], Numbers]
 LEVEL = 0.95
 WORST = 0.1  # fraction of the clients
 LAST = 5  # evaluations that a value is the mean of, where a run has enough of them
+STEPS = 30  # of the search of a p value
 RANK_DRAWS = 2000  # of the bootstrap of a rank correlation
 SAMPLE_DRAWS = 1000  # of the bootstrap over the test samples of one client
 
@@ -40,21 +47,28 @@ class Interval(NamedTuple):
     def without_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
+    @property
+    def half(self) -> float:
+        """Half of its width."""
+        return (self.high - self.low) / 2
+
 
 class Difference(NamedTuple):
     """A row's gain over the reference; all nan where it cannot be computed."""
 
     mean: float
-    seeds: Interval  # primary
+    seeds: Interval
     clients: Interval
+    both: Interval  # over clients and seeds
+    p: float  # of no difference, by the interval over both; corrected where there are several rows
     unknown: str = ""  # why it cannot be computed
 
     @property
     def verdict(self) -> str:
-        """The conclusion that the interval over seeds allows."""
+        """The conclusion that the interval over both allows, corrected for the number of rows."""
         if self.unknown:
             return f"not computed: {self.unknown}"
-        if not self.seeds.without_zero:
+        if not self.p < 1 - LEVEL:
             return "not distinguishable"
         return "higher" if self.mean > 0 else "lower"
 
@@ -95,18 +109,115 @@ def worst_of(values: Numbers, higher_is_better: bool = True) -> float:
     return float(known[: max(1, math.ceil(WORST * len(known) - 1e-9))].mean())
 
 
-def difference(row: Sequence[Numbers], reference: Sequence[Numbers], level: float = LEVEL) -> Difference:
-    """The paired difference of two rows, each given as the values of its clients, an array per seed."""
+def difference(
+    row: Sequence[Numbers],
+    reference: Sequence[Numbers],
+    level: float = LEVEL,
+    same_clients: bool = False,
+) -> Difference:
+    """The paired difference of two rows.
+
+    Args:
+        row: The values of its clients, an array per seed.
+        reference: Those of the other row.
+        level: Of confidence.
+        same_clients: Whether a client is the same one in every seed.
+    """
     gains = [difference_of_known(a, b) for a, b in zip(row, reference, strict=True)]
     if reason := unknown_reason(gains):
         nowhere = Interval(math.nan, math.nan)
-        return Difference(math.nan, nowhere, nowhere, reason)
+        return Difference(math.nan, nowhere, nowhere, nowhere, math.nan, reason)
     means = np.array([gain.mean() for gain in gains])
     of_clients = np.full((len(row), max(map(len, row))), np.nan)  # [seeds, clients]
     for seed, (a, b) in enumerate(zip(row, reference, strict=True)):
         of_clients[seed, : len(a)] = a - b
-    over = over_clients(mean_of_known(of_clients), level)
-    return Difference(float(means.mean()), over_seeds(means, level), over)
+    interval = TwoWay.of(of_clients).interval if same_clients else partial(over_seeds, means)
+    return Difference(
+        float(means.mean()),
+        over_seeds(means, level),
+        over_clients(mean_of_known(of_clients), level),
+        interval(level),
+        _p_value(interval),
+    )
+
+
+class Error(NamedTuple):
+    """The standard error of a mean, and its degrees of freedom; 0 of one value."""
+
+    value: float
+    freedom: int
+
+    @classmethod
+    def of(cls, values: Numbers) -> "Error":
+        """Of the mean of independent values: s / √n."""
+        count = len(values)
+        return cls(float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan, count - 1)
+
+    def half(self, level: float) -> float:
+        """Half the width of the t interval."""
+        return t_quantile((1 + level) / 2, self.freedom) * self.value
+
+
+class TwoWay(NamedTuple):
+    """The mean of gains over clients and seeds, where the same clients are in every seed.
+
+    The model is gain = mean + effect of the client + effect of the seed + rest, all of them random. With a, b and e the
+    half widths of the t intervals over the seeds' means, over the clients' means, and of the rest, the half width
+    is √(a² + b² - e²), and at least a and b: the rest is in a and in b, and counts once. It is as wide as the
+    interval over seeds if only they differ, and as that over clients if only they do.
+    """
+
+    mean: float
+    of_seeds: Error
+    of_clients: Error
+    of_rest: Error
+
+    @classmethod
+    def of(cls, gains: Numbers) -> "TwoWay":
+        """Of gains [seeds, clients]; nan: the client has none."""
+        gains = gains[:, ~np.isnan(gains).all(0)]
+        seeds, clients = mean_of_known(gains, 1), mean_of_known(gains)
+        mean, freedom = float(seeds.mean()), (len(seeds) - 1) * (len(clients) - 1)
+        rest = Error(0.0, max(freedom, 1))  # where a client lacks a seed, it counts twice
+        if freedom and not np.isnan(gains).any():
+            left = gains - seeds[:, None] - clients + mean
+            rest = Error(math.sqrt(float((left**2).sum()) / freedom / gains.size), freedom)
+        return cls(mean, Error.of(seeds), Error.of(clients), rest)
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        """With this confidence; unbounded for one seed or one client."""
+        if not (self.of_seeds.freedom and self.of_clients.freedom):
+            return Interval(-math.inf, math.inf)
+        a, b, e = (error.half(level) ** 2 for error in self[1:])
+        half = math.sqrt(max(a + b - e, a, b))
+        return Interval(self.mean - half, self.mean + half)
+
+
+def _p_value(interval: Callable[[float], Interval]) -> float:
+    """The smallest 1 - level at which the interval excludes zero; 1 where none does."""
+    if not interval(0.0).without_zero:
+        return 1.0
+    low, high = -12.0, 0.0  # of its logarithm, by halving
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if interval(1 - 10**middle).without_zero else (middle, high)
+    return float(10**high)
+
+
+def for_all(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """The differences of several rows with p values that hold for all of them together, by Holm.
+
+    Without any difference at least one is called different in at most 5 % of comparisons.
+
+    Args:
+        differences: By the row's name; those that are not computed do not count.
+    """
+    known = [name for name, found in differences.items() if not found.unknown]
+    corrected = dict(zip(known, holm([differences[name].p for name in known]), strict=True))
+    return {
+        name: found._replace(p=corrected[name]) if name in corrected else found
+        for name, found in differences.items()
+    }
 
 
 def difference_of_known(a: Numbers, b: Numbers) -> Numbers:
@@ -132,14 +243,13 @@ def unknown_reason(gains: Sequence[Numbers]) -> str:
 
 def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     """mean ± t(n - 1) · s / √n over the seeds' differences; unbounded for one seed."""
-    count, mean = len(means), float(means.mean())
-    if count < 2:
+    if len(means) < 2:
         return Interval(-math.inf, math.inf)
-    half = t_quantile((1 + level) / 2, count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
+    mean, half = float(means.mean()), Error.of(means).half(level)
     return Interval(mean - half, mean + half)
 
 
-@cache  # a page has thousands of intervals, with a few numbers of seeds and of clients
+@lru_cache(maxsize=4096)  # a page has thousands of intervals, with a few numbers of seeds and of clients
 def t_quantile(probability: float, freedom: int) -> float:
     """Of the t distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats calls, whose import takes four times as long

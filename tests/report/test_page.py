@@ -243,7 +243,12 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
         over = {}
         if gain is not None:
             verdict = "lower" if gain[2] < 0 else "not distinguishable"
-            over["accuracy"] = {"mean": gain[0], "over_seeds": gain[1:], "verdict": verdict}
+            over["accuracy"] = {
+                "mean": gain[0],
+                "over_seeds": gain[1:],
+                "over_both": gain[1:],
+                "verdict": verdict,
+            }
         return {
             "label": label,
             "mean": dict.fromkeys(names, 0.5),

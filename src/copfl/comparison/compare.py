@@ -60,7 +60,7 @@ from copfl.settings.checking import unknown_key
 from copfl.settings.complete import complete
 from copfl.settings.components import OPTIMIZERS
 from copfl.settings.schema import KINDS
-from copfl.stats import Difference
+from copfl.stats import Difference, for_all
 from copfl.tables import capital
 
 
@@ -147,8 +147,11 @@ def compare(
         records = _records(final, run)
     rivals = seed_rivals([*layers_of(rows[0], base), suitability.CHECK if executor else {}], seeds, log)
     against = records[labels.index(chosen)]
+    differences = _differences(
+        {label: runs for label, runs in zip(labels, records, strict=True) if label != chosen}, against
+    )
     table = [
-        Row(entry, runs, best, {} if entry.label == chosen else _differences(runs, against))
+        Row(entry, runs, best, differences.get(entry.label, {}))
         for entry, runs, best in zip(rows, records, tuned, strict=True)
     ]
     notes = remarks + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
@@ -277,10 +280,18 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
     return [[by_path[job.path] for job in row] for row in plan]
 
 
-def _differences(runs: Sequence[Record], reference: Sequence[Record]) -> dict[str, Difference]:
-    return {
-        name: paired(runs, reference, name)
-        for name in accuracies("all", reference[0].metric.name)
-        # Not of a model that was not evaluated.
-        if not any(math.isnan(run.mean(name)) for run in (*runs, *reference))
-    }
+def _differences(
+    rows: Mapping[str, Sequence[Record]], reference: Sequence[Record]
+) -> dict[str, dict[str, Difference]]:
+    """By row and metric, its difference to the reference, corrected for the number of rows."""
+    differences: dict[str, dict[str, Difference]] = {label: {} for label in rows}
+    for name in accuracies("all", reference[0].metric.name):
+        of_rows = {
+            label: paired(runs, reference, name)
+            for label, runs in rows.items()
+            # Not of a model that was not evaluated.
+            if not any(math.isnan(run.mean(name)) for run in (*runs, *reference))
+        }
+        for label, found in for_all(of_rows).items():
+            differences[label][name] = found
+    return differences

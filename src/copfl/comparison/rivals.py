@@ -8,7 +8,7 @@ import numpy as np
 from copfl.comparison.results.results import Record
 from copfl.core.metrics import MetricInfo
 from copfl.rivals.records import TITLES, Rivals
-from copfl.stats import LEVEL, Difference, Spread, difference, spread_of
+from copfl.stats import LEVEL, Difference, Spread, difference, for_all, spread_of
 from copfl.tables import Table
 
 
@@ -33,7 +33,12 @@ class SeedRivals(NamedTuple):
         """The paired difference of a row to the chosen kind of model, in the primary metric."""
         primary = self.metrics[0].name
         ours = [np.array(run.clients[primary]) for run in runs]
-        return difference(ours, [rivals.values[self.chosen].tested[primary] for rivals in self.of_seeds])
+        theirs = [rivals.values[self.chosen].tested[primary] for rivals in self.of_seeds]
+        return difference(ours, theirs, same_clients=runs[0].same_clients)
+
+    def all_to_best(self, rows: Mapping[str, Sequence[Record]]) -> dict[str, Difference]:
+        """`to_best` of every row, corrected for their number."""
+        return for_all({label: self.to_best(runs) for label, runs in rows.items()})
 
 
 def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> list[Table]:
@@ -57,18 +62,18 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
     head = ["", *(other.label for other in rivals.metrics), ""]
     parts = [Table("What each client has alone", head, alone, [how, *left_out])]
     level, compared = f"{100 * LEVEL:.0f} %", []
-    for title, runs in rows.items():
-        gain = rivals.to_best(runs)
-        bounds = [metric.interval(*bound) for bound in (gain.seeds, gain.clients)]
+    for title, gain in rivals.all_to_best(rows).items():
+        bounds = [metric.interval(*bound) for bound in (gain.both, gain.seeds, gain.clients)]
         compared.append([title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
-    head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
+    head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
-    return [*parts, Table(title, head, compared, ["Paired: the same client of the same seed."])]
+    note = "Paired: the same client of the same seed. Verdicts are as in the table above, corrected for the rows."
+    return [*parts, Table(title, head, compared, [note])]
 
 
 def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
     """The means of the rivals, and the differences of rows to the best of them, by label."""
-    gains = {label: rivals.to_best(runs) for label, runs in rows.items()}
+    gains = rivals.all_to_best(rows)
     return {
         "chosen": rivals.chosen,
         "metrics": [metric.as_json() for metric in rivals.metrics],
@@ -85,6 +90,8 @@ def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[st
                 "mean": gain.mean,
                 "over_seeds": gain.seeds,
                 "over_clients": gain.clients,
+                "over_both": gain.both,
+                "p": gain.p,
                 "verdict": gain.verdict,
             }
             for label, gain in gains.items()

@@ -95,7 +95,8 @@ def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -
         ]
         if of:
             texts.append(f"{metric.verdict(verdict).capitalize()}: {', '.join(of)}.")
-    return [f"{about} (95 % interval over {seeds} seeds in brackets). {' '.join(texts)}"]
+    how = f"in brackets the 95 % interval over clients and {seeds} seeds; verdicts hold for all rows together, by Holm"
+    return [f"{about} ({how}). {' '.join(texts)}"]
 
 
 def _against_rivals(content: Mapping[str, Any], metric: MetricInfo) -> list[str]:
@@ -117,7 +118,7 @@ def _difference(row: Row, metric: MetricInfo) -> str:
 
 
 def _with_interval(gain: Mapping[str, Any], metric: MetricInfo) -> str:
-    bounds = [np.nan if end is None else end for end in gain["over_seeds"]]
+    bounds = [np.nan if end is None else end for end in gain["over_both"]]
     return f"{metric.text(gain['mean'], sign='+')} {metric.interval(*bounds)}"
 
 
@@ -186,7 +187,7 @@ def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
         [row["label"], _difference(row, metric), metric.verdict(row["differences"][metric.name]["verdict"])]
         for row in rows
     ]
-    title = f"Difference to {reference}{metric.points}, with its 95 % interval over seeds"
+    title = f"Difference to {reference}{metric.points}, with its 95 % interval over clients and seeds"
     return Table(title, ["row", "difference", "verdict"], cells)
 
 
@@ -210,15 +211,17 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
 
 
 def _differences(content: Mapping[str, Any], rows: list[Row], metric: MetricInfo) -> list[Chart]:
-    """Each row's difference to the reference with its interval over seeds."""
+    """Each row's difference to the reference with its interval over clients and seeds."""
     if not rows or len(content["seeds"]) < 2:
         return []
     gains = [row["differences"][metric.name] for row in rows]
-    ends = [np.array([gain["over_seeds"][end] for gain in gains], np.float64) for end in (0, 1)]
+    ends = [np.array([gain["over_both"][end] for gain in gains], np.float64) for end in (0, 1)]
     low, high = (values_of(metric.factor * end) for end in ends)
     means = values_of(metric.factor * np.array([gain["mean"] for gain in gains], np.float64))
     series = [Line("difference", means, low, high, [metric.verdict(gain["verdict"]) for gain in gains])]
-    about = "An interval that contains zero: the difference is not distinguishable. 95 %, over seeds."
+    about = (
+        "An interval that contains zero: the difference is not distinguishable. 95 %, over clients and seeds."
+    )
     unit = " points" if metric.fraction else ""
     x_title, labels = f"difference to {content['reference']}{metric.points}", [row["label"] for row in rows]
     title = f"Difference to {content['reference']}"

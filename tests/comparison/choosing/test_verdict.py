@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def against(
     mean: float, low: float, high: float, rounds: int = 40, seeds: int = 2, rising: float = 0.0
 ) -> Against:
     bounds = Interval(low, high)
-    return Against("fedavg", Difference(mean, bounds, bounds), rounds, seeds, rising)
+    return Against("fedavg", Difference(mean, bounds, bounds, bounds, 0.5), rounds, seeds, rising)
 
 
 def judged(
@@ -193,3 +195,21 @@ def test_without_values_the_verdict_of_the_race_stays() -> None:
     found = against_rivals(pays, "fedavg", np.array([np.nan]), alone([0.8]))
     assert found.kind == FEDERATE
     assert "not compared with a random forest" in found.text
+
+
+def test_with_one_seed_a_verdict_is_about_these_clients_and_this_seed() -> None:
+    def of(both: Interval, seeds: int) -> str:
+        found = Difference(0.05, Interval(0.01, 0.09), Interval(0.02, 0.08), both, 0.01)
+        judgement = judged(Against("fedavg", found, 40, seeds, 0.0))
+        assert judgement.kind == FEDERATE
+        return judgement.text
+
+    nothing = Interval(-math.inf, math.inf)
+    one = of(nothing, 1)
+    assert one.startswith("To federate pays for these clients and this seed: fedavg +5.0 points [+2.0, +8.0]")
+    assert "nothing is known of another seed" in one
+    assert of(Interval(-0.01, 0.11), 3).startswith(
+        "To federate pays for these clients and these 3 seeds: fedavg"
+    )
+    assert "not shown for others: [-1.0, +11.0] over clients and seeds" in of(Interval(-0.01, 0.11), 3)
+    assert of(Interval(0.01, 0.09), 3).startswith("To federate pays: fedavg +5.0 points")

@@ -55,7 +55,10 @@ def test_the_text_by_hand() -> None:
     assert re.split(" {2,}", lines[4]) == ["copfl", *accuracies, "1.5 kB", "2.5 MB", "0.50"]
     (line,) = (text for text in lines if text.startswith("local") and "distinguishable" in text)
     # gains -10, -10 and -10, 0: means -10 and -5, -7.5 ± 12.706 * 2.5
-    assert " ".join(line.split()) == "local -7.5 [-39.3, +24.3] [-39.3, +24.3] not distinguishable"
+    assert (
+        " ".join(line.split())
+        == "local -7.5 [-39.3, +24.3] [-39.3, +24.3] [-39.3, +24.3] not distinguishable"
+    )
     assert "Difference to copfl" in as_text(comparison())
     (line,) = (text for text in lines if text.startswith("local") and "lr" in text)
     assert re.split(" {2,}", line) == ["local", "lr=0.01", "lr=0.1: 25.0, lr=0.01: 75.0"]
@@ -91,7 +94,7 @@ def test_of_one_seed_there_is_no_spread_and_no_verdict() -> None:
 def test_markdown_has_the_same_grids() -> None:
     text = as_markdown(comparison())
     assert "| copfl | 65.0 ± 7.1 | 32.5 ± 3.5 |" in text
-    assert "| local | -7.5 | [-39.3, +24.3] | [-39.3, +24.3] | not distinguishable |" in text
+    assert "| local | -7.5 | [-39.3, +24.3] | [-39.3, +24.3] | [-39.3, +24.3] | not distinguishable |" in text
     assert text.count("| --- |") == 4
 
 

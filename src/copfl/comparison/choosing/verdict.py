@@ -86,7 +86,22 @@ def verdict(
                 return Verdict(NO_GAIN, f"No useful gain: {text}")
             more = "What to run next: more clients, or more validation samples."
             return Verdict(UNDECIDED, f"Not enough evidence: {text} {more}")
-        return Verdict(FEDERATE, f"To federate pays: {shown} to training alone, {how}.{later}")
+        both = gain(best.difference.both, metric)
+        if both.low > alone_rises:
+            return Verdict(
+                FEDERATE,
+                f"To federate pays: {shown} to training alone, {how}; {_both(best, metric)}.{later}",
+            )
+        these = f"these clients and {'this seed' if best.seeds == 1 else f'these {best.seeds} seeds'}"
+        others = (
+            "nothing is known of another seed"
+            if best.seeds == 1
+            else f"not shown for others: {_both(best, metric)}"
+        )
+        return Verdict(
+            FEDERATE,
+            f"To federate pays for {these}: {shown} to training alone, {how}; {others}.{later}",
+        )
     open_questions = _open_questions(methods, alone_rises, metric, rounds, tuned)
     size = f"{metric.text(least)}{unit}"
     if bounds.low > 0:
@@ -157,6 +172,11 @@ def _open_questions(
     if methods[0].seeds < ENOUGH_SEEDS:
         questions.append(f"{ENOUGH_SEEDS} seeds or more")
     return questions
+
+
+def _both(method: Against, metric: MetricInfo) -> str:
+    """The interval that holds for other clients and seeds."""
+    return f"{metric.interval(*method.difference.both)} over clients and seeds"
 
 
 def _seeds(count: int) -> str:

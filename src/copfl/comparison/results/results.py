@@ -57,6 +57,13 @@ class Record(NamedTuple):
         return int(self.tables["run"]["seed"])
 
     @property
+    def same_clients(self) -> bool:
+        """Whether a client is the same one in every seed: by nature, or as a file or a program says."""
+        partition = self.run.partition
+        is_kept = partition.name == "by_group" or partition.name.endswith(".json")
+        return is_kept or bool(partition.description)
+
+    @property
     def length(self) -> int:
         """Its rounds."""
         return int(self.tables["run"]["rounds"])
@@ -235,7 +242,7 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
 def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
     """The paired difference of two rows in a metric, over the same clients and seeds."""
     left, right = ([np.array(run.clients[name]) for run in row] for row in (runs, others))
-    return difference(left, right, level)
+    return difference(left, right, level, runs[0].same_clients)
 
 
 # Tuning

@@ -228,14 +228,21 @@ def _differences(comparison: Comparison) -> Table:
     for row in comparison.rows:
         gain = row.differences.get(metric.name)
         if gain is not None:
-            bounds = [metric.interval(*bound) for bound in (gain.seeds, gain.clients)]
+            bounds = [metric.interval(*bound) for bound in (gain.both, gain.seeds, gain.clients)]
             rows.append([row.title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
     level = f"{100 * LEVEL:.0f} %"
-    note = (
-        "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
-        "row by row; the interval over clients takes these seeds as given."
+    are_same = comparison.rows[0].outcomes[0].same_clients
+    varies = (
+        "over clients and seeds, as in every seed the clients are the same"
+        if are_same
+        else "over seeds, as every seed has clients of its own"
     )
-    head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
+    note = (
+        f"Paired: the same client of the same seed under both. over both: {varies}; the interval over clients takes "
+        f"these seeds as given. The verdicts are by the interval over both and hold for all {len(rows)} together "
+        "(Holm): an interval alone may exclude zero where its row is not told apart."
+    )
+    head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     what = f"personal {metric.title} after local training{metric.points}"
     title = f"Difference to {comparison.reference}, {what}"
     return Table(title, head, rows, [note])

@@ -28,7 +28,8 @@ from copfl.experiment.models import new_clients
 from copfl.files import write_bytes
 from copfl.tables import Table, plain
 
-ENDS = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")  # of a difference, in table.csv
+# Of a difference, in table.csv.
+ENDS = ("mean", "both_low", "both_high", "seeds_low", "seeds_high", "clients_low", "clients_high")
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -49,8 +50,11 @@ def _line(row: Row, comparison: Comparison) -> dict[str, str]:
         cells |= {f"{name}_{what}": _cell(value) for what, value in metrics[name]._asdict().items()}
     for name in accuracies("all", primary):
         gain = gains.get(name)
-        values = (math.nan,) * len(ENDS) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
+        values = (
+            (math.nan,) * len(ENDS) if gain is None else (gain.mean, *gain.both, *gain.seeds, *gain.clients)
+        )
         cells |= {f"{name}_difference_{end}": _cell(v) for end, v in zip(ENDS, values, strict=True)}
+    cells["p"] = _cell(gains[primary].p) if gains else ""
     cells["verdict"] = gains[primary].verdict if gains else ""
     cells["share_that_gains"] = _cell(float(np.mean(shares.get(row.label, [math.nan]))))
     for name in new_clients.SAMPLES:
@@ -112,6 +116,8 @@ def _row(row: Row) -> dict[str, Any]:
                 "mean": gain.mean,
                 "over_seeds": gain.seeds,
                 "over_clients": gain.clients,
+                "over_both": gain.both,
+                "p": gain.p,
                 "verdict": gain.verdict,
             }
             for name, gain in row.differences.items()

@@ -1,0 +1,1 @@
+"""How often the intervals and verdicts of a comparison are right, by simulation: docs/statistics.md."""

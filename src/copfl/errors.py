@@ -120,6 +120,15 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     return f"task={{{name!r}: {text}}}" if table == "task" else f"{name}={text}"
 
 
+def option(name: str) -> str:
+    """An argument without a value, as the user writes it: `--out`, in Python `out=`.
+
+    Args:
+        name: Its name in Python.
+    """
+    return f"--{name.replace('_', '-')}" if COMMAND_LINE in os.environ else f"{name}="
+
+
 def library(name: str, why: str = "") -> Any:
     """An imported library of EXTRAS; UsageError says how to install it."""
     top = name.partition(".")[0]

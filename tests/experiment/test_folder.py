@@ -130,15 +130,13 @@ def test_new_folders_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "20300101-000000-copfl-on-my-data-a-b-3",
     ]
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot write into .*; name another folder with --out"):
+    with pytest.raises(RunError, match=r"cannot write into .*; name another folder with out="):
         run_folder.fresh(tmp_path / "file", "copfl")
 
 
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(
-        RunError, match=r"not empty \(it contains thesis\.tex\); name a new folder with --out"
-    ):
+    with pytest.raises(RunError, match=r"not empty \(it contains thesis\.tex\); name a new folder with out="):
         copfl.run("copfl", **TINY, out=tmp_path)
     assert files(tmp_path) == {"thesis.tex": b"ten years of work"}
     (tmp_path / "file").touch()
@@ -189,7 +187,7 @@ def test_a_folder_that_the_system_makes_read_only(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(
-        RunError, match=r"cannot write into .*: Read-only file system; name another folder with --out"
+        RunError, match=r"cannot write into .*: Read-only file system; name another folder with out="
     ):
         copfl.run("copfl", **TINY, out=tmp_path / "run")
 

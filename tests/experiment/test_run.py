@@ -261,7 +261,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
     assert prepare(complete(values={"model": Net})).engine.name == "vmap"
     assert prepare(complete(values={"model": Branching()})).engine.name == "sequential"
     with pytest.raises(
-        UsageError, match=r"cannot be trained in batches of clients .*; use --engine sequential"
+        UsageError, match=r"cannot be trained in batches of clients .*; use engine='sequential'"
     ):
         prepare(complete({"run": {"engine": "vmap"}}, values={"model": Branching()}))
 
@@ -271,7 +271,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
     [
         (
             {"model": nn.Linear(7, 10)},
-            r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; choose another --model",
+            r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; choose another model=",
         ),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},

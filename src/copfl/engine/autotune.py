@@ -25,7 +25,7 @@ from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Chunk, Group, Mapping, run_chunk
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, how_to_set, option
 from copfl.kernels.draws import Keyed
 
 MEASURED_FROM = 60.0  # seconds: a shorter run is not measured
@@ -80,7 +80,8 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
         if engine == "auto":
             return sequential
         raise UsageError(
-            f"the model cannot be trained in batches of clients ({problem}); use --engine sequential"
+            f"the model cannot be trained in batches of clients ({problem}); use "
+            f"{how_to_set('run.engine', 'sequential', '--engine')}"
         )
     check_fit(task, federation, problem)
     if engine != "auto" or cuda:
@@ -97,7 +98,7 @@ def check_fit(task: Task, federation: Federation, problem: str | None = None) ->
         are_floats = all(kind.is_floating_point or kind == torch.uint8 for kind in kinds)
         remedy = "" if are_floats else "pass x.astype('float32'), as whole numbers are taken for tokens, or "
         fault = f"the model does not fit samples of shape {list(federation.shape)}: {problem}"
-        raise UsageError(f"{fault}; {remedy}choose another --model")
+        raise UsageError(f"{fault}; {remedy}choose another {option('model')}")
 
 
 def _problem(task: Task, engine: Mapping, data: Data) -> str:
@@ -120,7 +121,8 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
         if out_of_memory(error):
             raise RunError(
                 "the GPU has too little free memory for the model and two samples: other processes use it "
-                "(nvidia-smi lists them) or the model is too large; use --device cpu or a smaller model"
+                "(nvidia-smi lists them) or the model is too large; use "
+                f"{how_to_set('run.device', 'cpu', '--device')} or a smaller model"
             ) from error
         problem = f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
     if shapes and task.criterion.kind != "next_token" and shapes[0] != [task.classes]:

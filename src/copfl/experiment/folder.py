@@ -32,7 +32,7 @@ from copfl.data.clients.partition import Partition
 from copfl.data.sets.stored import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, option, raised_as
 from copfl.experiment import records
 from copfl.experiment.models.client_models import InFolder
 from copfl.settings import toml
@@ -240,16 +240,18 @@ def _check_free(folder: RunFolder) -> None:
     """Nothing, if a run may begin here: the folder is new, empty, or of a run that never began."""
     path = folder.path
     if folder.begun:
-        remedy = f"use `copfl resume {path}`, or name another folder with --out"
+        remedy = f"use `copfl resume {path}`, or name another folder with {option('out')}"
         raise RunError(f"{path} already contains a run; {remedy}")
     with _writing_into(path):
         names = {entry.name for entry in path.iterdir()} if path.exists() else set()
     others = sorted(n for n in names - {LOCK, *FILES} if not n.endswith((".part", ".tmp")))
     if others:
         content = f"it contains {listed(others, 3)}"
-        raise RunError(f"{path} is no run folder and not empty ({content}); name a new folder with --out")
+        raise RunError(
+            f"{path} is no run folder and not empty ({content}); name a new folder with {option('out')}"
+        )
 
 
 def _writing_into(path: Path) -> contextlib.AbstractContextManager[None]:
-    remedy = "name another folder with --out (--runs of reproduce)"
+    remedy = f"name another folder with {option('out')}"
     return raised_as(RunError, f"cannot write into {path}: {{}}; {remedy}", OSError)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from copfl.data.clients.partition import hold_out
 from copfl.engine import simulate
 from copfl.engine.rounds import Round
-from copfl.errors import UsageError
+from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
@@ -129,7 +129,7 @@ def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = 
     if run.privacy:
         raise UsageError(
             'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '
-            "privacy; name the number of rounds: --rounds"
+            f"privacy; name the number of rounds: {option('rounds')}"
         )
     tell = tell or (lambda line: None)
     experiments = list(held_out(run))

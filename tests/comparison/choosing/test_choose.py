@@ -126,6 +126,9 @@ def test_what_has_not_left_the_constant_answer_is_not_dropped_early() -> None:
 
     assert [one.label for one in race.kept(early, 2, pays)] == ["a", "b", "c", "d"]
     assert asked == [4]
+    assert [one.label for one in race.kept(early, 2, lambda count: count < 4)] == ["a", "b", "c"]
+    assert race.notes.pop().endswith("so the budget can keep all but 1 of them.")
+    assert race.left.pop("d") == "dropped for the budget, at round 2, not better than a constant answer yet"
     assert race.notes == [
         "At round 2 of 12, 2 of 4 candidates are not better than a constant answer, so none of them is dropped yet."
     ]
@@ -140,6 +143,23 @@ def test_what_has_not_left_the_constant_answer_is_not_dropped_early() -> None:
     assert race.left["c"] == "dropped for the budget, at round 2, not better than a constant answer yet"
     race.left.clear()
     assert [one.label for one in race.kept(late, 2, pays)] == ["a", "b"]  # half of the rounds are enough
+
+
+def test_the_loss_decides_who_goes_on_early() -> None:
+    """All have the accuracy of the constant answer; what is dropped late has the lower accuracy."""
+    found = standing(2, a=[[0.5, 0.5]], b=[[0.5, 0.5]], c=[[0.5, 0.4]])
+    losses = {"a": 0.9, "b": 0.5, "c": 0.7}
+    with_loss = {
+        label: [run._replace(curves={**run.curves, "test_loss": [1.0, losses[label]]}) for run in runs]
+        for label, runs in found.records.items()
+    }
+    race = Race(Path(), {}, [0], 0.2, Pool(1), print)
+    race.rounds = 12
+    early = found._replace(records=with_loss)
+    assert [one.label for one in early.by_loss] == ["b", "c", "a"]
+    assert [one.label for one in race.kept(early, 2)] == ["b", "c"]
+    assert [one.label for one in race.kept(early._replace(rounds=6), 2)] == ["a", "b"]
+    assert [one.label for one in found.by_loss] == ["a", "b", "c"]  # no loss is known
 
 
 def test_few_candidates_race_where_the_budget_is_small_by_hand() -> None:

@@ -3,8 +3,9 @@
 Every candidate trains for half of the rounds or more with the first seed. Those beyond the best third are
 dropped. The others train for all rounds, and the last eighth with the other seeds. The order after few rounds
 is not that after all of them, so half of the rounds come before more seeds. From half of the rounds on, what
-is distinguishably worse than the best is dropped too; earlier, what is not better than a constant answer yet is
-kept where the budget allows it. With few clients or a small budget, fewer of all methods race. A run continues
+is distinguishably worse than the best is dropped too; earlier, the loss decides, and what is not better than a
+constant answer yet is kept as far as the budget allows it.
+With few clients or a small budget, fewer of all methods race. A run continues
 from its checkpoint. Test samples never enter the race. Local training is always in it. Beside the race, each
 client trains scikit-learn's usual models alone; the verdict is against the best of them, too, so the answer may
 be to stay alone. A budget is a limit: what does not fit is not begun, and what is running when the time is up is
@@ -47,6 +48,7 @@ from copfl.comparison.rows.entries import (
     split,
 )
 from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_optimizer
+from copfl.core.algorithm import Traits, traits
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
 from copfl.experiment.analysis.gains import constant_answers
@@ -61,7 +63,7 @@ from copfl.experiment.training import OnRound, rounds_alone, train
 from copfl.rivals.records import TITLES
 from copfl.settings import arguments, named_code
 from copfl.settings.complete import complete
-from copfl.settings.facts import LINEAR
+from copfl.settings.facts import LINEAR, WORDS
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.stats import mean_of_known
@@ -82,6 +84,9 @@ SERVER_STEPS = (
 # choices of settings/first_choice.py are among them.
 FIRST = (
     LOCAL,
+    "levels",  # of different kinds of model first: they tell more than many methods on one network
+    "wide_levels",
+    "trees",
     "fedper:server.name=fedexp",
     "fedavg_ft:server.name=momentum",
     "fedpac:server.name=fedexp:head_speed=3.0",
@@ -158,8 +163,8 @@ def choose(
     is_adam = base["optimizer"].get("name") == OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
     rows = _entries(entries, [rate for rate in rates if rate != base["optimizer"]["lr"]])
-    if _names_all(entries) and base.get("model", {}).get("name", LINEAR) != LINEAR:
-        rows = [row for row in rows if not getattr(ALGORITHMS.get(row.name), "head_only", False)]
+    if _names_all(entries) and (model := base.get("model", {}).get("name")):
+        rows = [row for row in rows if _trains(row.name, model)]
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
@@ -256,6 +261,12 @@ def _as_a_first_run(base: Tables) -> Tables:
     if schedule := usual.addons.options.get("lr_schedule"):
         tables["addons"] = {"lr_schedule": schedule, **base.get("addons", {})}
     return tables
+
+
+def _trains(algorithm: str, model: str) -> bool:
+    """Whether an algorithm may train a model of this name: some train a head alone, or trees."""
+    of_algorithm = traits(ALGORITHMS[algorithm]) if algorithm in ALGORITHMS else Traits()
+    return model in (LINEAR, WORDS) if of_algorithm.head_only else of_algorithm.trains in ("", model)
 
 
 def _names_all(given: Rows) -> bool:

@@ -90,6 +90,20 @@ class Standing(NamedTuple):
     def value(self, label: str) -> float:
         return float(np.mean([record.mean() for record in self.records[label]]))
 
+    @property
+    def by_loss(self) -> list[Candidate]:
+        """The candidates by their loss, which tells them apart before they leave the constant answer.
+
+        Where the metric is no fraction of right answers, or a loss is not known, by the metric.
+        """
+        losses = {
+            label: np.mean([run.curves.get("test_loss", [math.nan])[-1] for run in runs])
+            for label, runs in self.records.items()
+        }
+        if not self.metric.fraction or np.isnan(list(losses.values())).any():
+            return self.order
+        return sorted(self.order, key=lambda candidate: float(losses[candidate.label]))
+
     def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
         """The paired difference of two candidates over the same clients and seeds."""
         return paired(self.records[label], self.records[other], self.metric.name, level)
@@ -391,8 +405,9 @@ class Race:
     ) -> list[Candidate]:
         """Those that go on: the best ones, without what is distinguishably worse.
 
-        Before half of the rounds, methods that begin slowly would be lost. So nothing counts as worse then, and
-        what has not left the constant answer yet goes on as well, if the budget can pay for it.
+        Before half of the rounds, methods that begin slowly would be lost. So nothing counts as worse then, the loss
+        says what is best, and what has not left the constant answer yet goes on as well, as far as the budget can
+        pay for it.
 
         Args:
             standing: After a stage.
@@ -400,18 +415,24 @@ class Race:
             pays: Whether the budget is enough for so many candidates in it.
         """
         at = f"at round {standing.rounds}"
-        order = standing.order
         late = 2 * standing.rounds >= self.rounds
+        order = standing.order if late else standing.by_loss
         worse = [candidate for candidate in order if late and standing.worse(candidate.label)]
         undecided = (
             [] if late else [candidate for candidate in order if self.at_constant(standing, candidate)]
         )
         result = [candidate for candidate in order if candidate not in worse][:most]
         more = [candidate for candidate in undecided if candidate not in result]
-        if more and pays(len(result) + len(more)):
+        while more and not pays(len(result) + len(more)):
+            more = more[:-1]
+        if more:
+            dropped = sum(candidate not in [*result, *more] for candidate in undecided)
+            so = (
+                f"the budget can keep all but {dropped} of them" if dropped else "none of them is dropped yet"
+            )
             self.note(
                 f"{capital(at)} of {self.rounds}, {len(undecided)} of {len(order)} candidates are not better than a "
-                "constant answer, so none of them is dropped yet."
+                f"constant answer, so {so}."
             )
             result += more
         for candidate in order:

@@ -152,7 +152,7 @@ def record_of(job: Job) -> Record:
         last=averaged(len(shown)) if job.last is None else job.last,
         rounds=[evaluations[evaluation]["round"] for evaluation in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
-        | {"loss": train_losses},
+        | {"loss": train_losses, "test_loss": [_mean_loss(evaluations[n]) for n in shown]},
         clients={name: values.tolist() for name, values in final.items()},
         best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
         cost={
@@ -170,6 +170,11 @@ def record_of(job: Job) -> Record:
         metrics=metrics,
         names=environment.get("client_names", ()),
     )
+
+
+def _mean_loss(evaluation: dict[str, Any]) -> float:
+    """The mean over the clients of the loss of their models in an evaluation; nan where it is not known."""
+    return float(evaluation["mean"].get("test_loss", math.nan))
 
 
 class _Evaluated(NamedTuple):

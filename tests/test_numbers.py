@@ -13,7 +13,6 @@ import copfl
 from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import traits
 from copfl.data.arrays import from_arrays
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset
@@ -25,7 +24,7 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment, Result
 from copfl.settings.complete import complete
 from copfl.wire import Head
-from tests.toys import divided, slopes
+from tests.toys import divided, only_model, slopes
 
 SMALL: dict[str, Any] = {
     "model": "mlp",
@@ -55,7 +54,7 @@ FEDERATIONS = {
 def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Result:
     indices = tuple(np.array(part, np.int64) for part in parts)
     how = {**SMALL, **more}
-    if traits(ALGORITHMS[name]).head_only:
+    if only_model(ALGORITHMS[name]):
         how = {key: value for key, value in how.items() if not key.startswith("model")}
     return copfl.run(name, samples(), partition=Partition(indices, indices, "by hand"), batch=64, **how)
 
@@ -114,7 +113,7 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
 
 
 # These have no learning rate.
-@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels", "wide_levels"}))
+@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels", "trees", "wide_levels"}))
 def test_the_server_is_unchanged_if_every_client_diverges(name: str) -> None:
     e, state, shown = diverging(name, rounds=2)
     if any(round.clients["healthy"].any() for round in shown):

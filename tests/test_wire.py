@@ -17,6 +17,7 @@ from torch import Tensor
 from copfl import models, wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import payload, tree
+from copfl.core.algorithm import traits
 from copfl.core.batches import plan
 from copfl.core.layout import layout_of
 from copfl.core.tree import Masked
@@ -304,7 +305,9 @@ def test_an_unknown_wire_is_refused() -> None:
 def uploads(name: str) -> tuple[Any, Any, Tensor]:
     """The client's record after one turn, its upload and its broadcast."""
     algorithm = ALGORITHMS[name]()
-    task, federation = small_federation("batch", (6, 6), needs=getattr(algorithm, "needs", ()))
+    task, federation = small_federation(
+        "batch", (6, 6), needs=traits(algorithm).needs, trains=traits(algorithm).trains
+    )
     order = plan(0, 0, [0], [6], batch=4, epochs=algorithm.total_epochs)
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([0])), 0)
     with torch.no_grad():

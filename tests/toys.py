@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm, traits
 from copfl.core.task import Batch, Data, Plan, Task, task_of
 from copfl.data.clients.federation import Federation
 from copfl.data.clients.partition import Partition
@@ -87,6 +87,11 @@ def divided(x: NDArray[Any], y: NDArray[np.int64], sizes: Sequence[int]) -> Fede
 def everything(data: Data, epochs: int) -> Plan:
     """A plan of one batch per pass that holds all samples in order."""
     return ((Batch(torch.arange(len(data.y)), None, None, None),),) * epochs
+
+
+def only_model(algorithm: Any) -> str:
+    """The only model that an algorithm trains; "" if it trains any."""
+    return "linear" if traits(algorithm).head_only else traits(algorithm).trains
 
 
 def rounds_of(

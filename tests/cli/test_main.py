@@ -96,7 +96,7 @@ def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
 
 
 # Their updates are no descent.
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "wide_levels"}))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "trees", "wide_levels"}))
 def test_the_epochs_of_every_algorithm(name: str) -> None:
     tables = complete({"algorithm": {"name": name}}, {"algorithm": {"epochs": 3}}).tables()
     assert tables["algorithm"]["epochs"] == 3

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import blank_samples, example_output
+from copfl.core import tree
+from copfl.core.algorithm import blank_samples, example_output, traits
 from copfl.core.payload import (
     SMALL,
     WEIGHT_FIELDS,
@@ -74,18 +75,22 @@ def test_messages_without_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_the_conventions(name: str) -> None:
-    """All but ktpfl and the levels, which send answers and sums instead of weights, and ifca, whose clients receive
+    """All but ktpfl, trees and the levels, which send answers and sums instead of weights, and ifca, whose clients receive
     several models; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
-    task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
+    task, _ = small_federation("none", (4,), needs=traits(algorithm).needs, trains=traits(algorithm).trains)
     upload = example_output(algorithm, task, blank_samples(task, (1, 8, 8))).upload
     down = algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0]))
     if name == "ktpfl":
         assert upload._fields == ("answers",)
         return
-    row = type(down)(*(None if field is None else field[0] for field in down))
-    others = {"ifca": "have models, common, members", "levels": "have coefficients, log_ratio and back sums"}
-    others["wide_levels"] = "have coefficients, log_variance and back sums"
+    row = tree.row(down, 0)
+    others = {
+        "ifca": "have models, common, members",
+        "levels": "have coefficients, log_ratio and back sums",
+        "trees": "have grown and back sums",
+        "wide_levels": "have coefficients, log_variance and back sums",
+    }
     if name in others:
         with pytest.raises(UsageError, match=f"for the one model that it received.*{others[name]}"):
             update_of(row, upload)

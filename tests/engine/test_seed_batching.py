@@ -11,7 +11,7 @@ from torch import nn
 
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Task, task_of, tree
-from copfl.core.algorithm import AnyAlgorithm, rate_of, with_rate
+from copfl.core.algorithm import AnyAlgorithm, rate_of, traits, with_rate
 from copfl.data.clients.federation import Federation
 from copfl.data.clients.partition import with_validation
 from copfl.engine.mapping import vmap
@@ -31,10 +31,12 @@ ROUNDS = 2
 
 def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> list[Simulation]:
     """Two simulations with different initial weights and seeds; the second has clients of these sizes."""
-    needs = getattr(algorithm, "needs", ())
-    task, federation = small_federation("batch", SIZES, needs=needs)
+    how = traits(algorithm)
+    task, federation = small_federation("batch", SIZES, needs=how.needs, trains=how.trains)
     other = replace(task, initial=1.25 * task.initial)
-    another = federation if sizes == SIZES else small_federation("batch", sizes, needs=needs)[1]
+    another = federation
+    if sizes != SIZES:
+        another = small_federation("batch", sizes, needs=how.needs, trains=how.trains)[1]
     simulations = [
         Simulation(algorithm, t, federation, vmap(), n, batch=6) for n, t in enumerate((task, other))
     ]

@@ -16,7 +16,6 @@ from torch import nn
 import copfl
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
-from copfl.core.algorithm import traits
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.result import Result
@@ -29,6 +28,7 @@ from copfl.wrappers.attacks import ATTACKS
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.options import shown, variants
 from tests.slow import SLOW
+from tests.toys import only_model
 
 SIZES = (5, 7, 6)  # of the clients: unequal, so that some steps have padding
 ROUNDS = 2
@@ -108,7 +108,7 @@ def is_tried(name: str, options: dict[str, Any]) -> bool:
 CASES = [
     (name, options)
     for name, algorithm in ALGORITHMS.items()
-    if not traits(algorithm).head_only  # its model draws nothing: algorithms/test_levels.py
+    if not only_model(algorithm)  # which draws nothing: algorithms/test_levels.py, test_trees.py
     for options in variants(name)
     if SLOW or is_tried(name, options)
 ]

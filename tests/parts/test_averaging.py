@@ -62,7 +62,17 @@ def test_weights_are_an_option_only_where_there_is_a_mean_of_them() -> None:
     without = {
         name for name, algorithm in ALGORITHMS.items() if "weights" not in signature(algorithm).parameters
     }
-    assert without == {"copfl", "fedcalm", "fedce", "fedselect", "ktpfl", "levels", "local", "wide_levels"}
+    assert without == {
+        "copfl",
+        "fedcalm",
+        "fedce",
+        "fedselect",
+        "ktpfl",
+        "levels",
+        "local",
+        "trees",
+        "wide_levels",
+    }
     with pytest.raises(UsageError, match='no weights "size"'):
         FedAvg(weights="size")
 

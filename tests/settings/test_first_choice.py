@@ -191,7 +191,7 @@ def small(samples: int, clients: int) -> Dataset:
 
 
 # These have no optimizer.
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "wide_levels"}))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "trees", "wide_levels"}))
 def test_a_named_algorithm_trains_as_the_first_choice_does(name: str) -> None:
     data, length = small(900, 9), {"run": {"rounds": 5}}
     first = complete(length, values={"data": data})

@@ -80,7 +80,7 @@ class Trees:
     value for each.
     """
 
-    rate: float = 0.1
+    rate: float = 0.05
     penalty: float = 1.0
     least: int = 10
     bins: int = 32

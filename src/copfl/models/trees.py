@@ -46,7 +46,9 @@ class Ensemble(nn.Module):
         roots = nodes * torch.arange(trees, device=x.device)
         feature, threshold = self.feature.long().flatten(), self.threshold.flatten()
         left, right = ((to.long() + roots[:, None]).flatten() for to in (self.left, self.right))
-        at = roots.expand(len(x), trees)
+        at = roots + torch.zeros_like(
+            x[:, :1], dtype=torch.int64
+        )  # [n, trees], for any n in an exported file too
         for _ in range(self.depth):
             is_left = x.gather(1, feature[at]) <= threshold[at]
             at = torch.where(is_left, left[at], right[at])

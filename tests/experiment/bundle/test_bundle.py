@@ -69,7 +69,7 @@ KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "ktpfl", "fedsa_lora"
 CASES = [
     pytest.param(name, addons, marks=[] if name in KINDS else slow)
     for name in ALGORITHMS
-    if name not in ("levels", "wide_levels")  # they train no network: algorithms/test_levels.py
+    if name not in ("levels", "trees", "wide_levels")  # they train no network: algorithms/test_levels.py
     for addons in ADDONS
 ]
 

@@ -196,7 +196,7 @@ def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bun
 
 @slow
 @pytest.mark.parametrize("addons", ADDONS)
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "wide_levels"}))
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"levels", "trees", "wide_levels"}))
 def test_onnx_gives_the_number_of_the_table_for_every_algorithm(
     name: str, addons: str, tmp_path: Path
 ) -> None:

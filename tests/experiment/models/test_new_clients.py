@@ -12,7 +12,7 @@ import torch
 import copfl
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import message_to_new_client, next_message, traits
+from copfl.core.algorithm import message_to_new_client, next_message
 from copfl.core.batches import plan, split_new
 from copfl.core.optim import Adam
 from copfl.core.payload import innermost
@@ -23,6 +23,7 @@ from copfl.experiment.preparation import prepare
 from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
+from tests.toys import only_model
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 5, "rounds": 2, "model_options": {"width": 4}}
 QUICK: dict[str, Any] = {**TINY, "optimizer": {"name": "adam", "lr": 0.01}}
@@ -88,7 +89,7 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
     if getattr(ALGORITHMS[name], "needs", ()):
         del how["model_options"]
         how["model"] = "tests.toys:adapted_mlp"
-    if traits(ALGORITHMS[name]).head_only:
+    if only_model(ALGORITHMS[name]):
         how = {key: v for key, v in how.items() if key not in ("model", "model_options", "optimizer")}
     new = copfl.run(name, **how, new_clients=0.4).new_clients
     assert new is not None
@@ -97,8 +98,9 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
 
 def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     """By its own record or by its own model as the next message: a second update is not the first again."""
-    # By design fedbabu's fine-tuning begins at the global model, and levels' first update is the solution.
-    for name in sorted(set(ALGORITHMS) - {"fedbabu", "levels", "wide_levels"}):
+    # By design fedbabu's fine-tuning begins at the global model, levels' first update is the
+    # solution, and trees grow at the server.
+    for name in sorted(set(ALGORITHMS) - {"fedbabu", "levels", "trees", "wide_levels"}):
         network = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
         named_code.name("tests.toys")
         e = prepare(

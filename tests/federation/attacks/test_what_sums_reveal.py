@@ -26,7 +26,7 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedce import FedCE
 from copfl.algorithms.fedselect import FedSelect
 from copfl.core import AnyAlgorithm, Sgd, Task, received, task_of, tree
-from copfl.core.algorithm import example_output
+from copfl.core.algorithm import example_output, traits
 from copfl.core.batches import plan
 from copfl.core.halves import first_half
 from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_reported_weight
@@ -118,9 +118,8 @@ def random_federation(clients: int) -> tuple[Task, Federation]:
 def allowed_rounds(name: str, clients: int) -> tuple[Task, list[Round]]:
     """Two rounds of all clients, as a server with secure aggregation sees them."""
     algorithm = as_allowed(name)
-    task, federation = small_federation(
-        "none", tuple(3 + n % 5 for n in range(clients)), needs=getattr(algorithm, "needs", ())
-    )
+    how, sizes = traits(algorithm), tuple(3 + n % 5 for n in range(clients))
+    task, federation = small_federation("none", sizes, needs=how.needs, trains=how.trains)
     everybody = tuple(range(clients))
     return task, rounds_of(algorithm, task, federation, [everybody] * 2)
 
@@ -302,7 +301,8 @@ def test_totals_with_more_than_a_sum_are_refused(algorithm: AnyAlgorithm, remedy
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - NEVER))
 def test_the_table_of_allowed_algorithms(name: str) -> None:
     algorithm = as_allowed(name)
-    task, federation = small_federation("none", (5, 9, 3), needs=getattr(algorithm, "needs", ()))
+    how = traits(algorithm)
+    task, federation = small_federation("none", (5, 9, 3), needs=how.needs, trains=how.trains)
     upload = example_output(algorithm, task, tree.row(federation.train.rows([0]), 0), clients=3).upload
     server = algorithm.server_init(task, 3)
     assert total_is_one_sum(algorithm, task, server, upload) == (name in ALLOWED)
@@ -325,12 +325,13 @@ def test_the_documented_tables() -> None:
         fields["player_fl"] = ("w", "size", "sensitivity")
         fields["levels"] = ("sums",)
         fields["wide_levels"] = ("sums",)
+        fields["trees"] = ("sums",)
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)
             assert float(total.weight) == float(total.score)
             assert total.reports is None  # they are for max_weight, which is refused
-        if name in ("levels", "wide_levels"):  # one vector, and no weight
+        if name in ("levels", "trees", "wide_levels"):  # one vector, and no weight
             expected = torch.stack([vector_of(upload) for upload in uploads]).sum(0)
             assert torch.allclose(total.sums, expected, atol=1e-6)
             continue

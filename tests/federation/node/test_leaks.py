@@ -21,7 +21,7 @@ import torch
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import blank_samples, example_output
+from copfl.core.algorithm import blank_samples, example_output, traits
 from copfl.data.clients.federation import Federation
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
@@ -211,7 +211,7 @@ def test_the_table_has_every_algorithm() -> None:
 def test_the_table_matches_the_uploads(name: str) -> None:
     row = rows_of_the_table()[name]
     needs = getattr(ALGORITHMS[name], "needs", ())
-    task, _ = small_federation("batch", (4,), needs=needs)
+    task, _ = small_federation("batch", (4,), needs=needs, trains=traits(ALGORITHMS[name]).trains)
     upload = example_output(ALGORITHMS[name](), task, blank_samples(task, (1, 8, 8))).upload
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import traits
 from copfl.core.criteria import LOSSES, REGRESSION_LOSSES
 from copfl.core.metrics import METRICS, usual_metrics
 from copfl.data.samples import KINDS
@@ -54,6 +53,7 @@ from copfl.settings.record import declared, setting
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.robust import ROBUST_RULES
 from tests.federation.network import CONFIG, UNSIGNED, answered, digits, node_of, write_nodes
+from tests.toys import only_model
 
 LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
@@ -466,8 +466,8 @@ def test_what_a_node_decides_is_no_key_of_a_run_config() -> None:
 def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
     tables = complete({"algorithm": {"name": name}}).tables()
     options = flattened({kind: tables[kind] for kind in ("algorithm", "optimizer") if kind in tables})
-    if traits(ALGORITHMS[name]).head_only:
-        options |= {"model.name": "linear"}
+    if only := only_model(ALGORITHMS[name]):
+        options |= {"model.name": only}
     assert refusals(Policy(), CONFIG | options) == ()
 
 

@@ -15,7 +15,6 @@ import copfl
 from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import traits
 from copfl.core.evaluation import vectors_of
 from copfl.data.clients.federation import Federation
 from copfl.engine.mapping import sequential
@@ -48,6 +47,7 @@ from tests.federation.network import (
     simulated,
     write_nodes,
 )
+from tests.toys import only_model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,8 +101,8 @@ def test_every_algorithm_ends_where_the_simulation_does(
     if getattr(ALGORITHMS[name], "needs", ()):
         config["model.name"] = "tests.toys:adapted_mlp"
         named_code.name("tests.toys")
-    if traits(ALGORITHMS[name]).head_only:
-        config = {key: v for key, v in config.items() if key != "model.width"} | {"model.name": "linear"}
+    if only := only_model(ALGORITHMS[name]):
+        config = {key: v for key, v in config.items() if key != "model.width"} | {"model.name": only}
     nodes = write_nodes(federation, tmp_path / "nodes")
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import received, traits
+from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
@@ -38,6 +38,7 @@ from tests.federation.network import (
     server_of,
     write_nodes,
 )
+from tests.toys import only_model
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
@@ -459,8 +460,8 @@ def test_exactly_the_algorithms_whose_totals_are_sums_are_allowed(name: str, tmp
     config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")} | {
         "algorithm.name": name
     }
-    if traits(ALGORITHMS[name]).head_only:
-        config = {key: v for key, v in config.items() if key != "model.width"} | {"model.name": "linear"}
+    if only := only_model(ALGORITHMS[name]):
+        config = {key: v for key, v in config.items() if key != "model.width"} | {"model.name": only}
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
         config["samples.public"] = str(tmp_path / "public.npz")

@@ -41,9 +41,10 @@ ALGORITHMS = (
     "reads",
     "scaffold",
     "splitnn",
+    "trees",
     "wide_levels",
 )
-MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "linear", "mlp", "resnet18", "words")
+MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "linear", "mlp", "resnet18", "trees", "words")
 OPTIMIZERS = ("adam", "mamo", "sgd")
 SERVERS = ("adagrad", "adam", "fedexp", "mean", "momentum", "yogi")
 ADDONS: dict[str, Any] = {  # with the values that add nothing

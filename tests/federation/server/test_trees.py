@@ -1,0 +1,75 @@
+"""Boosted trees over a network, with plain and with secure sums: the simulation's trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from copfl.core import tree
+from copfl.data.clients.federation import Federation
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
+from copfl.errors import UsageError
+from copfl.federation.protocol.settings import settings_of
+from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
+
+ROUNDS = 8
+CONFIGURED: dict[str, Any] = {
+    key: value for key, value in CONFIG.items() if not key.startswith(("optimizer", "model"))
+} | {
+    "run.rounds": ROUNDS,
+    "run.eval_every": ROUNDS,
+    "algorithm.name": "trees",
+    "model.name": "trees",
+    "model.trees": 3,
+    "model.depth": 2,
+    "samples.kind": "regression",
+    "samples.shape": [10],
+    "samples.mean": [],
+    "samples.std": [],
+    "samples.classes": 1,
+    "samples.target_mean": 150,
+    "samples.target_std": 75,
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    dataset = load("diabetes")
+    return Federation(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+
+
+@pytest.fixture(scope="module")
+def expected(federation: Federation) -> Any:
+    return simulated(settings_of(CONFIGURED), federation)
+
+
+def test_a_federation_grows_the_trees_of_the_simulation(
+    federation: Federation, expected: Any, tmp_path: Path
+) -> None:
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    played = play(CONFIGURED, nodes, tmp_path / "runs")
+    assert played.server.grown.forest.value.abs().amax((1, 2)).min() > 0  # all three trees have grown
+    assert farthest(played.server, expected.server) <= 1e-9
+    rows = expected.clients.rows(torch.arange(3))
+    for client, node in enumerate(nodes):
+        record = client_of(settings_of(CONFIGURED), node, client, ROUNDS - 1)
+        assert farthest(record, tree.row(rows, client)) <= 1e-9
+
+
+def test_secure_sums_give_the_same_trees(federation: Federation, expected: Any, tmp_path: Path) -> None:
+    config = CONFIGURED | {"secure.aggregation": True, "session.run": "secure"}
+    played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")
+    secure, plain = played.server.grown.forest, expected.server.grown.forest
+    assert torch.equal(secure.feature, plain.feature)
+    step = settings_of(config).rules.step
+    assert farthest(secure[1:], plain[1:]) <= 10 * step  # thresholds, and values in single precision
+
+
+def test_a_network_is_refused() -> None:
+    config = {key: value for key, value in CONFIGURED.items() if not key.startswith("model")}
+    with pytest.raises(UsageError, match=r"model.name='mlp' has no trees"):
+        settings_of(config | {"model.name": "mlp"})

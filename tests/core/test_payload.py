@@ -75,8 +75,8 @@ def test_messages_without_weights_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_keeps_the_conventions(name: str) -> None:
-    """All but ktpfl, trees and the levels, which send answers and sums instead of weights, and ifca, whose clients receive
-    several models; and no field is a claim by name alone."""
+    """All but ktpfl, trees and the levels, which send answers and sums instead of weights, and ifca, whose clients
+    receive several models; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,), needs=traits(algorithm).needs, trains=traits(algorithm).trains)
     upload = example_output(algorithm, task, blank_samples(task, (1, 8, 8))).upload

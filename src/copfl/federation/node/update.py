@@ -18,7 +18,7 @@ from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
 from copfl.data.copies import Hashes
 from copfl.data.samples import CLASSIFICATION
-from copfl.errors import RunError, WireError
+from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
 from copfl.experiment.probabilities import of_client
 from copfl.federation.node import halves, measured_rounds, remembered_run
@@ -173,8 +173,12 @@ def reports_metrics(settings: Settings, node: Node) -> bool:
 def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
     """The client's upload for one round; its record is written before."""
     trained = train(settings, node, packet, load_data)
-    if trained.output is None:
-        raise trained.failure or RunError("its training failed")
+    if (
+        trained.output is None
+    ):  # the server sees whether an upload is finite; any other text may describe samples
+        if isinstance(trained.failure, WireError):
+            raise trained.failure
+        raise DataError(f"its training failed: {trained.failure!r}")
     trained.save(node)
     metrics = trained.metrics if reports_metrics(settings, node) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}

@@ -1,28 +1,40 @@
-"""The commands of docs/tutorials/federation.md on four machines: network namespaces, each with its own folder."""
+"""docs/tutorials/federation.md and join.md on five machines: network namespaces, each with its own user and folder.
+
+Every command is typed into a terminal as its page has it, and the questions are answered as people would: words that
+one screen shows are typed at the other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import re
+import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import copfl
 from copfl.federation.protocol.chained_log import verified
 from tests import code_blocks
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-SITES = ("north", "south", "west")
+SITES = ("cleveland", "hungary", "longbeach", "switzerland")
 HOSTS = Path("/etc/netns")  # `ip netns exec` mounts the files of a namespace over those of the machine
 SERVER = "10.77.0.1"
+FIRST_USER = 20_000  # numbers of users that this machine does not know
+PATIENCE = 900.0  # seconds that a program may take to say something
 
 
 def ip(*words: str) -> str:
@@ -31,28 +43,49 @@ def ip(*words: str) -> str:
     return done.stdout
 
 
+def opened() -> str:
+    """Commands by which Python is open to all users of a namespace, also where it lies in the home of one.
+
+    The mounts are those of one command: `ip netns exec` gives it a table of its own.
+    """
+    base = Path(sys.base_prefix).resolve()
+    closed = next(
+        (folder for folder in reversed(base.parents) if not folder.stat().st_mode & stat.S_IXOTH), None
+    )
+    if closed is None:
+        return ""
+    return (
+        f"mount --bind {base} /mnt; mount -t tmpfs -o mode=755 none {closed}; "
+        f"mkdir -p {base}; mount --bind /mnt {base}"
+    )
+
+
 class Machine:
-    """A network namespace that reaches the others over one bridge, and a folder of its own."""
+    """A network namespace that reaches the others over one bridge, with a user and a folder of its own."""
 
-    def __init__(self, namespace: str, folder: Path) -> None:
-        self.namespace, self.folder = namespace, folder
-        folder.mkdir()
+    def __init__(self, namespace: str, folder: Path, user: int) -> None:
+        self.namespace, self.folder, self.user = namespace, folder, user
+        folder.mkdir(mode=0o700)
+        os.chown(folder, user, user)
+        self.typed: list[str] = []
 
-    def run(self, commands: str) -> str:
-        """The output of a block of the page; programs in the background go on."""
+    def receive(self, file: Path) -> None:
+        """A file that somebody sent."""
+        shutil.copy(file, self.folder)
+        os.chown(self.folder / file.name, self.user, self.user)
+
+    def type(self, command: str) -> Terminal:
+        """A terminal in which a person types the command."""
+        self.typed.append(command)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.namespace, "bash", "-e", "-c", commands],
-            cwd=self.folder,
-            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        logs = "".join(log.read_text(errors="replace")[-2000:] for log in self.folder.glob("*.log"))
-        assert done.returncode == 0, f"{commands}{done.stdout[-3000:]}{done.stderr[-3000:]}{logs}"
-        return done.stdout
+        own = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        user = f"setpriv --reuid={self.user} --regid={self.user} --clear-groups bash -e -c {shlex.quote(command)}"
+        words = ["ip", "netns", "exec", self.namespace, "bash", "-e", "-c", f"{opened()}\nexec {user}"]
+        return Terminal(words, self.folder, own)
+
+    def run(self, command: str) -> str:
+        """What a command says that ends by itself."""
+        return self.type(command).ended()
 
     def end(self) -> None:
         """Ends the programs of this machine."""
@@ -61,12 +94,59 @@ class Machine:
                 os.kill(int(pid), signal.SIGKILL)
 
 
+class Terminal:
+    """A program and the person in front of it."""
+
+    def __init__(self, words: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.handle, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+        )
+        os.close(inner)
+        self.shown = ""
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        """Reads to the end: a program whose terminal is full would wait."""
+        with contextlib.suppress(OSError):  # the program has ended
+            while content := os.read(self.handle, 65536):
+                self.shown += content.decode(errors="replace").replace("\r", "")
+        os.close(self.handle)
+
+    def sees(self, pattern: str) -> str:
+        """Waits until the pattern is on the screen; its first group."""
+        until = time.monotonic() + PATIENCE
+        while not (found := re.search(pattern, self.shown)):
+            is_there = self.reader.is_alive() and time.monotonic() < until
+            assert is_there, f"no {pattern!r} in {self.shown[-3000:]}"
+            time.sleep(0.2)
+        return found[1] if found.re.groups else found[0]
+
+    def answer(self, pattern: str, text: str) -> None:
+        self.sees(pattern)
+        os.write(self.handle, f"{text}\n".encode())
+
+    def ended(self) -> str:
+        assert self.process.wait(PATIENCE) == 0, self.shown[-3000:]
+        self.reader.join(30)
+        return self.shown
+
+
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
+def machines() -> Iterator[dict[str, Machine]]:
     """The server and the sites, by name."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("setpriv") is None:
+        pytest.skip("network namespaces need root, iproute2 and setpriv")
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="copfl-")))
+        folder.chmod(0o755)  # each machine's user opens its own folder in it
         switch = f"copfl-{os.getpid()}-switch"
         ip("netns", "add", switch)
         stack.callback(ip, "netns", "del", switch)
@@ -86,54 +166,68 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
             ip("-n", namespace, "address", "add", f"10.77.0.{n}/24", "dev", "eth0")
             ip("-n", namespace, "link", "set", "eth0", "up")
             ip("-n", namespace, "link", "set", "lo", "up")
-            made[name] = Machine(namespace, tmp_path / name)
+            made[name] = Machine(namespace, folder / name, FIRST_USER + n)
             stack.callback(made[name].end)
         yield made
 
 
 @slow
-def test_the_tutorial_on_four_machines(machines: dict[str, Machine], tmp_path: Path) -> None:
-    """TLS, keys, signed proposals, secure aggregation and strict policies; then the server is gone."""
-    text = (code_blocks.ROOT / "docs" / "tutorials" / "federation.md").read_text("utf-8")
-    one_machine, several = text.split("## The same on four machines")
+def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path: Path) -> None:
+    """TLS, keys, signed proposals, secure sums and strict policies; then the server is gone."""
+    page = (code_blocks.ROOT / "docs" / "tutorials" / "federation.md").read_text("utf-8")
+    several = page.partition("## Four hospitals, each on its own machine")[2]
     session = code_blocks.Session(tmp_path)
-    for block in code_blocks.blocks(one_machine):
-        if block.language == "python" or block.mark.startswith("file: "):
+    for block in code_blocks.blocks(several):
+        if block.is_executed:
             session.execute(block)
-    prepare, admit, start, train = (block.code for block in code_blocks.blocks(several))
-    use = next(block.code for block in code_blocks.blocks(one_machine) if "copfl predict" in block.code)
+    create, serve, join, admit, train, use = (b.code for b in code_blocks.blocks(several) if b.skipped)
+    own_page = (code_blocks.ROOT / "docs" / "tutorials" / "join.md").read_text("utf-8")
+    assert [b.code for b in code_blocks.blocks(own_page) if b.skipped] == [
+        join,
+        use,
+    ]  # the site's page is the same
 
     server = machines["server"]
-    shutil.copy(tmp_path / "contract.toml", server.folder)
+    server.receive(tmp_path / "heart.toml")
+    said = server.run(create)
+    serving = server.type(serve)
+    nodes = {}
     for site in SITES:
-        for file in (f"{site}.csv", "contract.toml"):
-            shutil.copy(tmp_path / file, machines[site].folder)
-        machines[site].run(prepare.replace("north", site))
-        shutil.copy(machines[site].folder / f"{site}.pub", server.folder)
-    server.run(admit)
-    for site in SITES:
-        for name in ("ca.pem", "coordinator.pub"):
-            shutil.copy(server.folder / "clinic" / "keys" / name, machines[site].folder)
-        machines[site].run(start.replace("north", site))
-    server.run(train)
+        machine = machines[site]
+        machine.receive(tmp_path / f"{site}.csv")
+        machine.receive(server.folder / "clinic" / "invitations" / f"{site}.invite")
+        nodes[site] = node = machine.type(join.replace("cleveland", site))
+        words = re.search(rf"{site}: send .*?read out: ([a-z ]+)", said, re.DOTALL)
+        assert words is not None
+        node.answer("words of your invitation that it reads out:", words[1])  # on the telephone
+        node.answer(r"Take part\?", "y")
+    for line in admit.splitlines():
+        site = line.split()[-1]
+        admission = server.type(line)
+        admission.answer("reads out by telephone:", nodes[site].sees(r"in the same call:  ([a-z ]+)\n"))
+        said = admission.ended()
+    assert "All sites are there. Train: copfl federate run clinic" in said
+    said = server.run(train)
+    assert "the contract is agreed" in said
+    assert serving.process.poll() is None
 
-    for site in SITES:
-        assert not machines[site].run("ss --no-header --listening --tcp --udp")  # nothing connects to a node
+    for site in SITES:  # nothing connects to a node
+        assert not subprocess.run(
+            ["ip", "netns", "exec", machines[site].namespace, "ss", "--no-header", "-l", "-t", "-u"],
+            capture_output=True,
+        ).stdout
     for machine in machines.values():
         machine.end()
     shutil.rmtree(server.folder)
     for site in SITES:
         machine = machines[site]
-        log = verified(machine.folder / "state" / "audit.jsonl")
+        log = verified(machine.folder / site / "audit.jsonl")
         assert not log.problem
         left = {kind for line in log.lines for kind in line["left"]}
         assert {"masked statistics", "masked update"} <= left
         assert not left & {"statistics", "categories", "update", "metrics"}
-        (machine.folder / "state").rename(machine.folder / "moved")
-        report = machine.run(use.replace("clinic/nodes/0/state", "moved").replace("north", site))
-        assert "the model of round 5 of 5" in report
-        assert len((machine.folder / "answers.csv").read_text().splitlines()) == 201
-        columns = {
-            column.name: column for column in copfl.load(machine.folder / "moved").description.input.columns
-        }
-        assert columns["ward"].categories == ("bone", "heart", "lung", "skin")
+        report = machine.run(use.replace("cleveland", site))
+        assert "the model of round 3 of 3" in report
+        rows = (tmp_path / f"{site}.csv").read_text().count("\n")
+        assert (machine.folder / "answers.csv").read_text().count("\n") == rows
+        assert len(machine.typed) == 2  # one block to join, one for its report and predictions

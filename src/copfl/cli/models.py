@@ -32,8 +32,7 @@ Missing = Annotated[
 
 def _chosen(path: Path, client: str | None, of_server: bool, before_training: bool) -> "Bundle":
     """The model that the path and the options name."""
-    from copfl.experiment.bundle.bundle import load, of_node
-    from copfl.experiment.bundle.writing import OF_SERVER
+    from copfl.experiment.bundle.places import OF_SERVER, located, of_node
 
     if client is not None and of_server:
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
@@ -48,6 +47,10 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
                 "the state-dir of its node"
             )
         path, of_server = write_global(path), False
+    if not before_training:
+        located(path, OF_SERVER if of_server else client)  # a wrong path is said before torch is loaded
+    from copfl.experiment.bundle.bundle import load
+
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
     if of_node(path) is not None:
         origin = bundle.description.origin
@@ -60,8 +63,8 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
 def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
     """A warning if a node's model is measured on the table that it was trained with."""
     from copfl.data.tables.files import READERS
-    from copfl.experiment.bundle.bundle import of_node
     from copfl.experiment.bundle.description import TEST
+    from copfl.experiment.bundle.places import of_node
 
     folder, metric = of_node(path), bundle.task.metrics[0]
     if folder is None or data.suffix.lower() not in READERS or data.suffix.lower() == ".txt":
@@ -124,13 +127,13 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Predict new samples: a line each with its class and probability, its labels or its values."""
+    if (data is None) == (not sentence):
+        raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
+    loaded = _chosen(bundle, client, of_server, before_training)
     import numpy as np
 
     from copfl.errors import DataError
 
-    if (data is None) == (not sentence):
-        raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
-    loaded = _chosen(bundle, client, of_server, before_training)
     if data is None:
         outputs, score, rest = loaded.outputs(loaded.preparation.tokens(sentence or [])), None, 0
         notes, is_sample, files = list[str](), None, tuple[str, ...]()
@@ -286,7 +289,7 @@ def evaluate(
 
 def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> None:
     """The matrix on stdout, and in a file."""
-    from copfl.experiment.bundle.bundle import of_node
+    from copfl.experiment.bundle.places import of_node
     from copfl.experiment.finished import cross_site
     from copfl.tables import RULE, Table, as_csv, as_text, plain
 
@@ -381,7 +384,7 @@ def personalize(
         raise UsageError(f"{out} exists already; name a new folder with --out")
     own, test, notes = new.samples(data)
     _report(notes)
-    fitted = new.fit(own, test, epochs, lr, seed)
+    fitted = new.fit(own, test, epochs, lr, seed, options.logger(as_json))
     if out is not None:
         fitted.bundle.save(out)
     metric = fitted.bundle.task.metrics[0]

@@ -57,7 +57,7 @@ def report(
 ) -> None:
     """Write a report of one or several runs, of a comparison, or of a node, as one HTML file."""
     from copfl import charts
-    from copfl.experiment.bundle.bundle import of_node
+    from copfl.experiment.bundle.places import of_node
     from copfl.report import comparison_page, document, page, run_data
 
     if len(runs) == 1 and of_node(runs[0]) is not None:

@@ -17,8 +17,8 @@ from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.experiment.bundle import description
-from copfl.experiment.bundle.bundle import Bundle, load, located
-from copfl.experiment.bundle.writing import OF_SERVER
+from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.places import OF_SERVER, located
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.client_models import RECEIVED, received_model
 from copfl.experiment.run import reopen

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +25,14 @@ from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment.bundle.bundle import Bundle, load
 from copfl.experiment.bundle.description import Score
-from copfl.experiment.bundle.writing import OF_SERVER
+from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models.client_models import TRAINED, vector_of
 from copfl.settings import named_code
 from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
 
+Tell = Callable[[str], None]  # about what is done
 FOLDS = 3  # of the cross-validation within the client's samples
 RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
 EPOCHS = (0, 1, 3, 10, 30)  # tried
@@ -108,13 +109,27 @@ class Personalisation:
         return own, test, [*found.notes, how]
 
     def fit(
-        self, own: Samples, test: Samples, epochs: int | None = None, lr: float | None = None, seed: int = 0
+        self,
+        own: Samples,
+        test: Samples,
+        epochs: int | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        tell: Tell = lambda text: None,
     ) -> NewClient:
         """The new client's model, fine-tuned on its `own` samples.
 
         The start (the global model, the mean of the personal models, or the nearest client's), the learning
         rate and the epochs are those with the best cross-validation score on these samples; a single sample
         trains the global model at the run's rate for one epoch.
+
+        Args:
+            own: The samples to train on.
+            test: Those that measure it.
+            epochs: None: by validation.
+            lr: None: by validation.
+            seed: Of the order of the samples.
+            tell: Called with a line about each validation, of which there are four at most.
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
@@ -125,9 +140,12 @@ class Personalisation:
         rates = usual if lr is None else [lr]
         counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
 
-        def best(w: Tensor) -> Choice:
+        def best(w: Tensor, name: str) -> Choice:
             if few:
                 return Choice(rates[0], counts[0], (0.0, 0.0))
+            tell(
+                f"validation of {name}: {len(rates)} learning rates, up to {max(counts)} epochs, {FOLDS} folds"
+            )
             return choose(how, w, own, rates, counts)
 
         def scores(models: list[Tensor]) -> list[float]:
@@ -135,9 +153,9 @@ class Personalisation:
                 return [primary_metrics(task, w, [data_of(test)])[0] for w in models]
 
         starts = self._starts(own)
-        choices = {name: best(w) for name, w in starts.items()}
+        choices = {name: best(w, name) for name, w in starts.items()}
         start = max(choices, key=lambda name: choices[name].score)
-        alone, chosen = best(task.initial), choices[start]
+        alone, chosen = best(task.initial, "training alone"), choices[start]
         models = fine_tuned(with_rate(how, chosen.lr), starts[start], own, chosen.epochs)
         others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
         measured = scores(models)

@@ -247,3 +247,14 @@ def test_a_node_without_a_policy_takes_the_default_for_texts(tmp_path: Path) -> 
 def test_an_add_on_that_is_off_is_known_to_the_policy() -> None:
     options = [p for p in inspect.signature(with_addons).parameters.values() if p.name != "algorithm"]
     assert {option.name: option.default for option in options} == ADDONS
+
+
+def test_an_algorithm_whose_benefit_cannot_be_measured_names_one_that_can(tmp_path: Path) -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"name": "digits"},
+        "run": {"clients": 6, "benefit": True},
+        "model": {"name": "mlp"},
+    }
+    with pytest.raises(UsageError, match="choose an algorithm that averages, such as fedavg"):
+        init(tmp_path / "first", tables | {"algorithm": {"name": "fedpac"}})
+    init(tmp_path / "second", tables | {"algorithm": {"name": "fedavg"}})

@@ -115,7 +115,11 @@ def test_it_ends_at_models_that_take_such_rows(
     way: Callable[[Path], Way], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = way(tmp_path)
-    run = {"run": {"clients": 3, "rounds": 1}, "algorithm": {"name": "fedavg"}, "model": {"name": "linear"}}
+    run: dict[str, dict[str, Any]] = {
+        "run": {"clients": 3, "rounds": 1},
+        "algorithm": {"name": "fedavg"},
+        "model": {"name": "linear"},
+    }
     app = init(tmp_path / "app", run | made.settings, contract=made.contract)
     assert len(list(up(app, sites=made.sites))) == 1
     states = sorted((app / "nodes").glob("*/state"))

@@ -137,7 +137,7 @@ def report(
     quiet: options.Quiet = False,
 ) -> None:
     """What this site gained, over training alone too, and what left it."""
-    from copfl.experiment.bundle.bundle import of_node
+    from copfl.experiment.bundle.places import of_node
 
     if of_node(folder) is None:
         raise UsageError(

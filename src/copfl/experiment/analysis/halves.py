@@ -3,7 +3,7 @@
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.halves import LEAST, not_a_mean
 from copfl.core.task import Task
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.settings.schema import Run
 
 
@@ -30,7 +30,8 @@ def check_benefit(run: Run, algorithm: AnyAlgorithm, task: Task, example: Client
     if problem := not_a_mean(algorithm, task, example, clients):
         name = run.algorithm.title or "the algorithm"
         raise UsageError(
-            f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out"
+            f"run.benefit=true compares means of uploads, but with {name} {problem}; leave it out, or choose an "
+            f"algorithm that averages, such as fedavg ({how_to_set('algorithm.name', 'fedavg', '--algorithm')})"
         )
 
 

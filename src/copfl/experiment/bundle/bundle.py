@@ -26,15 +26,15 @@ from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, b
 from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.experiment.bundle import building, description
 from copfl.experiment.bundle.base import copy_base
-from copfl.experiment.bundle.description import FILE, Description
+from copfl.experiment.bundle.description import Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
+from copfl.experiment.bundle.places import BASE, FILE, located
 from copfl.experiment.bundle.predictor import Predictor
-from copfl.experiment.bundle.writing import BASE, OF_NODE, OF_SERVER, write_bundle
+from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
-from copfl.settings import named_code, toml
+from copfl.settings import named_code
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
-SHOWN = 10  # names of clients in a message
 OWN_BASE = "base"  # of a bundle that was exported for transport
 BASES = (OWN_BASE, f"../{BASE}")  # where the base of a bundle may be
 
@@ -311,68 +311,6 @@ def _describing(folder: Path | None) -> Iterator[None]:
         raise RunError(
             f"{which} describes no model that can be made ({why}); restore it from a copy"
         ) from error
-
-
-def located(path: Path, client: int | str | None = None) -> Path:
-    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node."""
-    if (path / FILE).is_file():
-        if client is not None:
-            raise UsageError(f"{path} is the bundle of one model; leave out the client")
-        return path
-    if own := of_node(path):
-        if client is not None:
-            raise UsageError(f"{path} is of a node, which has the model of one client; leave out the client")
-        return own
-    models = path / "models"
-    if not path.exists():
-        raise RunError(f"there is no folder {path}; name a bundle, a run folder or the state-dir of a node")
-    if not (path / "run.toml").is_file():
-        raise RunError(f"{path} is neither a bundle (it has no {FILE}) nor a run folder (it has no run.toml)")
-    if client is None:
-        raise UsageError(
-            "name the model: --client NUMBER (or the client's name), or --global; in Python client=3"
-        )
-    if not (models / OF_SERVER / FILE).is_file():
-        if any(models.glob("*.safetensors")):
-            raise RunError(
-                f"{path} is of an earlier version of copfl, whose models lack what their use needs; run it "
-                f"again: `copfl run -c {path}/run.toml`"
-            )
-        kept = toml.read_file(path / "run.toml").get("run", {}).get("save_models", True)
-        if not kept:
-            again = f"`copfl run -c {path}/run.toml --set run.save_models=true`"
-            raise RunError(f"{models} has no bundles, as run.save_models is off; {again} makes them")
-        raise RunError(
-            f"{models} has no bundles: they are written when a run ends. `copfl resume {path}` ends it"
-        )
-    return models / (OF_SERVER if client == OF_SERVER else f"client-{number_of(models, client):04d}")
-
-
-def of_node(path: Path) -> Path | None:
-    """The bundle in the state-dir of a node, of its last run, or in its folder of one run."""
-    found = [*path.glob(f"{OF_NODE}/{FILE}"), *path.glob(f"*/{OF_NODE}/{FILE}")]
-    return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
-
-
-def number_of(models: Path, client: int | str) -> int:
-    """The number of a client; a text may also be its name in the data's client column, or "0 (north)"."""
-    folders = sorted(models.glob(f"client-*/{FILE}"))
-    text = str(client)
-    if text.isdecimal() and not isinstance(client, str):
-        known = {int(path.parent.name.removeprefix("client-")) for path in folders}
-        if int(text) in known:
-            return int(text)
-    names = {d.origin.client: d.origin.name for d in map(description.read, (p.parent for p in folders))}
-    shown = {n: f"{n} ({name})" for n, name in names.items()}
-    found = [n for n in names if n is not None and (str(n) == text or client in (names[n], shown[n]))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        either = " or ".join(f'"{shown[n]}"' for n in found)
-        raise UsageError(f"{client} is the number of a client and the name of another; write {either}")
-    listed = [name for n, name in names.items() if name != str(n)]
-    more = f": {', '.join(listed[:SHOWN])}{', ...' * (len(listed) > SHOWN)}" if listed else ""
-    raise UsageError(f"there is no client {client}; the run has clients 0 to {len(names) - 1}{more}")
 
 
 def base_of(folder: Path, facts: Description) -> Path | None:

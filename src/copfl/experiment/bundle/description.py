@@ -16,10 +16,10 @@ from copfl import foreign
 from copfl.data.samples import KINDS, NEXT_TOKEN, REGRESSION, Inputs
 from copfl.data.tables.encoders import Encoder
 from copfl.errors import RunError, raised_as
+from copfl.experiment.bundle.places import FILE
 from copfl.files import write_bytes
 from copfl.settings.user_code import is_reference
 
-FILE = "bundle.json"
 FORMAT = 1
 DTYPES = ("float32", "float64")  # of the weights
 MOST_VALUES = 2**25  # of one sample, or outputs: what is larger is no description of a model of copfl

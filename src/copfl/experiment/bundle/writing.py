@@ -12,14 +12,11 @@ from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
 from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
+from copfl.experiment.bundle.places import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
 from copfl.files import write_bytes
 from copfl.models.networks import OF_HASHED_WORDS
 from copfl.settings.toml import Tables
-
-BASE = "base"  # the folder of what all bundles of a run have in common
-OF_SERVER = "global"  # the folder of the global model
-OF_NODE = "model"  # the folder of a client's model in the folder of a run on its node
 
 
 def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Origin) -> Description:

@@ -18,7 +18,7 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.data.tables.files import read_table
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle.description import read
-from copfl.experiment.bundle.writing import OF_NODE
+from copfl.experiment.bundle.places import OF_NODE
 from copfl.experiment.preparation import partition
 from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.deployed import new_name

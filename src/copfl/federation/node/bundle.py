@@ -13,8 +13,8 @@ from copfl.core.metrics import MetricInfo
 from copfl.core.task import Personal
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import write_base
-from copfl.experiment.bundle.description import FILE, VALIDATION, Description, Score, read
-from copfl.experiment.bundle.writing import BASE, OF_NODE
+from copfl.experiment.bundle.description import VALIDATION, Description, Score, read
+from copfl.experiment.bundle.places import BASE, FILE, OF_NODE
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.settings import Settings
 from copfl.settings.schema import table_of

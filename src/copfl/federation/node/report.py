@@ -14,9 +14,9 @@ from copfl import foreign
 from copfl.core import tree
 from copfl.core.task import Personal
 from copfl.errors import CopflError, DataError, RunError, UsageError, raised_as
-from copfl.experiment.bundle import bundle as bundles
 from copfl.experiment.bundle.description import Description, read
-from copfl.experiment.bundle.writing import OF_NODE, write_bundle
+from copfl.experiment.bundle.places import OF_NODE, of_node
+from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.rivals import rivals_of_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
@@ -51,7 +51,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
         tell: Called after each round of training alone.
         rivals: Whether to train scikit-learn's usual models where that has not been done.
     """
-    model = bundles.of_node(folder)
+    model = of_node(folder)
     if model is None:
         raise RunError(f"{folder} has no model of a node: no round of a run was evaluated, or bundle=false")
     run = model.parent

@@ -17,7 +17,7 @@ from copfl.data.contract.contract import ARRAYS, Contract
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
-from copfl.experiment.bundle.writing import BASE, OF_SERVER
+from copfl.experiment.bundle.places import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
 from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy

@@ -30,7 +30,7 @@ LEVELS: list[set[str]] = [
 ROOMS: dict[str, list[str]] = {
     "comparison": ["jobs", "rows", "results", "choosing"],
     "data": ["clients", "tables", "sets", "contract"],
-    "experiment": ["models", "analysis", "bundle", "export"],
+    "experiment": ["models", "analysis", "bundle", "export", "first_run"],
     "federation": ["policy", "protocol", "node", "server", "operations", "machines"],
 }
 FLOWER = "flwr"  # the package; its private names are in one module

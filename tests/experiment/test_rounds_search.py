@@ -14,7 +14,7 @@ import copfl
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
 from copfl.experiment import rounds_search
-from copfl.experiment.rounds_search import LossByRound, Lowest, linear_instead, lowest_loss, with_found_rounds
+from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.identity import identity
@@ -147,43 +147,3 @@ def test_how_rounds_were_found_is_no_part_of_what_a_run_is() -> None:
     run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 4}})
     found = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="done", rounds_alone=7))
     assert identity(run) == identity(found)
-
-
-def table(target: str, seed: int = 0) -> dict[str, Any]:
-    """Three sites of 80 rows; the target is a sum of two columns and noise, or whether they have the same sign."""
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(240, 2)).astype(np.float32)
-    y = {"sum": x.sum(1) + generator.normal(size=240) > 0, "sign": x[:, 0] * x[:, 1] > 0}[target]
-    return {"x": x, "y": y.astype(np.int64), "group": np.arange(240) % 3}
-
-
-@pytest.mark.parametrize(("target", "method"), [("sum", "levels"), ("sign", "fedpac")])
-def test_the_first_run_on_a_table_takes_what_has_the_lower_loss(target: str, method: str) -> None:
-    data = table(target)
-    sites = [(data["x"][data["group"] == n], data["y"][data["group"] == n]) for n in range(3)]
-    result = copfl.run(dataset=sites, rivals=False)
-    assert result.experiment.run.algorithm.name == method
-    assert result.experiment.settings.find_rounds == ("off" if method == "levels" else "done")
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        {"algorithm": {"name": "fedavg"}},
-        {"optimizer": {"lr": 0.01}},
-        {"model": {"name": "mlp"}},
-        {"addons": {"ema": 0.5}},
-        {"run": {"participation": 0.5}},
-    ],
-)
-def test_whoever_chooses_how_to_train_gets_it(layer: dict[str, dict[str, Any]]) -> None:
-    data = {"data": {"name": "heart"}}
-    asked: list[Any] = []
-    run = complete(data, layer)
-    assert linear_instead(run, [data, layer], (), lambda more: asked.append(more) or run) is None  # type: ignore[func-returns-value]
-    assert asked == []
-    open_run = complete(data)
-    instead = linear_instead(open_run, [data], (), lambda more: complete(data, more))
-    assert instead is not None
-    assert instead.algorithm.name == "levels"
-    assert linear_instead(open_run, [data], {"model"}, lambda more: complete(data, more)) is None

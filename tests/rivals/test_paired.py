@@ -7,8 +7,9 @@ import pytest
 
 from copfl.core.metrics import METRICS
 from copfl.rivals.paired import gain_interval, is_fast
-from copfl.rivals.site import LOG_LOSS
 from copfl.stats import over_samples
+
+LOG_LOSS = METRICS["log_loss"]
 
 
 @pytest.mark.parametrize("name", ["accuracy", "rmse", "mae"])

@@ -12,9 +12,11 @@ from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION
 from copfl.rivals.effort import FEWEST_TREES, FOLDS, MOST_TREES, ONE_PENALTY, PENALTIES, Effort, effort_of
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, SiteRows
-from copfl.rivals.site import LOG_LOSS, judged_by, site_rivals, values_on
+from copfl.rivals.site import judged_by, site_rivals, values_on
 
-ACCURACY, RMSE, AUC, F1 = (METRICS[name] for name in ("accuracy", "rmse", "auc", "macro_f1"))
+ACCURACY, RMSE, AUC, F1, LOG_LOSS = (
+    METRICS[name] for name in ("accuracy", "rmse", "auc", "macro_f1", "log_loss")
+)
 QUICK = Effort(PENALTIES, FEWEST_TREES, FEWEST_TREES, 1.0)
 ALL = [CONSTANT, LINEAR, FOREST, BOOSTED]
 
@@ -36,7 +38,7 @@ def test_every_model_learns_what_can_be_learned() -> None:
     found = of(rows)
     assert list(found) == ALL
     values = values_on(found, ACCURACY, rows.y_test)
-    share = rows.y.mean()
+    share = (rows.y.sum() + 0.5) / (len(rows.y) + 1)
     assert np.allclose(found[CONSTANT].answers, [1 - share, share])
     assert values[CONSTANT] == pytest.approx(np.mean(rows.y_test == (share > 0.5)))
     for name in (LINEAR, FOREST, BOOSTED):
@@ -74,7 +76,7 @@ def test_a_site_with_hardly_any_row_has_rivals(train: int) -> None:
 def test_of_one_class_every_rival_is_the_constant_answer() -> None:
     rows = two_classes()._replace(y=np.ones(60, np.int64))
     for name, rival in of(rows).items():
-        assert rival.answers.tolist() == [[0.0, 1.0]] * 30, name
+        assert np.allclose(rival.answers, [0.5 / 61, 60.5 / 61]), name  # as if one more row were half of each
         assert rival.validated == 1.0
 
 
@@ -94,7 +96,8 @@ def test_a_class_with_one_row_and_a_class_with_none() -> None:
     for name, rival in found.items():
         assert rival.answers.shape == (30, 4)
         assert np.allclose(rival.answers.sum(1), 1), name
-        assert (rival.answers[:, 3] == 0).all()
+        expected = 0.25 / (61 * (QUICK.forest + 1) if name == FOREST else 61)
+        assert np.allclose(rival.answers[:, 3], expected), name  # a class without rows is not impossible
 
 
 def test_constant_columns_and_no_test_rows_are_no_error() -> None:
@@ -123,7 +126,7 @@ def test_labels_are_answered_one_by_one() -> None:
     rows = SiteRows(x[:60], y[:60], x[60:], y[60:])
     found = of(rows, MULTILABEL, 2)
     assert {rival.answers.shape for rival in found.values()} == {(20, 2)}
-    assert np.allclose(found[CONSTANT].answers, y[:60].mean(0))
+    assert np.allclose(found[CONSTANT].answers, (y[:60].sum(0) + 0.5) / 61)
     assert values_on(found, F1, rows.y_test)[LINEAR] > 0.8
 
 
@@ -175,7 +178,7 @@ def test_folds_spread_every_class() -> None:
 def test_log_loss_by_hand_and_bounded() -> None:
     answers, y = np.array([[0.5, 0.5], [0.75, 0.25]]), np.array([0, 1])
     assert LOG_LOSS.of(answers, y) == pytest.approx((math.log(2) + math.log(4)) / 2)
-    assert LOG_LOSS.of(np.array([[1.0, 0.0]]), np.array([1])) == pytest.approx(15 * math.log(10))
+    assert LOG_LOSS.of(np.array([[1.0, 0.0]]), np.array([1])) == pytest.approx(23 * math.log(2))
     labels = np.array([[1.0, 0.0]])
     assert LOG_LOSS.of(np.array([[0.5, 0.5]]), labels) == pytest.approx(math.log(2))
 

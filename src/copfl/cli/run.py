@@ -18,10 +18,9 @@ from copfl.settings import toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
+    from copfl.experiment.first_run.candidates import Choice
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
-    from copfl.settings.merging import Layer
-    from copfl.settings.schema import Run
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -54,9 +53,8 @@ def run(
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment import texts_search
+        from copfl.experiment.first_run.first_run import first_run, text_of
         from copfl.experiment.preparation import prepare
-        from copfl.experiment.rounds_search import linear_instead, with_found_rounds
         from copfl.experiment.run import follow
         from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
@@ -75,27 +73,25 @@ def run(
             return follow()
         preset = "demo" if is_demo else preset or ""
         description = complete(*layers, line, preset=preset)
+        choice = None
         if description.run.find_rounds == "first":
-            chosen = [*layers, line]
-
-            def completed(layer: Layer) -> Run:
-                return complete(*layers, line, layer, preset=preset)
-
-            if not preset and texts_search.is_open(description, chosen, ()):
-                description = texts_search.chosen_for_texts(description, completed, show.tell)
-            else:
-                instead = linear_instead(description, chosen, (), completed)
-                description = with_found_rounds(description, show.tell, instead)
+            description, choice = first_run(
+                description,
+                lambda layer: complete(*layers, line, layer, preset=preset),
+                None if preset else [*layers, line],
+                show.tell,
+            )
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
+            reason = why(description) if choice is None else text_of(choice)
             print(
-                f"No algorithm is named, so this is {description.method_text}: {why(description)} "
+                f"No algorithm is named, so this is {description.method_text}: {reason} "
                 "(docs/results.md). `copfl choose` compares methods on your data.",
                 file=sys.stderr,
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show)
+            _train(prepared, folder, show, choice)
 
 
 def resume(
@@ -151,7 +147,7 @@ class Show(NamedTuple):
         return _tell if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
@@ -179,8 +175,8 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show) -> None:
             leading = lead(prepared) if ranks.joined() else ""
             if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
-            others = (None, None) if shown is None else (shown.on_round_alone, shown.on_stage)
-            result = train(prepared, folder, on_round, *others)
+            alone, stage = (None, None) if shown is None else (shown.on_round_alone, shown.on_stage)
+            result = train(prepared, folder, on_round, alone, stage, choice)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None

@@ -22,6 +22,7 @@ from copfl.tables import interval, with_spread
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15
+LEAST = float(np.finfo(np.float32).eps)  # a probability that counts as 0 has a logarithm; as in scikit-learn
 PADDING = -100  # a target token that does not count, as in copfl.core.criteria
 
 
@@ -183,13 +184,18 @@ def _auc(predictions: Array, targets: Array) -> float:
     return float(np.mean([_sklearn("roc_auc_score", targets[:, k], predictions[:, k]) for k in defined]))
 
 
-def _log_loss(predictions: Array, targets: Array) -> float:
-    """The mean negative logarithm of the probability of what is right; 0 counts as the least number."""
+def surprises(predictions: Array, targets: Array) -> Array:
+    """The negative logarithm of the probability of what is right, of each row; of labels the mean."""
     if targets.ndim == 1:
         right = np.take_along_axis(predictions, targets[:, None], axis=1)
     else:
         right = np.where(targets > 0.5, predictions, 1 - predictions)
-    return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
+    return np.asarray(-np.log(np.maximum(right, LEAST)).mean(1))
+
+
+def _log_loss(predictions: Array, targets: Array) -> float:
+    """The mean over rows of `surprises`."""
+    return float(surprises(predictions, targets).mean())
 
 
 def _calibration_error(predictions: Array, targets: Array) -> float:

@@ -20,7 +20,7 @@ from copfl.engine.features import Training
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import DataError, UsageError, how_to_set
-from copfl.experiment import rivals
+from copfl.experiment import own_models, rivals
 from copfl.experiment.analysis import hints
 from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model, tokenized
@@ -73,6 +73,8 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     computed = engine(run, wrapped, learned, clients, tell)
     run = dataclasses.replace(run, run=computed.settings)
     experiment = Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
+    if run.run.own_models:
+        experiment = own_models.with_own_models(experiment)
     planned = rivals.plan_of(experiment) if run.run.rivals else None
     if planned is not None and planned.effort.seconds >= rivals.SAID:
         tell(f"after the rounds, {planned.text}")

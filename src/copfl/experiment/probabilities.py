@@ -16,7 +16,7 @@ from copfl import files
 from copfl.core import tree
 from copfl.core.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
 from copfl.core.evaluation import predicted
-from copfl.core.metrics import METRICS, Array
+from copfl.core.metrics import METRICS, Array, surprises
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import Federation
 from copfl.data.samples import CLASSIFICATION
@@ -28,7 +28,6 @@ from copfl.tables import listed, plain
 FILE = "probabilities.json"
 MEASURED = ("log_loss", "auc", "calibration_error")  # the metrics, of copfl.core.metrics
 NAMED = 5  # clients that a sentence names
-LEAST = np.finfo(np.float64).tiny  # a probability of 0 has no logarithm
 
 
 class Probabilities(NamedTuple):
@@ -86,7 +85,7 @@ def of_client(task: Task, model: Personal, train: Array, test: Data, validation:
     found = tempered(found, temperature)
     values = {name: METRICS[name].of(found, y) for name in MEASURED}
     usual = np.repeat(frequencies(train, task.classes)[None], len(y), axis=0)
-    own, reference = (-np.log(np.maximum(p[np.arange(len(y)), y], LEAST)) for p in (found, usual))
+    own, reference = (surprises(p, y) for p in (found, usual))
     low = over_clients(own - reference).low  # over samples; of one it is unbounded
     values |= {"reference": float(reference.mean()), "excess": low if np.isfinite(low) else np.nan}
     return OfClient(values, temperature, (found, y))

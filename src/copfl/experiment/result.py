@@ -34,6 +34,8 @@ from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Description, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
+from copfl.experiment.first_run import file as choice_file
+from copfl.experiment.first_run.candidates import Choice
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
     GLOBAL,
@@ -172,6 +174,7 @@ class Result:
         kept: The weights of each client's own model, see `models`; None with run.save_models=False.
         rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
         probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
+        choice: Why this was trained, by cross-validation; None where somebody named it, or it is no table.
     """
 
     experiment: Experiment
@@ -184,6 +187,7 @@ class Result:
     kept: ClientModels | None = None
     rivals: Rivals | None = None
     probabilities: Probabilities | None = None
+    choice: Choice | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -221,6 +225,8 @@ class Result:
                 probabilities.write(self.probabilities, folder.path)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
+            if self.choice is not None:
+                choice_file.write(self.choice, folder.path)
             if self.rivals is not None:
                 rivals_file.write(self.rivals, folder.path)
             if self.new_clients is not None:

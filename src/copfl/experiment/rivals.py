@@ -1,5 +1,6 @@
 """The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -177,7 +178,7 @@ def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> 
         return None
     if plan.effort.seconds >= SAID:
         tell(plan.text)
-    return _judged(_trained(e, plan), e.clients, answers_of)
+    return _judged(trained_rivals(e, plan), e.clients, answers_of)
 
 
 def rivals_of_site(
@@ -275,8 +276,28 @@ def _seen(federation: Federation) -> list[Split]:
     return [federation.train, *([] if federation.validation is None else [federation.validation])]
 
 
-def _trained(e: Experiment, plan: Plan) -> Trained:
-    """The rivals of these sites."""
+_trained: dict[str, Trained] = {}  # of the last federation, by what they depend on
+
+
+def trained_rivals(e: Experiment, plan: Plan) -> Trained:
+    """The rivals of these sites; those of the last federation are kept, as a choice and its run need the same.
+
+    Args:
+        e: Whose rows they are.
+        plan: The sites, and the effort.
+    """
+    if plan.inputs.how == FEATURES:
+        return _train(e, plan)
+    named = [metric.name for metric in e.task.metrics]
+    known = json.dumps([e.fingerprints()["samples"], named, e.settings.seed, plan], default=str)
+    if known not in _trained:
+        found = _train(e, plan)
+        _trained.clear()
+        _trained[known] = found
+    return _trained[known]
+
+
+def _train(e: Experiment, plan: Plan) -> Trained:
     inputs, sites, effort = plan
     task, federation = e.training[:2] if inputs.how == FEATURES else (e.task, e.federation)
     kind, metrics = task.criterion.kind, judged_by(task.criterion.kind, task.metrics)

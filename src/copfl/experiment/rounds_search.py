@@ -1,15 +1,14 @@
-"""How many rounds to train for, and on a table whether by a network at all, found before the training.
+"""How many rounds to train for, found before the training.
 
 A first training holds out a part of each client's training samples and looks for the round with the lowest loss
-on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation. Where
-nobody named a method for a table, a linear model with levels is tried on the same held-out samples, and the run has
-it unless the network's loss is lower. No test sample decides anything.
+on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation. No test
+sample decides anything.
 """
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,35 +17,18 @@ from numpy.typing import NDArray
 
 from copfl.data.clients.partition import hold_out
 from copfl.engine import simulate
-from copfl.engine.rounds import Round
+from copfl.engine.rounds import Models, Round
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import baseline_of, executor_of, simulation_of
-from copfl.settings.merging import Layer
 from copfl.settings.schema import SELECTION, Run
 
 PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends
 ENOUGH = 500  # held-out samples: with fewer, the loss is a mean over several choices of them
 MOST_CHOICES = 3
-# A network must have a loss that is lower by this fraction: its loss is the lowest of many rounds, and so too good.
-MARGIN = 0.02
-NETWORK, LINEAR = "mlp", "levels"  # the model of tables, and the method that is tried instead
-# Where a layer has one of these tables, somebody chose how to train.
-CHOSEN = (
-    "algorithm",
-    "optimizer",
-    "model",
-    "adapter",
-    "server",
-    "addons",
-    "robust",
-    "privacy",
-    "attack",
-    "task",
-)
 
 
 @dataclass
@@ -98,32 +80,12 @@ def lowest_loss(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -
     return Lowest(best, lowest)
 
 
-def linear_instead(
-    run: Run, layers: Sequence[Layer], values: Collection[str], completed: Callable[[Layer], Run]
-) -> Run | None:
-    """The run with a linear model with levels; None where somebody chose how to train, or it is no table.
-
-    Args:
-        run: The settings, of which `run.find_rounds` is "first".
-        layers: What a person or a program set.
-        values: The kinds of which a program passed a value.
-        completed: Completes the settings with one more layer.
-    """
-    is_chosen = any(layer.get(kind) for layer in layers for kind in CHOSEN) or any(
-        k in values for k in CHOSEN
-    )
-    if is_chosen or run.run.steps or run.model.name != NETWORK or run.run.participation < 1:
-        return None
-    return completed({"algorithm": {"name": LINEAR}})
-
-
-def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = None) -> Run:
+def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
     """The run with the number of rounds that the search found.
 
     Args:
         run: The settings. `run.rounds` is the most that the search looks at.
         tell: Gets a line about the search.
-        instead: Another run on the same data, which is taken unless its loss is higher by more than MARGIN.
     """
     settings = run.run
     if run.privacy:
@@ -135,17 +97,7 @@ def with_found_rounds(run: Run, tell: Tell | None = None, instead: Run | None = 
     experiments = list(held_out(run))
     part = f"{SELECTION:g} of each client's training samples held out"
     tell(f"finding the number of rounds, {settings.rounds} at most, with {part}; --rounds sets it")
-    rounds, loss = lowest_loss(losses_of(experiments, tell))
-    if instead is not None:
-        other = lowest_loss(losses_of(list(held_out(instead)), tell), instead.run.rounds).loss
-        is_taken = other <= (1 + MARGIN) * loss
-        taken = instead if is_taken else run
-        tell(
-            f"{instead.algorithm.title} has a loss of {other:.4g} on held-out samples, {run.algorithm.title} "
-            f"{loss:.4g}: {taken.algorithm.title} is taken"
-        )
-        if is_taken:  # it converges, and so has its own number of rounds
-            return instead
+    rounds = lowest_loss(losses_of(experiments, tell)).round
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
     rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
@@ -176,7 +128,7 @@ def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[i
     pace = Pace()
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     with contextlib.ExitStack() as stack:
-        loops = [stack.enter_context(contextlib.closing(_rounds(e, stack))) for e in experiments]
+        loops = [stack.enter_context(contextlib.closing(rounds_of(e, stack))) for e in experiments]
         for rounds in zip(*loops, strict=True):
             losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
             known = [loss for loss in losses if loss is not None]
@@ -186,8 +138,16 @@ def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[i
                 yield number, loss
 
 
-def _rounds(e: Experiment, stack: contextlib.ExitStack) -> Generator[Round, None, None]:
-    """The rounds of an experiment as they end; the stack ends the processes that train them."""
+def rounds_of(
+    e: Experiment, stack: contextlib.ExitStack, models: Models | None = None
+) -> Generator[Round, None, None]:
+    """The rounds of an experiment as they end.
+
+    Args:
+        e: The experiment.
+        stack: Ends the processes that train them.
+        models: Gets each client's model of its last evaluation.
+    """
     settings, simulation = e.settings, simulation_of(e)
     state = simulate.begin(e.algorithm, e.task, e.clients)
     e.training.compute()
@@ -200,4 +160,5 @@ def _rounds(e: Experiment, stack: contextlib.ExitStack) -> Generator[Round, None
         eval_models=settings.eval_models,
         population=settings.split_clients[0],
         executor=stack.enter_context(executor_of(simulation, state, settings, None)),
+        models=models,
     )

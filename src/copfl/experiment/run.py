@@ -13,12 +13,12 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import ranks
 from copfl.errors import RunError, unknown
 from copfl.experiment import folder as run_folder
-from copfl.experiment import records, texts_search
+from copfl.experiment import records
+from copfl.experiment.first_run.first_run import first_run
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
-from copfl.experiment.rounds_search import linear_instead, with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import arguments, named_code, user_code
 from copfl.settings.checking import SettingError
@@ -66,17 +66,14 @@ def run(
         below = () if record is None else (record,)
         layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
         description = complete(*below, layer, preset=preset)
+    choice = None
     if description.run.find_rounds == "first":
-        is_named, completed = record is not None or bool(preset), lambda more: complete(layer, more)
-        if not is_named and texts_search.is_open(description, [layer], ()):
-            description = texts_search.chosen_for_texts(description, completed)
-        else:
-            instead = None if is_named else linear_instead(description, [layer], (), completed)
-            description = with_found_rounds(description, instead=instead)
+        layers = None if record is not None or preset else [layer]
+        description, choice = first_run(description, lambda more: complete(layer, more), layers)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
-        return _warned(train(experiment, folder, on_round))
+        return _warned(train(experiment, folder, on_round, choice=choice))
 
 
 @left_as_found()

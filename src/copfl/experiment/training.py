@@ -18,6 +18,8 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
+from copfl.experiment.first_run import file as choice_file
+from copfl.experiment.first_run.candidates import Choice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -47,6 +49,7 @@ def train(
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
+    choice: Choice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
@@ -56,6 +59,7 @@ def train(
         on_round: Is called after every round.
         on_baseline_round: Is called after every round of the training alone.
         on_stage: Is called with what is done after the rounds, before it is.
+        choice: Why this is trained; None: somebody named it, or the folder says why.
     """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
@@ -68,6 +72,9 @@ def train(
 
     tell = on_stage or (lambda stage: None)
     result = execute(experiment, folder, after, on_stage=tell)
+    if path is not None and choice is not None:
+        choice_file.write(choice, path)
+    result.choice = choice if choice is not None or path is None else choice_file.read(path)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)

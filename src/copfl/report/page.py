@@ -34,6 +34,7 @@ FILES = (
     "checkpoint/state.safetensors",
     "audit.json",
     "rivals.json",
+    "choice.json",
 )
 NAMED = 5  # clients that a sentence names
 RIVALS = "Is it better than what a client has alone?"

@@ -9,6 +9,7 @@ from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.analysis.gains import similar_first
 from copfl.report import contributions
+from copfl.report.choice import choice_table
 from copfl.report.rivals import means_table, note, sites_table
 from copfl.report.run_data import MODELS, RunData, Runs, paired
 from copfl.rivals.records import TITLES
@@ -102,6 +103,7 @@ def rival_tables(runs: Runs) -> list[Table]:
     for run in runs:
         if run.rivals is not None and run.has(run.primary.name):
             tables = (
+                *([] if run.choice is None else [choice_table(run.choice)]),
                 means_table(run.rivals),
                 sites_table(run.rivals, run.final(run.primary.name), run.client_names),
             )

@@ -23,6 +23,8 @@ from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
+from copfl.experiment.first_run import file as choice_file
+from copfl.experiment.first_run.candidates import Choice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
@@ -64,6 +66,7 @@ class RunData:
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
     rivals: Rivals | None = None  # rivals.json, if there is one
+    choice: Choice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
 
     @property
@@ -262,6 +265,7 @@ def read(path: Path, label: str) -> RunData:
         analysis=_extra(path / gains.FILE, gains.read),
         new=_extra(path / NEW_CLIENTS, new_clients.read),
         rivals=_extra(path / rivals_file.FILE, rivals_file.read),
+        choice=_extra(path / choice_file.FILE, choice_file.read),
         probabilities=_extra(path / probabilities.FILE, probabilities.read),
     )
 

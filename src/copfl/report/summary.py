@@ -17,11 +17,13 @@ from copfl.experiment import probabilities
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
+from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.report import contributions
 from copfl.report import rivals as of_rivals
+from copfl.report.choice import choice_table
 from copfl.report.rivals import against
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import CONSTANT, TITLES
@@ -84,6 +86,8 @@ def as_json(result: Result) -> dict[str, Any]:
         content["rivals"] = rivals_file.as_json(result.rivals)
         content["rivals"]["verdicts"] = of_rivals.verdicts(result.rivals, last[result.primary.name])
         content["rivals"]["conclusion"] = _against_rivals(result)
+    if result.choice is not None:
+        content["choice"] = choice_file.as_json(result.choice)
     if (contributed := _contributions(result)) is not None:
         content["contributions"] = contributions.as_json(contributed)
     if (coefficients := result.coefficients) is not None:
@@ -150,6 +154,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     if result.new_clients is not None:
         table = new_clients_table(result.new_clients, result.primary, client_names(experiment.federation))
         print(f"\n{as_text(table, width)}", file=out)
+    if result.choice is not None:
+        print(f"\n{as_text(choice_table(result.choice), width)}", file=out)
     if result.rivals is not None:
         print(f"\n{as_text(of_rivals.means_table(result.rivals), width)}", file=out)
     if (coefficients := result.coefficients) is not None:

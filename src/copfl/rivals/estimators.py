@@ -1,4 +1,4 @@
-"""The models of the rivals: each answers the test rows, and its own training rows without having seen them.
+"""The models of the rivals: each answers any row, and its own training rows without having seen them.
 
 Answers are probabilities [n, classes], or values [n]. scikit-learn is imported by the functions, as that takes
 a second.
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl.core.calibration import frequencies
+from copfl.core.metrics import surprises
 from copfl.rivals.effort import BAG, FOLDS, LEAF, VALIDATED_ROWS
 from copfl.rivals.records import Array
 
@@ -27,23 +29,49 @@ class Problem(NamedTuple):
 
     x: Any
     y: Array  # [n], classes as whole numbers or values
-    x_test: Any
     classes: int  # 0: values
     seed: int
     unit: Array | None = None  # of the training rows, as of `SiteRows`
 
 
+class Fitted(NamedTuple):
+    """A trained model, as a function from x to answers."""
+
+    constant: Array  # [classes], their frequencies; or the mean []
+    model: Any = None  # of scikit-learn; None: it answers with the constant
+    # Trees of a random forest of classes, to which the frequencies are added as one more; 0: of no forest.
+    votes: int = 0
+
+    def __call__(self, x: Any) -> Array:
+        if self.model is None or not x.shape[0]:
+            return np.repeat(self.constant[None], x.shape[0], axis=0)
+        if not self.constant.ndim:
+            return np.asarray(self.model.predict(x), np.float64)
+        return self.completed(self.model.predict_proba(x))
+
+    def completed(self, probabilities: Array) -> Array:
+        """With those of classes that are not in the training rows; those of a forest are never 0 by chance."""
+        answers = np.zeros((len(probabilities), len(self.constant)))
+        answers[:, self.model.classes_] = probabilities
+        if self.votes:
+            return np.asarray((self.votes * answers + self.constant) / (self.votes + 1))
+        absent = np.setdiff1d(np.arange(len(self.constant)), self.model.classes_)
+        answers *= 1 - self.constant[absent].sum()
+        answers[:, absent] = self.constant[absent]
+        return answers
+
+
 class Answers(NamedTuple):
-    validated: Array  # of the training rows, by models that did not see them
-    tested: Array
+    validated: Array  # of the training rows, by models that did not see them; nan: there is none
+    fitted: Fitted  # on all training rows
 
 
-Fit = Callable[[Any, Array, Any], Array]  # training x and y, and the x that is answered
+Fit = Callable[[Any, Array], Fitted]  # of training x and y
 
 
 def constant(problem: Problem) -> Answers:
     """The frequency of each class, or the mean."""
-    return _cross_validated(problem, lambda x, y, asked: _mean(y, problem.classes, asked.shape[0]))
+    return _cross_validated(problem, lambda x, y: Fitted(_constant(y, problem.classes)))
 
 
 def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
@@ -52,46 +80,61 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
 
     if not problem.classes:
         return _cross_validated(problem, _fit_of(lambda x: _scaled(x, RidgeCV(RIDGE)), 0), VALIDATED_ROWS)
-    found: list[tuple[float, Answers]] = []
-    for penalty in penalties:
-        model = LogisticRegression(C=penalty, max_iter=STEPS)
-        fit = _fit_of(partial(_scaled, model=model), problem.classes)
-        validated = _out_of_fold(problem, fit, VALIDATED_ROWS)
-        known = np.flatnonzero(~np.isnan(validated).any(1))
-        right = validated[known, problem.y[known]]
-        loss = float(-np.log(np.maximum(right, 1e-9)).mean()) if len(known) else 0.0
-        if not found or loss < found[0][0]:
-            found = [(loss, Answers(validated, fit(problem.x, problem.y, problem.x_test)))]
-    return found[0][1]
+    if not penalties:
+        raise ValueError("there is no penalty")
+    fits = [
+        _fit_of(partial(_scaled, model=LogisticRegression(C=penalty, max_iter=STEPS)), problem.classes)
+        for penalty in penalties
+    ]
+    answers = np.stack([_out_of_fold(problem, fit, VALIDATED_ROWS) for fit in fits])
+    known = np.flatnonzero(~np.isnan(answers[0]).any(1))
+    losses = np.stack([surprises(found[known], problem.y[known]) for found in answers])  # [penalties, known]
+    chosen = fits[int(losses.mean(1).argmin())] if len(known) else fits[0]
+    # A row is answered with the penalty that the other folds choose, so that its own target has no say.
+    validated = answers[0].copy()
+    unit = None if problem.unit is None else problem.unit[known]
+    folds = folds_of(problem.y[known], problem.classes, problem.seed, unit)
+    for fold in np.unique(folds).tolist():
+        others = losses[:, folds != fold]
+        best = int(others.mean(1).argmin()) if others.size else 0
+        validated[known[folds == fold]] = answers[best][known[folds == fold]]
+    return Answers(validated, chosen(problem.x, problem.y))
 
 
 def forest(problem: Problem, trees: int) -> Answers:
     """A random forest; its rows out of the bag are the cross-validation."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    if _is_constant(problem.y) or not problem.x_test.shape[0]:
+    if _is_constant(problem.y):
         return constant(problem)
     if problem.unit is not None:  # rows out of the bag belong together with rows in it
         kind = RandomForestClassifier if problem.classes else RandomForestRegressor
         settled = {"random_state": problem.seed % 2**32, "n_jobs": 1}
-        return _cross_validated(problem, _fit_of(lambda x: kind(trees, **settled), problem.classes))
+        votes = trees if problem.classes else 0
+        return _cross_validated(problem, _fit_of(lambda x: kind(trees, **settled), problem.classes, votes))
     how: dict[str, Any] = {"oob_score": True, "random_state": problem.seed % 2**32, "n_jobs": 1}
     how["max_samples"] = BAG if len(problem.y) > BAG else None
+    usual = _constant(problem.y, problem.classes)
     if not problem.classes:
-        shift = problem.y.min() - 1  # so that 0 is no answer, but that of a row which is in every bag
+        # So that 0 is no answer, but that of a row which is in every bag.
+        shift = problem.y.min() - 1
         model = RandomForestRegressor(trees, **how).fit(problem.x, problem.y - shift)
         out_of_bag = np.where(model.oob_prediction_ > 0, model.oob_prediction_ + shift, np.nan)
-        return Answers(out_of_bag, model.predict(problem.x_test) + shift)
+        return Answers(out_of_bag, Fitted(usual, Shifted(model, shift)))
     model = RandomForestClassifier(trees, **how).fit(problem.x, problem.y)
-    prior = _mean(problem.y, problem.classes, 1)
+    fitted = Fitted(usual, model, trees)
+    decided = model.oob_decision_function_  # nan of a row that is in every bag
+    return Answers(fitted.completed(decided), fitted)
 
-    def smoothed(votes: Array) -> Array:
-        """With the frequencies of the classes as one more tree, so that no probability is 0 by chance."""
-        whole = np.zeros((len(votes), problem.classes))
-        whole[:, model.classes_] = np.nan_to_num(votes)
-        return np.asarray((trees * whole + prior) / (trees * whole.sum(1, keepdims=True) + 1))
 
-    return Answers(smoothed(model.oob_decision_function_), smoothed(model.predict_proba(problem.x_test)))
+class Shifted(NamedTuple):
+    """A regression of values minus a shift."""
+
+    model: Any
+    shift: float
+
+    def predict(self, x: Any) -> Array:
+        return np.asarray(self.model.predict(x) + self.shift)
 
 
 def boosted(problem: Problem, trees: int) -> Answers:
@@ -140,7 +183,7 @@ def folds_of(y: Array, classes: int, seed: int, unit: Array | None = None) -> Ar
 
 
 def _cross_validated(problem: Problem, fit: Fit, most: int | None = None) -> Answers:
-    return Answers(_out_of_fold(problem, fit, most), fit(problem.x, problem.y, problem.x_test))
+    return Answers(_out_of_fold(problem, fit, most), fit(problem.x, problem.y))
 
 
 def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
@@ -148,7 +191,7 @@ def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
 
     Args:
         problem: The rows.
-        fit: Trains and answers.
+        fit: Trains.
         most: Rows that are used, evenly spaced; None: all.
     """
     x, y, classes = problem.x, problem.y, problem.classes
@@ -159,22 +202,16 @@ def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
     folds = folds_of(y[used], classes, problem.seed, None if problem.unit is None else problem.unit[used])
     for fold in np.unique(folds).tolist() if len(used) > 1 else ():
         inside, outside = used[folds != fold], used[folds == fold]
-        answers[outside] = fit(x[inside], y[inside], x[outside])
+        answers[outside] = fit(x[inside], y[inside])(x[outside])
     return answers
 
 
-def _fit_of(model_of: Callable[[Any], Any], classes: int) -> Fit:
+def _fit_of(model_of: Callable[[Any], Any], classes: int, votes: int = 0) -> Fit:
     """Trains what `model_of` makes for these x; of targets that do not differ, the constant answer."""
 
-    def fit(x: Any, y: Array, asked: Any) -> Array:
-        if _is_constant(y) or not asked.shape[0]:
-            return _mean(y, classes, asked.shape[0])
-        model = model_of(x).fit(x, y)
-        if not classes:
-            return np.asarray(model.predict(asked), np.float64)
-        answers = np.zeros((asked.shape[0], classes))
-        answers[:, model.classes_] = model.predict_proba(asked)
-        return answers
+    def fit(x: Any, y: Array) -> Fitted:
+        usual = _constant(y, classes)
+        return Fitted(usual) if _is_constant(y) else Fitted(usual, model_of(x).fit(x, y), votes)
 
     return fit
 
@@ -183,12 +220,9 @@ def _is_constant(y: Array) -> bool:
     return len(y) < 3 or bool((y == y[0]).all())
 
 
-def _mean(y: Array, classes: int, asked: int) -> Array:
-    """The constant answer, once for each row that is asked."""
-    answer = (
-        np.bincount(y, minlength=classes) / len(y) if classes else np.asarray(np.mean(y, dtype=np.float64))
-    )
-    return np.repeat(answer[None], asked, axis=0)
+def _constant(y: Array, classes: int) -> Array:
+    """The frequencies of the classes, or the mean."""
+    return frequencies(y, classes) if classes else np.asarray(np.mean(y, dtype=np.float64))
 
 
 def _scaled(x: Any, model: Any) -> Any:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from copfl.core.metrics import METRICS, Metric
+from copfl.core.metrics import METRICS, Metric, surprises
 from copfl.rivals.records import Array
-from copfl.rivals.site import LOG_LOSS
 from copfl.stats import LEVEL, SAMPLE_DRAWS, Interval, Numbers, over_samples
 
 NUMBERS = 4_000_000  # drawn at a time
@@ -28,16 +27,11 @@ def _residuals(predictions: Array, targets: Array) -> Numbers:
     return np.asarray(predictions.reshape(count, -1) - targets.reshape(count, -1), np.float64)
 
 
-def _surprises(predictions: Array, targets: Array) -> Numbers:
-    rows = np.arange(len(targets))
-    return np.array([LOG_LOSS.function(predictions[row : row + 1], targets[row : row + 1]) for row in rows])
-
-
 # Metrics that are means over rows, of which all draws are computed at once.
 OF_ROWS: dict[str, Callable[[Array, Array], Numbers]] = {
     "accuracy": _right,
     "mae": _errors,
-    "log_loss": _surprises,
+    "log_loss": surprises,
 }
 
 

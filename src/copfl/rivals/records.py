@@ -37,6 +37,8 @@ class Rival(NamedTuple):
 
     validated: float  # the primary metric, cross-validated within the training rows; nan: not defined
     answers: Array  # to the test rows, as the metrics take predictions
+    inside: Array  # to the training rows, of models that did not see them; nan: there is none
+    fitted: tuple[Any, ...]  # on all training rows: an `estimators.Fitted` for each column of targets
 
 
 class RivalValues(NamedTuple):

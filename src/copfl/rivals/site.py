@@ -12,24 +12,10 @@ from copfl.rivals.effort import Effort
 from copfl.rivals.estimators import Answers, Problem
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Array, Rival, SiteRows
 
-LEAST = 1e-15  # probability of the right class that the log loss takes at least
-
-
-def _log_loss(predictions: Array, targets: Array) -> float:
-    """The mean negative logarithm of the probability of the right class, or of each label."""
-    if targets.ndim == 1:
-        right = predictions[np.arange(len(targets)), targets]
-    else:
-        right = np.where(targets > 0.5, predictions, 1 - predictions)
-    return float(-np.log(np.clip(right, LEAST, 1)).mean())
-
-
-LOG_LOSS = Metric("log_loss", False, False, (CLASSIFICATION, MULTILABEL), _log_loss)
-
 
 def judged_by(kind: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
     """The metrics of rivals: those of the run and, where there are classes, log loss and AUC."""
-    more = (METRICS.get("log_loss", LOG_LOSS), METRICS["auc"])
+    more = (METRICS["log_loss"], METRICS["auc"])
     named = {metric.name for metric in metrics}
     return (*metrics, *(metric for metric in more if kind in metric.kinds and metric.name not in named))
 
@@ -62,32 +48,30 @@ def site_rivals(
     with estimators.quietly():
         for name, model in models.items():
             if wanted[name]:
-                problems = _problems(rows, kind, classes, seed)
-                answers = _joined([model(problem) for problem in problems], rows.y, kind)
-                rivals[name] = Rival(_validated(metric, answers.validated, rows.y), answers.tested)
+                answers = [model(problem) for problem in _problems(rows, kind, classes, seed)]
+                validated = _joined([of_column.validated for of_column in answers], rows.y, kind)
+                tested = _joined([of_column.fitted(rows.x_test) for of_column in answers], rows.y, kind)
+                fitted = tuple(of_column.fitted for of_column in answers)
+                rivals[name] = Rival(_validated(metric, validated, rows.y), tested, validated, fitted)
     return rivals
 
 
 def _problems(rows: SiteRows, kind: str, classes: int, seed: int) -> list[Problem]:
     """One for each column of targets: a label has two classes, 0 and 1."""
     if kind == CLASSIFICATION:
-        return [Problem(rows.x, rows.y, rows.x_test, classes, seed, rows.unit)]
+        return [Problem(rows.x, rows.y, classes, seed, rows.unit)]
     columns = np.asarray(rows.y, np.float64).reshape(len(rows.y), -1).T
     if kind == MULTILABEL:
-        return [Problem(rows.x, (y > 0.5).astype(np.int64), rows.x_test, 2, seed, rows.unit) for y in columns]
-    return [Problem(rows.x, y, rows.x_test, 0, seed, rows.unit) for y in columns]
+        return [Problem(rows.x, (y > 0.5).astype(np.int64), 2, seed, rows.unit) for y in columns]
+    return [Problem(rows.x, y, 0, seed, rows.unit) for y in columns]
 
 
-def _joined(answers: list[Answers], y: Array, kind: str) -> Answers:
+def _joined(columns: list[Array], y: Array, kind: str) -> Array:
     """The answers of all columns of targets, in the shape of the targets; of classes the probabilities."""
     if kind == CLASSIFICATION:
-        return answers[0]
-
-    def joined(columns: list[Array]) -> Array:
-        of_rows = np.stack([column[:, 1] if kind == MULTILABEL else column for column in columns], axis=-1)
-        return of_rows.reshape(len(of_rows), *y.shape[1:])
-
-    return Answers(joined([a.validated for a in answers]), joined([a.tested for a in answers]))
+        return columns[0]
+    of_rows = np.stack([column[:, 1] if kind == MULTILABEL else column for column in columns], axis=-1)
+    return np.asarray(of_rows.reshape(len(of_rows), *y.shape[1:]))
 
 
 def _validated(metric: Metric, answers: Array, y: Array) -> float:

@@ -308,7 +308,8 @@ def check_model(run: Run, algorithm: object) -> None:
         algorithm: The algorithm of the run.
     """
     model = run.model
-    is_head = model.name in (LINEAR, WORDS) or model.train == "head" or _has_one_layer(model.value)
+    is_head = model.name in (LINEAR, WORDS, TREES) or model.train == "head" or _has_one_layer(model.value)
+    trains_head = getattr(algorithm, "head_only", False)  # of trees, the linear model beside them
     only, is_trees = traits(algorithm).trains, model.name == TREES or isinstance(model.value, Trees)
     if only == TREES and not is_trees:
         raise SettingError(
@@ -316,13 +317,13 @@ def check_model(run: Run, algorithm: object) -> None:
             model.name or model.description,
             f"has no trees, and {run.algorithm.name} grows trees; use {TREES}",
         )
-    if is_trees and only != TREES:
+    if is_trees and only != TREES and not trains_head:
         raise SettingError(
             "model.name",
             model.name or model.description,
             f"has no gradient to train it by; use {how_to_set('algorithm.name', TREES, '--algorithm')}",
         )
-    if getattr(algorithm, "head_only", False) and not is_head:
+    if trains_head and not is_head:
         raise SettingError(
             "model.name",
             model.name or model.description,

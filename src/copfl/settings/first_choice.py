@@ -146,8 +146,6 @@ def why(run: Run) -> str:
     Args:
         run: A run in which no algorithm was named.
     """
-    if run.algorithm.name == "levels":
-        return "on held-out training samples no network has a loss that is lower by 2 %"
     if run.algorithm.name == "wide_levels":
         return "a linear model of words has the lowest loss on held-out training samples, or was named"
     if run.algorithm.name == "fedpac":

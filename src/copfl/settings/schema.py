@@ -436,6 +436,12 @@ class RunSettings:
         "Train scikit-learn's usual models at each client alone as well, to compare; not on images.",
         "--rivals/--no-rivals",
     )
+    own_models: str = setting(
+        "",
+        "Clients that keep a model of scikit-learn that they train alone, in place of the federation's: a kind for "
+        "all, such as forest, or each with its number, such as 3:forest,5:constant. The model has to be trees.",
+        shown="in `copfl run` on a table, those for which it is better by two standard errors",
+    )
     benefit: bool = in_federation(
         False,
         "Measure what each client is worth to the others, from random halves of the uploads.",

@@ -1,0 +1,123 @@
+"""The candidates of a first run, and which of them the federation takes, and which a site instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from copfl.rivals.records import Array
+from copfl.settings.schema import Run
+from copfl.stats import Numbers
+
+ERRORS = 2.0  # standard errors by which a site's exception is better on its own rows
+Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
+
+
+class Candidate(NamedTuple):
+    """A method of the federation, or a kind of model that each site trains alone."""
+
+    name: str
+    run: Run | None = None  # None: each site alone
+    rival: str = ""  # the kind of model alone, of copfl.rivals.records
+
+
+class Validated(NamedTuple):
+    """What the cross-validation says of the candidates, the simplest first."""
+
+    by_site: dict[str, Numbers]  # of each candidate its loss at each site, nan: not known; see `site_losses`
+    left_out: dict[str, str]  # why a candidate was not validated, or not to its end
+    is_rmse: bool  # the loss of a site is a root mean squared error, and not a mean log loss
+    folds: int
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss."""
+        return "RMSE" if self.is_rmse else "log loss"
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean over the sites at which all candidates have a loss; inf where there is none."""
+        known = ~np.isnan(np.stack(list(self.by_site.values()))).any(0)
+        return {name: float(v[known].mean()) if known.any() else np.inf for name, v in self.by_site.items()}
+
+
+class Choice(NamedTuple):
+    """What the federation takes, and each site."""
+
+    federation: str  # the name of a candidate
+    sites: tuple[str, ...]  # the same, but for the exceptions
+    validated: Validated
+
+    @property
+    def exceptions(self) -> dict[int, str]:
+        """The candidate of each site that departs."""
+        return {n: name for n, name in enumerate(self.sites) if name != self.federation}
+
+
+def site_losses(losses: Losses, is_rmse: bool) -> Numbers:
+    """The loss of each site over its held-out rows; nan without such rows.
+
+    Args:
+        losses: Of each row.
+        is_rmse: Whether they are squared errors.
+    """
+    means = np.array([np.nanmean(rows) if np.isfinite(rows).any() else np.nan for rows in losses])
+    return np.sqrt(means) if is_rmse else means
+
+
+def is_better(ours: Array, theirs: Array) -> bool:
+    """Whether our losses are lower by two standard errors, paired; of few rows by as rare a t.
+
+    Args:
+        ours: [rows], nan: not known.
+        theirs: Of the same rows.
+    """
+    gains = theirs - ours
+    gains = gains[~np.isnan(gains)]
+    if len(gains) < 3 or not (gains.mean() > 0):
+        return False
+    bound = stats.t.ppf(stats.norm.cdf(ERRORS), len(gains) - 1)
+    return bool(gains.mean() > bound * gains.std(ddof=1) / np.sqrt(len(gains)))
+
+
+def chosen(
+    losses: Mapping[str, Losses], is_rmse: bool, folds: int, left_out: Mapping[str, str] | None = None
+) -> Choice:
+    """The candidate with the lowest mean loss over sites; a site departs to one that is better at it.
+
+    Of equals the first, which is the simplest.
+
+    Args:
+        losses: Of each candidate the losses of its held-out rows, the simplest first.
+        is_rmse: Whether they are squared errors.
+        folds: Their number.
+        left_out: Why other candidates are not here.
+    """
+    by_site = {name: site_losses(of_sites, is_rmse) for name, of_sites in losses.items()}
+    validated = Validated(by_site, dict(left_out or {}), is_rmse, folds)
+    means = validated.means
+    federation = min(means, key=lambda name: means[name])
+    sites = []
+    for n in range(len(by_site[federation])):
+        usual = losses[federation][n]
+        better = [name for name in losses if is_better(losses[name][n], usual)]
+        sites.append(min(better, key=lambda name: by_site[name][n], default=federation))
+    return Choice(federation, tuple(sites), validated)
+
+
+def with_network(choice: Choice, name: str, by_site: Numbers) -> Choice:
+    """The choice with one more candidate, whose models no site can exchange for one of its own.
+
+    Args:
+        choice: Among the others.
+        name: Of the candidate.
+        by_site: Its loss at each site.
+    """
+    validated = choice.validated._replace(by_site={**choice.validated.by_site, name: by_site})
+    means = validated.means
+    if means[name] < min(mean for other, mean in means.items() if other != name):
+        return Choice(name, (name,) * len(choice.sites), validated)
+    return choice._replace(validated=validated)

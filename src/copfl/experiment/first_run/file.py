@@ -1,0 +1,38 @@
+"""The choice of a first run in its folder: choice.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl import files
+from copfl.experiment.first_run.candidates import Choice, Validated
+from copfl.tables import plain
+
+FILE = "choice.json"
+
+
+def as_json(choice: Choice) -> dict[str, Any]:
+    """The content of the file; null where a site has no loss."""
+    return dict(plain({**choice._asdict(), "validated": choice.validated._asdict()}))
+
+
+def write(choice: Choice, folder: Path) -> None:
+    """Writes the file into a run folder."""
+    files.write_bytes(folder / FILE, (json.dumps(as_json(choice)) + "\n").encode())
+
+
+def read(folder: Path) -> Choice | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    validated = content["validated"]
+    by_site = {name: np.array(values, np.float64) for name, values in validated["by_site"].items()}
+    return Choice(
+        content["federation"], tuple(content["sites"]), Validated(**{**validated, "by_site": by_site})
+    )

@@ -1,0 +1,216 @@
+"""From the settings of a first run to those that train: on a table by cross-validation, else the rounds alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from copfl.data.clients.partition import Partition
+from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
+from copfl.errors import UsageError
+from copfl.experiment import preparation, texts_search
+from copfl.experiment.first_run import losses
+from copfl.experiment.first_run.candidates import Candidate, Choice, Losses, chosen, with_network
+from copfl.experiment.first_run.folds import Folds, folds
+from copfl.experiment.own_models import models_by_client, size_of, written
+from copfl.experiment.preparation import Tell, prepare
+from copfl.experiment.result import Experiment
+from copfl.experiment.rivals import Plan, plan_of, trained_rivals
+from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
+from copfl.rivals.effort import Effort
+from copfl.rivals.records import CONSTANT, TITLES, Array
+from copfl.settings.merging import Layer
+from copfl.settings.schema import Run
+
+NETWORK = "network"
+MODEL = "mlp"  # of tables, where nobody chose one
+QUICK = 20  # rounds: a method with more is left out after a fold on which another one is better
+METHODS: dict[str, dict[str, Any]] = {
+    "levels": {"name": "levels"},
+    "levels with slopes": {"name": "levels", "varying": "all"},
+    "trees": {"name": "trees"},
+}
+NETWORK_ROWS = 5_000  # of the federation: a network rarely wins with fewer, and takes most of the time
+Completed = Callable[[Layer], Run]  # the settings with one more layer
+
+
+def is_open(run: Run, layers: Sequence[Layer]) -> bool:
+    """Whether nobody chose how to train on a table.
+
+    Args:
+        run: The settings, with what suits the data.
+        layers: What a person or a program set.
+    """
+    is_chosen = any(layer.get(kind) for layer in layers for kind in CHOSEN)
+    has_own_models = any("own_models" in layer.get("run", {}) for layer in layers)
+    is_usual = run.model.name == MODEL and run.run.participation == 1 and not run.run.steps
+    return is_usual and not is_chosen and not has_own_models
+
+
+def first_run(
+    run: Run, completed: Completed, layers: Sequence[Layer] | None, tell: Tell | None = None
+) -> tuple[Run, Choice | None]:
+    """The settings that train, and what was chosen on a table where nobody chose how to train.
+
+    Args:
+        run: The settings, of which `run.find_rounds` is "first".
+        completed: Completes the settings with one more layer.
+        layers: What a person or a program set; None: how to train, by a preset or a record.
+        tell: Gets a line about each step.
+    """
+    tell = tell or (lambda line: None)
+    if layers is not None and texts_search.is_open(run, layers, ()):
+        return texts_search.chosen_for_texts(run, completed, tell), None
+    if layers is None or not is_open(run, layers):
+        return with_found_rounds(run, tell), None
+    samples = preparation.dataset(run, lambda line: None)
+    whole = preparation.partition(run, samples)
+    if not _can_choose(samples, whole):
+        return with_found_rounds(run, tell), None
+    off = {"run": {"find_rounds": "off"}}
+    alike = prepare(completed({**off, "algorithm": {"name": "levels"}}))
+    plan = plan_of(alike)
+    if plan is None or not plan.inputs.trees:
+        return with_found_rounds(run, tell), None
+    if not run.run.rivals:  # nobody wants what a site has alone, but for the constant answer
+        plan = plan._replace(effort=Effort((), 0, 0, 0.0))
+    held_out = folds(whole, samples, run.run.seed)
+    choice, candidates = _validated(run, completed, alike, plan, held_out, samples, tell)
+    return _run_of(choice, candidates, completed, alike, plan), choice
+
+
+def _can_choose(samples: Dataset, whole: Partition) -> bool:
+    """Whether the rows are of a table with one target, and folds can divide them.
+
+    They cannot where a row is at two clients, nor where rows have an order in time.
+    """
+    rows = np.concatenate(whole.train)
+    is_table = not isinstance(samples.train.x, dict) and samples.train.x.ndim == 2
+    has_one_target = samples.kind != MULTILABEL and samples.train.y[:1].size == 1
+    return is_table and has_one_target and samples.train.time is None and len(np.unique(rows)) == len(rows)
+
+
+def _validated(
+    run: Run,
+    completed: Completed,
+    alike: Experiment,
+    plan: Plan,
+    held_out: Folds,
+    samples: Dataset,
+    tell: Tell,
+) -> tuple[Choice, dict[str, Candidate]]:
+    """The choice, and all candidates by name."""
+    is_rmse = samples.kind == REGRESSION
+    rows = sum(map(len, held_out.whole.train))
+    has_network = rows >= NETWORK_ROWS
+    tell(
+        f"choosing among {', '.join(METHODS)}, {'a network, ' if has_network else ''}and what each client has "
+        f"alone, by cross-validation: {held_out.number} fold{'s' * (held_out.number > 1)} of {rows:,} training rows, "
+        f"about {_seconds(plan, held_out, has_network):.0f} s; --algorithm names a method"
+    )
+    of_rivals = losses.of_rivals(trained_rivals(alike, plan), alike.federation, samples.kind)
+    of_rows: dict[str, Losses] = {}
+    candidates: dict[str, Candidate] = {}
+    left_out: dict[str, str] = {}
+    for name, of_sites in of_rivals.items():
+        of_rows[_alone(name)] = of_sites
+        candidates[_alone(name)] = Candidate(_alone(name), rival=name)
+    for name, table in METHODS.items():
+        method = completed({"run": {"find_rounds": "off"}, "algorithm": table})
+        try:
+            of_rows[name] = _screened(name, method, of_rows, held_out, samples)
+            candidates[name] = Candidate(name, method)
+        except (UsageError, NotBetter) as error:  # such as more columns than its equations may have
+            left_out[name] = str(error)
+    ordered = {name: of_rows[name] for name in (CONSTANT, *METHODS, *of_rows) if name in of_rows}
+    choice = chosen(ordered, is_rmse, held_out.number, left_out)
+    if has_network:
+        network = losses.of_network(run, held_out, samples, range(held_out.number))
+        found = {"run": {"find_rounds": "done", "rounds": network.rounds}}
+        candidates[NETWORK] = Candidate(NETWORK, completed(found))
+        choice = with_network(choice, NETWORK, network.by_site)
+    return choice, candidates
+
+
+class NotBetter(Exception):
+    """A method that takes long is not better on the first fold."""
+
+
+def _screened(
+    name: str, run: Run, others: dict[str, Losses], held_out: Folds, samples: Dataset
+) -> list[Array]:
+    """The losses of a method; of one that takes long only if it is the best one on the first fold."""
+    every = range(held_out.number)
+    if run.run.rounds <= QUICK:
+        return losses.of_federation(run, held_out, samples, every)
+    first = losses.of_federation(run, held_out, samples, every[:1])
+    if held_out.number == 1:
+        return first
+    is_known = [~np.isnan(own) for own in first]
+    on_first = {
+        name: [np.where(known, own, np.nan) for known, own in zip(is_known, of_sites, strict=True)]
+        for name, of_sites in {**others, name: first}.items()
+    }
+    if chosen(on_first, samples.kind == REGRESSION, 1).federation != name:
+        raise NotBetter("it is not the best one on the first fold")
+    rest = losses.of_federation(run, held_out, samples, every[1:])
+    return [np.where(np.isnan(own), more, own) for own, more in zip(first, rest, strict=True)]
+
+
+def _alone(kind: str) -> str:
+    """The name of a candidate that each site trains alone."""
+    return kind if kind == CONSTANT else f"{kind} alone"
+
+
+def _seconds(plan: Plan, held_out: Folds, has_network: bool) -> float:
+    """How long the choice takes, about: measured on tables of 100 to 10,000 rows."""
+    sites = len(held_out.of)
+    return plan.effort.seconds + 2 * held_out.number * (0.5 + 0.01 * sites) + (30 if has_network else 0)
+
+
+def _run_of(
+    choice: Choice, candidates: dict[str, Candidate], completed: Completed, alike: Experiment, plan: Plan
+) -> Run:
+    """The settings of what was chosen."""
+    base = candidates[choice.federation]
+    if base.run is not None and (not choice.exceptions or base.name == NETWORK):
+        return base.run
+    alone = {n: candidates[name].rival for n, name in enumerate(choice.sites) if candidates[name].rival}
+    others = [name for name in choice.sites if not candidates[name].rival]
+    trained = candidates[others[0]].run if others else None
+    models = models_by_client(trained_rivals(alike, plan), alone, alike)
+    trees, nodes, depth = size_of(models.values())
+    if trained is None:  # nothing is sent
+        algorithm = {"name": "levels", "alone": True}
+    else:
+        algorithm = {"name": trained.algorithm.name, **trained.algorithm.options}
+    return completed(
+        {
+            "algorithm": algorithm,
+            "model": {"name": "trees", "trees": trees, "nodes": nodes, "depth": depth},
+            "run": {"find_rounds": "off", "own_models": written(alone, alike.clients)},
+        }
+    )
+
+
+def title_of(name: str) -> str:
+    """A candidate in words.
+
+    Args:
+        name: Of the candidate.
+    """
+    kind = name.removesuffix(" alone")
+    return f"{TITLES[kind]} at each client alone" if kind in TITLES else name
+
+
+def text_of(choice: Choice) -> str:
+    """What was chosen and why, in a sentence or two."""
+    validated = choice.validated
+    means = ", ".join(f"{title_of(name)} {mean:.4g}" for name, mean in validated.means.items())
+    text = f"{title_of(choice.federation)} has the lowest cross-validated {validated.loss} ({means})"
+    if choice.exceptions:
+        count, clients = len(choice.exceptions), len(choice.sites)
+        text += f"; {count} of {clients} clients keep a model that is better on their own rows by two standard errors"
+    return text

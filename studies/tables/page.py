@@ -1,0 +1,137 @@
+"""The page of the study, from its records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.stats import over_clients
+from copfl.tables import Table, as_markdown
+from studies.tables.federations import CLASSES, FEDERATIONS
+from studies.tables.study import CHOOSE, DEFAULT, METHODS
+
+INTRODUCTION = Path(__file__).parent / "introduction.md"
+RIVALS = ("constant", "linear", "forest", "boosted")
+Numbers = NDArray[np.float64]
+
+
+class Error(NamedTuple):
+    """What is compared: smaller is better."""
+
+    metric: str
+    title: str
+    digits: int
+
+
+LOG_LOSS, WRONG = Error("log_loss", "log loss", 3), Error("accuracy", "accuracy, %", 1)
+RMSE = Error("rmse", "RMSE", 3)
+
+
+class Records(NamedTuple):
+    """By federation, model and split, the metrics of a run at each site."""
+
+    values: dict[tuple[str, str, int], dict[str, list[float | None]]]
+    trained: dict[tuple[str, str], Counter[str]]
+    seconds: dict[tuple[str, str], list[float]]
+
+    def of(self, federation: str, model: str, metric: str) -> dict[int, float]:
+        """By split, the mean over sites."""
+        found = {}
+        for (name, of_model, split), metrics in self.values.items():
+            if (name, of_model) == (federation, model) and metric in metrics:
+                values = np.array(metrics[metric], float)
+                if not np.isnan(values).all():
+                    found[split] = float(np.nanmean(values))
+        return found
+
+
+def read(path: Path) -> Records:
+    """The records of a file."""
+    records = Records({}, {}, {})
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        run = json.loads(line)
+        if "error" in run:
+            continue
+        key = run["federation"], run["method"]
+        records.trained.setdefault(key, Counter())[run["trained"]] += 1
+        records.seconds.setdefault(key, []).append(run["seconds"])
+        for model, metrics in run["values"].items():
+            records.values[run["federation"], model, run["split"]] = metrics
+    return records
+
+
+def page_of(path: Path) -> str:
+    """The page."""
+    records = read(path)
+    classes = [name for name, federation in FEDERATIONS.items() if federation.kind == CLASSES]
+    values = [name for name in FEDERATIONS if name not in classes]
+    parts = [INTRODUCTION.read_text("utf-8")]
+    for error, federations in ((LOG_LOSS, classes), (WRONG, classes), (RMSE, values)):
+        parts.append(as_markdown(_means(records, federations, error)))
+    for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
+        parts.append(as_markdown(_judged(records, federations, error)))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _models(records: Records) -> list[str]:
+    known = {model for _, model, _ in records.values}
+    return [model for model in (*RIVALS, *METHODS) if model in known]
+
+
+def _means(records: Records, federations: list[str], error: Error) -> Table:
+    """A row per federation, a column per model."""
+    models, rows = _models(records), []
+    for federation in federations:
+        row = [federation]
+        for model in models:
+            found = list(records.of(federation, model, error.metric).values())
+            scale = 100 if error is WRONG else 1
+            row.append(f"{scale * np.mean(found):.{error.digits}f}" if found else "")
+        rows.append(row)
+    return Table(f"{error.title}: means over sites and splits", ["", *models], rows)
+
+
+def _judged(records: Records, federations: list[str], error: Error) -> Table:
+    """The default beside the best of the others, which the test rows name."""
+    rows = []
+    for federation in federations:
+        by_model = {model: records.of(federation, model, error.metric) for model in _models(records)}
+        ours = by_model.pop(DEFAULT, {})
+        if not ours:
+            continue
+        rival = _best({m: v for m, v in by_model.items() if m in RIVALS}, ours)
+        best = _best({m: v for m, v in by_model.items() if m != CHOOSE}, ours)
+        row = [federation, f"{len(ours)}", _most(records.trained[federation, DEFAULT])]
+        for other in ("constant", rival, best):
+            change = np.array([100 * (ours[s] / v - 1) for s, v in by_model[other].items() if s in ours])
+            bounds = over_clients(change)
+            name = "" if other == "constant" else f"{other} "
+            row.append(f"{name}{change.mean():+.1f} [{bounds.low:+.1f}, {bounds.high:+.1f}]")
+        row.append(f"{np.mean(records.seconds[federation, DEFAULT]):.0f}")
+        rows.append(row)
+    head = [
+        "",
+        "splits",
+        "chosen",
+        "to the constant, %",
+        "to the best alone, %",
+        "to the best of all, %",
+        "s",
+    ]
+    return Table(f"{error.title} of the default, negative is better", head, rows)
+
+
+def _best(by_model: dict[str, dict[int, float]], splits: dict[int, float]) -> str:
+    known = {m: [v[s] for s in splits if s in v] for m, v in by_model.items()}
+    means = {m: np.mean(v) for m, v in known.items() if len(v) == len(splits)}
+    return min(means, key=lambda model: means[model])
+
+
+def _most(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -1,0 +1,87 @@
+"""The choice among candidates by hand: the lowest mean over sites, and each site's exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from copfl.experiment.first_run import file
+from copfl.experiment.first_run.candidates import chosen, is_better, site_losses, with_network
+
+NAN = np.nan
+
+
+def test_the_lowest_mean_over_sites_is_chosen_and_of_equals_the_first() -> None:
+    losses = {
+        "constant": [np.array([1.0, 1.0]), np.array([1.0])],
+        "levels": [np.array([0.2, 0.6]), np.array([0.8])],
+        "alone": [np.array([0.4, 0.4]), np.array([0.8])],
+    }
+    choice = chosen(losses, is_rmse=False, folds=5)
+    assert choice.federation == "levels"
+    assert choice.validated.means == pytest.approx({"constant": 1.0, "levels": 0.6, "alone": 0.6})
+    assert choice.sites == ("levels", "levels")
+
+
+def test_the_loss_of_a_site_is_a_mean_or_the_root_of_one_over_its_held_out_rows() -> None:
+    rows = [np.array([9.0, 16.0, NAN]), np.array([NAN])]
+    assert np.array_equal(site_losses(rows, is_rmse=False), [12.5, NAN], equal_nan=True)
+    assert np.array_equal(site_losses(rows, is_rmse=True), [12.5**0.5, NAN], equal_nan=True)
+
+
+def test_a_site_that_some_candidate_does_not_know_does_not_count() -> None:
+    losses = {
+        "constant": [np.array([1.0]), np.array([NAN])],
+        "levels": [np.array([2.0]), np.array([0.0])],
+    }
+    assert chosen(losses, is_rmse=False, folds=5).federation == "constant"
+
+
+def test_better_is_by_two_standard_errors_of_the_paired_differences() -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.normal(size=400)
+    noise = rng.normal(size=400)
+    noise -= noise.mean()
+    error = noise.std(ddof=1) / 20
+    assert is_better(theirs - noise - 2.2 * error, theirs)
+    assert not is_better(theirs - noise - 1.8 * error, theirs)
+    assert not is_better(theirs, theirs)
+
+
+def test_few_rows_need_more_and_two_rows_are_never_enough() -> None:
+    gains = np.array([0.5, 1.0, 1.5])  # 3.5 standard errors
+    assert not is_better(-gains, np.zeros(3))
+    assert not is_better(np.array([-1.0, -1.0]), np.zeros(2))
+    assert is_better(np.array([-1.0, -1.0, -1.0]), np.zeros(3))
+
+
+def test_a_site_departs_where_another_candidate_is_better_on_its_own_rows() -> None:
+    rng = np.random.default_rng(0)
+    good, bad = rng.uniform(0, 0.2, 50), rng.uniform(0.9, 1.1, 50)
+    losses = {"levels": [good, good, good, bad], "forest alone": [bad, bad, bad, good]}
+    choice = chosen(losses, is_rmse=False, folds=5)
+    assert choice.federation == "levels"
+    assert choice.exceptions == {3: "forest alone"}
+
+
+def test_a_network_is_taken_if_its_mean_is_lower_and_then_has_no_exceptions() -> None:
+    losses = {"constant": [np.array([1.0]), np.array([1.0])], "levels": [np.array([0.5]), np.array([0.5])]}
+    choice = chosen(losses, is_rmse=False, folds=1)
+    assert with_network(choice, "network", np.array([0.5, 0.5])).federation == "levels"
+    taken = with_network(choice, "network", np.array([0.4, 0.5]))
+    assert taken.sites == ("network", "network")
+    assert list(taken.validated.means) == ["constant", "levels", "network"]
+
+
+def test_the_file_gives_back_the_record(tmp_path: Path) -> None:
+    losses = {"constant": [np.array([1.0]), np.array([NAN])], "levels": [np.array([0.5]), np.array([0.5])]}
+    choice = chosen(losses, is_rmse=True, folds=5, left_out={"trees": "it is slow"})
+    file.write(choice, tmp_path)
+    found = file.read(tmp_path)
+    assert found is not None
+    assert found._replace(validated=choice.validated) == choice
+    assert found.validated._replace(by_site={}) == choice.validated._replace(by_site={})
+    for name, values in choice.validated.by_site.items():
+        assert np.array_equal(found.validated.by_site[name], values, equal_nan=True)

@@ -1,0 +1,129 @@
+"""What the first run on a table trains, and that a client's own model is delivered like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import copfl
+from copfl.data.clients.partition import Partition
+from copfl.data.samples import CLASSIFICATION, Dataset, Samples
+from copfl.errors import CopflError
+from copfl.experiment.first_run import first_run as module
+from copfl.experiment.first_run.first_run import is_open
+from copfl.experiment.first_run.folds import folds
+from copfl.experiment.own_models import kinds_of, written
+from copfl.settings.checking import SettingError
+from copfl.settings.complete import complete
+
+QUICK: dict[str, Any] = {"levels": {"name": "levels"}}
+
+
+def sites(kind: str, count: int = 3, rows: int = 90) -> list[tuple[Any, Any]]:
+    """Sites with two columns: a sum with noise, the same for all; or a step at each site's own place."""
+    rng = np.random.default_rng(0)
+    found = []
+    for n in range(count):
+        x = rng.normal(size=(rows, 2)).astype(np.float32)
+        step = 4.0 * (x[:, 0] > n - 1) + 4.0 * (x[:, 1] * x[:, 0] > 0) + 0.01 * rng.normal(size=rows)
+        y = step if kind == "step" else x.sum(1) + rng.normal(size=rows)
+        found.append((x, (y > 0).astype(np.int64) if kind == "class" else y.astype(np.float32)))
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without slopes and trees, which have tests of their own and take seconds."""
+    monkeypatch.setattr(module, "METHODS", QUICK)
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_sites_are_alike_they_train_together() -> None:
+    result = copfl.run(dataset=sites("class", count=10, rows=20))
+    assert result.choice is not None
+    assert result.choice.federation == "levels"
+    assert result.experiment.run.algorithm.name == "levels"
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_each_site_has_its_own_steps_it_gets_its_own_forest(tmp_path: Path) -> None:
+    result = copfl.run(dataset=sites("step"), out=tmp_path / "run")
+    assert result.choice is not None
+    assert result.choice.federation == "forest alone"
+    assert set(result.choice.sites) == {"forest alone"}
+    assert result.rivals is not None
+    forest = result.rivals.values["forest"].tested["rmse"]
+    assert result.final("rmse") == pytest.approx(forest, rel=1e-4)  # in single precision
+    assert result.rivals.personal["rmse"] == pytest.approx(forest, rel=1e-4)
+    assert (result.metric("bytes_up") < 1000).all()  # nothing of the forest leaves
+    bundle = copfl.load(tmp_path / "run" / "models" / "client-0001")
+    x = result.experiment.federation.test.rows([1]).x[0]
+    with torch.no_grad():
+        expected = result.experiment.task.predict(result.client_model(1), x)
+    assert np.allclose(np.asarray(bundle.predict(x.numpy())).ravel(), expected.numpy().ravel(), atol=1e-4)
+
+
+def test_clients_of_your_choice_keep_their_own_models() -> None:
+    room = {"trees": 101, "nodes": 200, "depth": 40}
+    result = copfl.run(
+        "levels", sites("class"), model="trees", model_options=room, own_models="1:constant,2:forest"
+    )
+    assert result.rivals is not None
+    loss = {name: values.tested["log_loss"] for name, values in result.rivals.values.items()}
+    ours = result.rivals.personal["log_loss"]
+    assert ours[1:] == pytest.approx([loss["constant"][1], loss["forest"][2]], rel=1e-4)
+    assert ours[0] not in [values[0] for values in loss.values()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "kinds"), [("forest", {0: "forest", 1: "forest"}), ("1:linear", {1: "linear"}), ("", {})]
+)
+def test_the_setting_names_clients_and_kinds(setting: str, kinds: dict[int, str]) -> None:
+    assert kinds_of(setting, 2) == kinds
+    assert written(kinds, 2) == setting
+
+
+@pytest.mark.parametrize("setting", ["tree", "2:forest", "forest:1", "0:bush"])
+def test_a_setting_that_names_nothing_is_refused(setting: str) -> None:
+    with pytest.raises(SettingError, match="kinds are constant, linear, forest, boosted"):
+        kinds_of(setting, 2)
+
+
+@pytest.mark.parametrize("options", [{"model": "linear"}, {"model": "trees", "model_options": {"trees": 1}}])
+def test_a_model_without_room_is_refused_before_training(options: dict[str, Any]) -> None:
+    with pytest.raises(CopflError, match=r"--model trees|larger model: --set model\.trees="):
+        copfl.run("levels", sites("class"), own_models="forest", **options)
+
+
+def test_each_row_is_held_out_once_and_a_single_row_never() -> None:
+    y = np.array([0, 1, 0, 1, 0, 1, 1], np.int64)
+    x = np.zeros((7, 2), np.float32)
+    data = Dataset("mine", Samples(x, y), Samples(x, y), ("no", "yes"), kind=CLASSIFICATION)
+    whole = Partition((np.arange(6), np.array([6])), (np.arange(6), np.array([6])), "mine")
+    found = folds(whole, data, 0)
+    held_out = np.stack([found.held_out(fold, 0) for fold in range(found.number)])
+    assert (held_out.sum(0) == 1).all()
+    assert not any(found.held_out(fold, 1).any() for fold in range(found.number))
+    for fold in range(found.number):
+        parts = found.partition(fold)
+        assert np.array_equal(np.sort(np.concatenate([parts.train[0], parts.test[0]])), np.arange(6))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"algorithm": {"name": "fedavg"}},
+        {"optimizer": {"lr": 0.01}},
+        {"model": {"name": "mlp"}},
+        {"addons": {"ema": 0.5}},
+        {"run": {"participation": 0.5}},
+    ],
+)
+def test_whoever_chooses_how_to_train_gets_it(layer: dict[str, dict[str, Any]]) -> None:
+    data = {"data": {"name": "heart"}}
+    assert not is_open(complete(data, layer), [data, layer])
+    assert is_open(complete(data), [data])

@@ -62,9 +62,9 @@ def record(job: Job, folder: Path | None) -> dict[str, Any]:
             trained = choice.rival or choice.chosen
     else:
         options: dict[str, Any] = {"threads": 1, "workers": 1, "seed": job.split, **METHODS[job.method]}
-        result = copfl.run(
-            options.pop("algorithm", None), DATA, data_options=of_data, data_dir=folder, **options
-        )
+        if folder is not None:
+            options["data_dir"] = folder
+        result = copfl.run(options.pop("algorithm", None), DATA, data_options=of_data, **options)
         rivals, trained = result.rivals, result.experiment.run.algorithm.name
     if rivals is None:
         raise ValueError("a run on a table has rivals")

@@ -31,6 +31,23 @@ ENOUGH = 500  # held-out samples: with fewer, the loss is a mean over several ch
 MOST_CHOICES = 3
 
 
+# A network must have a loss that is lower by this fraction: its loss is the lowest of many rounds, and so too good.
+MARGIN = 0.02
+# Where a layer has one of these tables, somebody chose how to train.
+CHOSEN = (
+    "algorithm",
+    "optimizer",
+    "model",
+    "adapter",
+    "server",
+    "addons",
+    "robust",
+    "privacy",
+    "attack",
+    "task",
+)
+
+
 @dataclass
 class LossByRound:
     """The mean loss on held-out samples after each evaluated round."""

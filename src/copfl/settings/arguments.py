@@ -126,6 +126,7 @@ class Settings(Everyday, total=False):
     cache_features: str
     local_baseline: bool
     rivals: bool
+    own_models: str
     benefit: bool
     save_models: bool
 

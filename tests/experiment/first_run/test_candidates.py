@@ -11,6 +11,7 @@ from copfl.experiment.first_run import file
 from copfl.experiment.first_run.candidates import chosen, is_better, site_losses, with_network
 
 NAN = np.nan
+ALONE = ("constant", "alone", "forest alone")
 
 
 def test_the_lowest_mean_over_sites_is_chosen_and_of_equals_the_first() -> None:
@@ -19,7 +20,7 @@ def test_the_lowest_mean_over_sites_is_chosen_and_of_equals_the_first() -> None:
         "levels": [np.array([0.2, 0.6]), np.array([0.8])],
         "alone": [np.array([0.4, 0.4]), np.array([0.8])],
     }
-    choice = chosen(losses, is_rmse=False, folds=5)
+    choice = chosen(losses, is_rmse=False, folds=5, alone=ALONE)
     assert choice.federation == "levels"
     assert choice.validated.means == pytest.approx({"constant": 1.0, "levels": 0.6, "alone": 0.6})
     assert choice.sites == ("levels", "levels")
@@ -36,7 +37,7 @@ def test_a_site_that_some_candidate_does_not_know_does_not_count() -> None:
         "constant": [np.array([1.0]), np.array([NAN])],
         "levels": [np.array([2.0]), np.array([0.0])],
     }
-    assert chosen(losses, is_rmse=False, folds=5).federation == "constant"
+    assert chosen(losses, is_rmse=False, folds=5, alone=ALONE).federation == "constant"
 
 
 def test_better_is_by_two_standard_errors_of_the_paired_differences() -> None:
@@ -61,14 +62,25 @@ def test_a_site_departs_where_another_candidate_is_better_on_its_own_rows() -> N
     rng = np.random.default_rng(0)
     good, bad = rng.uniform(0, 0.2, 50), rng.uniform(0.9, 1.1, 50)
     losses = {"levels": [good, good, good, bad], "forest alone": [bad, bad, bad, good]}
-    choice = chosen(losses, is_rmse=False, folds=5)
+    choice = chosen(losses, is_rmse=False, folds=5, alone=ALONE)
     assert choice.federation == "levels"
     assert choice.exceptions == {3: "forest alone"}
 
 
+def test_a_site_departs_to_what_it_trains_alone_and_to_no_other_method() -> None:
+    rng = np.random.default_rng(0)
+    good, bad = rng.uniform(0, 0.2, 50), rng.uniform(0.9, 1.1, 50)
+    losses = {"levels": [good, good, bad], "slopes": [bad, bad, good], "forest alone": [bad, bad, bad + 0.1]}
+    assert chosen(losses, is_rmse=False, folds=5, alone=ALONE).exceptions == {}
+    losses["forest alone"] = [bad, bad, good]
+    assert chosen(losses, is_rmse=False, folds=5, alone=ALONE).exceptions == {2: "forest alone"}
+    fixed = chosen(losses, is_rmse=False, folds=5, alone=ALONE, without_exceptions=["levels"])
+    assert fixed.exceptions == {}
+
+
 def test_a_network_is_taken_if_its_mean_is_lower_and_then_has_no_exceptions() -> None:
     losses = {"constant": [np.array([1.0]), np.array([1.0])], "levels": [np.array([0.5]), np.array([0.5])]}
-    choice = chosen(losses, is_rmse=False, folds=1)
+    choice = chosen(losses, is_rmse=False, folds=1, alone=ALONE)
     assert with_network(choice, "network", np.array([0.5, 0.5])).federation == "levels"
     taken = with_network(choice, "network", np.array([0.4, 0.5]))
     assert taken.sites == ("network", "network")
@@ -77,7 +89,7 @@ def test_a_network_is_taken_if_its_mean_is_lower_and_then_has_no_exceptions() ->
 
 def test_the_file_gives_back_the_record(tmp_path: Path) -> None:
     losses = {"constant": [np.array([1.0]), np.array([NAN])], "levels": [np.array([0.5]), np.array([0.5])]}
-    choice = chosen(losses, is_rmse=True, folds=5, left_out={"trees": "it is slow"})
+    choice = chosen(losses, is_rmse=True, folds=5, left_out={"trees": "it is slow"}, alone=ALONE)
     file.write(choice, tmp_path)
     found = file.read(tmp_path)
     assert found is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,9 +84,15 @@ def is_better(ours: Array, theirs: Array) -> bool:
 
 
 def chosen(
-    losses: Mapping[str, Losses], is_rmse: bool, folds: int, left_out: Mapping[str, str] | None = None
+    losses: Mapping[str, Losses],
+    is_rmse: bool,
+    folds: int,
+    left_out: Mapping[str, str] | None = None,
+    *,
+    alone: Collection[str],
+    without_exceptions: Collection[str] = (),
 ) -> Choice:
-    """The candidate with the lowest mean loss over sites; a site departs to one that is better at it.
+    """The candidate with the lowest mean loss over sites; a site departs to what it trains alone and is better at it.
 
     Of equals the first, which is the simplest.
 
@@ -95,15 +101,18 @@ def chosen(
         is_rmse: Whether they are squared errors.
         folds: Their number.
         left_out: Why other candidates are not here.
+        alone: The candidates that a site trains alone. A run trains one method, so a site can depart to these only.
+        without_exceptions: Methods whose models cannot hold a site's own.
     """
     by_site = {name: site_losses(of_sites, is_rmse) for name, of_sites in losses.items()}
     validated = Validated(by_site, dict(left_out or {}), is_rmse, folds)
     means = validated.means
     federation = min(means, key=lambda name: means[name])
     sites = []
+    departures = [] if federation in without_exceptions else [name for name in losses if name in alone]
     for n in range(len(by_site[federation])):
         usual = losses[federation][n]
-        better = [name for name in losses if is_better(losses[name][n], usual)]
+        better = [name for name in departures if is_better(losses[name][n], usual)]
         sites.append(min(better, key=lambda name: by_site[name][n], default=federation))
     return Choice(federation, tuple(sites), validated)
 

@@ -32,6 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "levels with slopes": {"name": "levels", "varying": "all"},
     "trees": {"name": "trees"},
 }
+WITHOUT_EXCEPTIONS = ("trees",)  # its trees have a size of their own
 NETWORK_ROWS = 5_000  # of the federation: a network rarely wins with fewer, and takes most of the time
 Completed = Callable[[Layer], Run]  # the settings with one more layer
 
@@ -125,7 +126,10 @@ def _validated(
         except (UsageError, NotBetter) as error:  # such as more columns than its equations may have
             left_out[name] = str(error)
     ordered = {name: of_rows[name] for name in (CONSTANT, *METHODS, *of_rows) if name in of_rows}
-    choice = chosen(ordered, is_rmse, held_out.number, left_out)
+    alone = [name for name, candidate in candidates.items() if candidate.rival]
+    choice = chosen(
+        ordered, is_rmse, held_out.number, left_out, alone=alone, without_exceptions=WITHOUT_EXCEPTIONS
+    )
     if has_network:
         network = losses.of_network(run, held_out, samples, range(held_out.number))
         found = {"run": {"find_rounds": "done", "rounds": network.rounds}}
@@ -153,7 +157,7 @@ def _screened(
         name: [np.where(known, own, np.nan) for known, own in zip(is_known, of_sites, strict=True)]
         for name, of_sites in {**others, name: first}.items()
     }
-    if chosen(on_first, samples.kind == REGRESSION, 1).federation != name:
+    if chosen(on_first, samples.kind == REGRESSION, 1, alone=()).federation != name:
         raise NotBetter("it is not the best one on the first fold")
     rest = losses.of_federation(run, held_out, samples, every[1:])
     return [np.where(np.isnan(own), more, own) for own, more in zip(first, rest, strict=True)]
@@ -178,8 +182,7 @@ def _run_of(
     if base.run is not None and (not choice.exceptions or base.name == NETWORK):
         return base.run
     alone = {n: candidates[name].rival for n, name in enumerate(choice.sites) if candidates[name].rival}
-    others = [name for name in choice.sites if not candidates[name].rival]
-    trained = candidates[others[0]].run if others else None
+    trained = base.run
     models = models_by_client(trained_rivals(alike, plan), alone, alike)
     trees, nodes, depth = size_of(models.values())
     if trained is None:  # nothing is sent

@@ -97,7 +97,6 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
             "--dataset t.csv --target age",
             'the partition "classes" assigns classes, .* --partition iid or --partition quantity',
         ),
-        ("--dataset bad.csv --target ill --client site", 'group "h9" has 1 train samples and no test sample'),
         ("--dataset inf.csv --target ill", '"age" has inf in row 1; numbers must be finite, up to 1e'),
         ("--dataset missing.csv --target ill", r"age 1\. .*data.missing=fill .* data.missing=drop"),
         ("--dataset extra.npz", 'the class "3" of "extra" has test samples and no train sample'),

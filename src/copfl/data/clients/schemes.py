@@ -30,6 +30,7 @@ class Assigned(NamedTuple):
 
 SCHEMES: dict[str, Callable[..., Partition]] = {}
 OVERLAPPING_SCHEMES = {"overlapping"}  # those that assign a train sample to several clients
+UNTESTED_SCHEMES = {"by_group"}  # those in which a client may train without test samples
 MOST_SHOWN = 5  # names in a note
 
 
@@ -52,7 +53,7 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
             raise DataError(f"{needed}, but {limit}")
         assigned = assign(dataset, clients, seed, **options)
         for client, part in enumerate(assigned.test):
-            if not len(part):
+            if not len(part) and assign.__name__ not in UNTESTED_SCHEMES:
                 missing = f"client {client} has no test samples of its classes or groups"
                 raise DataError(f"{missing}; use fewer clients or more data")
         train, test = distinct(assigned.train), distinct(assigned.test)
@@ -235,7 +236,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
     present = np.unique(group_of(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
-    notes: list[str] = []
+    notes, untested = list[str](), list[str]()
     if clients < len(present):
         notes.append(
             f"{len(present)} groups are joined to {clients} clients; leave out the number of clients for one "
@@ -253,16 +254,18 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         if len(pools[0]) < len(members):
             problem = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
             raise DataError(f"{problem}; use fewer clients")
-        if not len(pools[1]) and clients >= len(present):
-            problem = f'group "{name}" has {len(pools[0])} train samples and no test sample'
-            raise DataError(
-                f"{problem}; give it one, leave the group out, or use another partition, such as iid"
-            )
-        if len(pools[1]) < len(members):
+        if not len(pools[1]):
+            untested.append(f'"{name}"')
+        elif len(pools[1]) < len(members):
             notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
         for parts, pool in zip((train, test), pools, strict=True):
             for client, part in zip(members, equal_parts(rng, pool, len(members)), strict=True):
                 parts[client].append(part)
+    if len(untested) == len(present):
+        raise DataError("no group has a test sample; give some, or use another partition, such as iid")
+    if untested:
+        names = listed(untested, MOST_SHOWN)
+        notes.append(f"groups with train samples and no test sample train, and are not tested: {names}")
     return Assigned(_joined(train), _joined(test), notes)
 
 

@@ -205,14 +205,16 @@ def _as_read(hint: Any) -> str:
 def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) -> Tables:
     """The settings of these arguments by title and key; what is a value and no name is the key `value`.
 
-    The modules that they name may be imported from now on, see `named_code`.
+    The modules that they name may be imported from now on, see `named_code`; not those of `base_tables`, which a
+    file may have had.
 
     Args:
         dataset: See DATASET.
         settings: Of `Settings`, but the preset.
         algorithm: Of a run: a name, or an algorithm as a value or its class.
     """
-    layer: Tables = {title: dict(table) for title, table in (settings.get("base_tables") or {}).items()}
+    below: Mapping[str, Any] = settings.get("base_tables") or {}
+    layer: Tables = {}
     if dataset is None:  # such as what a function without a return gave; the digits are not meant
         raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
     if algorithm is not None:
@@ -235,9 +237,10 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
     if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):
         _choose(layer, "data", dataset)
     elif not isinstance(dataset, str | Path):
-        layer["data"] = _data(dataset, layer.get("data", {}))
+        layer["data"] = _data(dataset, {**below.get("data", {}), **layer.get("data", {})})
+        below = {title: table for title, table in below.items() if title != "data"}
     named_code.name(named_code.modules_in(layer), modules_of_values(_values(layer)))
-    return layer
+    return {title: {**below.get(title, {}), **layer.get(title, {})} for title in (*below, *layer)}
 
 
 def _choose(layer: Tables, title: str, value: Any) -> None:

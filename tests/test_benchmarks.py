@@ -382,6 +382,13 @@ def startup(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @smoke
+def sizes(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = {name: sum(counts) for name, counts in module.federations().items()}
+    assert totals["equal"] == pytest.approx(totals["unequal"], rel=0.01) == totals["one giant"]
+    assert module.measured([12, 3], "cpu", 1)["seconds"] > 0
+
+
+@smoke
 def zoo(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.MODELS, "tiny", lambda size: Tiny())
     row = module.measured("tiny", module.Size(clients=2, batch=2, pixels=8, tokens=4, rounds=1), "cpu")

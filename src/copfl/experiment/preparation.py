@@ -183,7 +183,8 @@ def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorit
 
 def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) -> AnyAlgorithm:
     """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks."""
-    inner = with_local_steps(inner, run.run.steps)
+    if run.run.steps:
+        inner = with_local_steps(inner, run.run.steps)
     given = [kind for kind in WRAPPERS if getattr(run, kind)]
     if not given:
         return inner

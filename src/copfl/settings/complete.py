@@ -49,5 +49,6 @@ def complete(
     # Made only to be checked: its parts check their numbers.
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     check_model(run, algorithm)
-    with_local_steps(algorithm, run.run.steps)
+    if run.run.steps:
+        with_local_steps(algorithm, run.run.steps)
     return run

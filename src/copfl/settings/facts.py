@@ -310,7 +310,7 @@ def check_model(run: Run, algorithm: object) -> None:
     model = run.model
     is_head = model.name in (LINEAR, WORDS, TREES) or model.train == "head" or _has_one_layer(model.value)
     trains_head = getattr(algorithm, "head_only", False)  # of trees, the linear model beside them
-    only, is_trees = traits(algorithm).trains, model.name == TREES or isinstance(model.value, Trees)
+    only, is_trees = getattr(algorithm, "trains", ""), model.name == TREES or isinstance(model.value, Trees)
     if only == TREES and not is_trees:
         raise SettingError(
             "model.name",

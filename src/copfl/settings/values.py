@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,9 @@ class Values(NamedTuple):
     layer: Tables  # the settings of the values that have a name, and need not be passed
 
 
+OF_FILES = (bool, int, float, list, dict, datetime.date, datetime.time)  # what a file can have beside texts
+
+
 def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
     """By kind, the values that these layers have as the key `value`.
 
@@ -51,6 +55,13 @@ def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
         tables = layer.chosen if isinstance(layer, Run) else layer
         choices = {kind: table for kind, table in tables.items() if isinstance(table, Mapping)}
         own = {kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)}
+        for kind, value in own.items():
+            if isinstance(value, OF_FILES):
+                raise SettingError(
+                    f"{kind}.value",
+                    value,
+                    f"is the place of a {kind} that a program has; name one: {kind}.name",
+                )
         unnamed = {kind: value for kind, value in passed.items() if not choices.get(kind, {}).get("name")}
         passed = unnamed | own | (layer.values if isinstance(layer, Run) else {})
     return passed

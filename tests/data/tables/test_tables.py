@@ -250,7 +250,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (
         ROWS,
         {},
-        r"name the column to predict with data_options=\{'target': 'COLUMN'\}; the columns are age, town, site, ill",
+        "name the column to predict with target='COLUMN'; the columns are age, town, site, ill",
     ),
     (ROWS, {"target": "ill", "client": "hospital"}, 'no column "hospital"'),
     (
@@ -290,7 +290,10 @@ def test_what_is_wrong_is_named(
         found = load(path, **options)
         assert "without a test sample: h9" in overview(found)
         divided = by_group(found, number_of_groups(found), 0)
-        assert divided.notes[-1] == 'groups with train samples and no test sample train, and are not tested: "h9"'
+        assert (
+            divided.notes[-1]
+            == 'groups with train samples and no test sample train, and are not tested: "h9"'
+        )
         return
     with pytest.raises((DataError, UsageError), match=message):
         load(path, **options)
@@ -340,7 +343,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
     path = write_csv(tmp_path / "t.csv", rows)
     with pytest.raises(
-        DataError, match=r"id. has 1,040 different texts, .*'drop': 'id'.*'text': 'id'.* or .*'client': 'id'"
+        DataError, match=r"id. has 1,040 different texts, .*'drop': 'id'.* text='id' or client='id'"
     ):
         load(path, target="y")
     assert load(path, target="y", drop="id").train.x.shape == (1040, 1)

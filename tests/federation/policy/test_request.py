@@ -29,7 +29,7 @@ from copfl.federation.policy.record import Bounds, Policy, Privacy, SecureAggreg
 from copfl.federation.policy.request import refusals, require_cohort
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.messages import TRAIN, Content, Field, Message, refusal
-from copfl.federation.protocol.settings import settings_of
+from copfl.federation.protocol.settings import Settings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import Server, check_metrics, check_values, new_server
 from copfl.models import build
@@ -142,7 +142,14 @@ def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
     packet = wire.encode(record, head, about={Field.UPDATES: updates})
     config = write_nodes(digits(), tmp_path / "n", named=False)[0]
     allow([config], policy)
-    return personalise(server.settings, node_of(config), packet)
+    return personalise(joined_by(server.settings, updates), node_of(config), packet)
+
+
+def joined_by(settings: Settings, updates: int) -> Settings:
+    """The settings of a run in which new clients make so many local updates."""
+    session = dataclasses.replace(settings.federation.session, join=updates)
+    federation = dataclasses.replace(settings.federation, session=session)
+    return dataclasses.replace(settings, federation=federation)
 
 
 def test_a_new_client_keeps_its_metrics(tmp_path: Path) -> None:
@@ -490,8 +497,10 @@ def test_a_model_with_few_parameters_may_need_much_memory(
     assert "GiB for 2 samples, and 16 are the most [bounds.memory]" in head
 
 
-def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(tmp_path: Path) -> None:
-    """Of so many samples as it has: a run config may name more."""
+def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of so many samples as it has: a run config may name more. Only the owner learns how many these are."""
     config = write_nodes(digits(), tmp_path)[0]
     run_config = CONFIG | {"algorithm.name": "fedavg", "run.batch": 100_000, "model.width": 64}
     settings = settings_of(run_config)
@@ -503,7 +512,8 @@ def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(tmp_path: Path) -
         return answered(config, run_config, content)[0]
 
     samples = len(np.load(config["data"])["y"])
-    assert f"GiB for {samples} samples, and 0.0002 are the most [bounds.memory]" in answer(0.0002)
+    assert answer(0.0002) == '{"refused": "its data cannot be used; see the node\'s log"}'
+    assert f"GiB for {samples} samples, and 0.0002 are the most [bounds.memory]" in caplog.text
     assert '"kind":"upload"' in answer(1.0)
 
 

@@ -337,7 +337,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --dataset some/photos", "some/photos does not exist; give a"),
         ("run --dataset mypackage.things:lod", 'no data in mypackage.things "lod"; did you mean "load"?'),
         ("run --dataset mypackage.gone:load", r"there is no module mypackage\.gone; copfl searches"),
-        ("run --dataset mypackage.things:wrong", "data of your own is a copfl Dataset, .*, not int"),
+        ("run --dataset mypackage.things:wrong", "data of your own is a pandas DataFrame, .*, not int"),
         ("run --dataset mypackage.things:load -s data.cont=3", "loading it raised TypeError: .*'cont'"),
         (
             "run --dataset mypackage.things:load --model resnet18",

@@ -14,7 +14,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import UsageError, tree
-from copfl.core.algorithm import example_output
+from copfl.core.algorithm import example_output, traits
 from copfl.core.batches import plan
 from copfl.experiment.run import run
 from copfl.testing import check_algorithm, small_federation
@@ -171,7 +171,8 @@ def test_no_epsilon_is_printed_where_none_holds(name: str, options: dict[str, An
 def test_an_epsilon_is_given_only_where_the_server_needs_one_sum(name: str) -> None:
     """FedEx-LoRA also adds up the products B A of the noised factors, which no noised sum determines."""
     algorithm = ALGORITHMS[name]()
-    task, federation = small_federation("none", (5, 9), needs=getattr(algorithm, "needs", ()))
+    how = traits(algorithm)
+    task, federation = small_federation("none", (5, 9), needs=how.needs, trains=how.trains)
     upload = example_output(algorithm, task, tree.row(federation.train.rows([0]), 0), clients=2).upload
     reasons = dict.fromkeys(("fedcalm", "fedpac", "ktpfl", "reads"), "needs single uploads")
     reasons |= dict.fromkeys(("fedex_lora", "flex_lora"), "another function of each upload")

@@ -68,7 +68,7 @@ def test_a_language_model_of_transformers(plays: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(plays: Path) -> None:
-    with pytest.raises(DataError, match=r"name the column of the texts with data_options=.'text': 'COLUMN'"):
+    with pytest.raises(DataError, match="name the column of the texts with text='COLUMN'"):
         load(plays, kind="next_token")
     with pytest.raises(DataError, match="leave out the target role"):
         load(plays, kind="next_token", text="line", target="role")

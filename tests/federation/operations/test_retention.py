@@ -87,7 +87,7 @@ def test_a_node_forgets_its_models_and_not_what_it_gave_away(tmp_path: Path) -> 
     before = {path: path.read_bytes() for path in (state / ".secure").rglob("*")}
     (removed,) = clean(state, keep=1)
     assert removed.path == "first"
-    assert names(state / "first") == ["client.json", "noised.json"]
+    assert names(state / "first") == ["asked.json", "client.json", "noised.json"]
     assert {path: path.read_bytes() for path in (state / ".secure").rglob("*")} == before
     assert (state / "second" / "round-000000.copfl").exists()
 

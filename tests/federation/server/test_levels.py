@@ -37,7 +37,7 @@ CONFIGURED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     dataset = load("diabetes")
-    return Federation(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+    return Federation(dataset, SCHEMES["iid"](dataset, 3, seed=0))  # sites that differ a little
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ import torch
 
 from copfl.core import tree
 from copfl.data.clients.federation import Federation
+from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
+from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.experiment.models.network import tokenized
 from copfl.federation.machines.app import init
@@ -36,10 +38,19 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def without_copies(dataset: Dataset, partition: Partition) -> Partition:
+    """The partition without training sentences that a client is tested on: a node leaves them out, too."""
+    train = tuple(
+        rows[~np.isin(dataset.train.x[rows], dataset.test.x[test])]
+        for rows, test in zip(partition.train, partition.test, strict=True)
+    )
+    return replace(partition, train=train)
+
+
 def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> None:
     dataset = tiny.sentences()
     texts = Federation.__new__(Federation)  # with sentences: only write_nodes reads it
-    texts.dataset, texts.partition = dataset, SCHEMES["iid"](dataset, 3, 0)
+    texts.dataset, texts.partition = dataset, without_copies(dataset, SCHEMES["iid"](dataset, 3, 0))
     texts.train = texts.test = type("Sizes", (), {"sizes": np.zeros(3)})()
     nodes = write_nodes(texts, tmp_path / "nodes")
     config = CONFIG | {

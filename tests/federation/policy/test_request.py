@@ -87,6 +87,7 @@ def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
         (Policy(privacy=Privacy(noise=2.0)), {"privacy.noise": 1.9}, "privacy.noise"),
         (Policy(privacy=Privacy(clip=2.0)), {"privacy.noise": 1, "privacy.clip": 2.1}, "privacy.clip"),
         (Policy(), {"session.rollback": True}, "rollback"),
+        (Policy(), {"session.join": 10**9}, "bounds.updates"),
     ],
 )
 def test_a_run_config_below_the_owners_terms_is_refused(
@@ -135,14 +136,14 @@ def test_metrics_leave_as_the_policy_has_it(
 
 
 def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
-    """The answer of a new client to a message that asks for so many local updates."""
+    """The answer of a new client to a message with so many local updates, in a run that has one of them."""
     server = server_of(tmp_path)
     record = message_to_new_client(server.algorithm, server.state, torch.arange(3))
     head = server.exchange.head("down", 3, 3)
     packet = wire.encode(record, head, about={Field.UPDATES: updates})
     config = write_nodes(digits(), tmp_path / "n", named=False)[0]
     allow([config], policy)
-    return personalise(joined_by(server.settings, updates), node_of(config), packet)
+    return personalise(joined_by(server.settings, 1), node_of(config), packet)
 
 
 def joined_by(settings: Settings, updates: int) -> Settings:
@@ -158,9 +159,9 @@ def test_a_new_client_keeps_its_metrics(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "n" / "state-0" / "test" / "model" / "weights.safetensors").exists()
 
 
-def test_the_updates_of_a_new_client_are_bounded_in_the_message(tmp_path: Path) -> None:
-    """A server that sends other messages than its run config says gets no more than the owner allows."""
-    with pytest.raises(UsageError, match=r"1000000000 local updates of a new client \[bounds.updates\]"):
+def test_the_updates_of_a_new_client_are_those_of_the_run(tmp_path: Path) -> None:
+    """A server that sends other messages than its run config says gets no more than the owner allowed there."""
+    with pytest.raises(WireError, match="the run has 1 local updates of new clients, and the message others"):
         new_client(tmp_path, 10**9, Policy())
 
 

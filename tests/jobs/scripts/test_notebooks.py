@@ -14,7 +14,7 @@ import pytest
 
 from tests.slow import slow
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+FOLDER = Path(__file__).resolve().parents[3] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SHORTER = {"ROUNDS = 40": "ROUNDS = 2", "ROUNDS = 10": "ROUNDS = 2", '"rounds": 20': '"rounds": 2'} | {
     '["local", "fedavg", "fedavg_ft", "fedper"], [0, 1, 2]': '["local", "fedavg"], [0, 1]'

@@ -10,7 +10,7 @@ import pytest
 
 import copfl
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["AGENTS.md", "GOVERNANCE.md", "ROADMAP.md", "SECURITY.md", "docs/llms.txt"]
 
 

@@ -13,7 +13,7 @@ import pytest
 import copfl
 from tests.commands import called
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

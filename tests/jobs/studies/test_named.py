@@ -7,7 +7,7 @@ import pytest
 
 from copfl.settings.presets import content
 
-FOLDER = Path(__file__).parents[2] / "studies" / "defaults"
+FOLDER = Path(__file__).parents[3] / "studies" / "defaults"
 
 
 def test_the_published_form_does_not_follow_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import copfl
 from tests.report.test_browser import ARGUMENTS, CHROMIUM
 from tests.slow import SLOW
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 pytest.importorskip("zensical", reason='the site needs `pip install "copfl[docs]"`')
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ import pytest
 from copfl.cli import reproduce
 from tests.commands import called, environment
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_the_study_is_beside_the_source_tree_or_in_the_working_folder(

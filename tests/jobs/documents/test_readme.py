@@ -12,7 +12,7 @@ from copfl.algorithms import ALGORITHMS
 from tests.commands import called
 from tests.test_layers import LEVELS, MODULES
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")]
 
 

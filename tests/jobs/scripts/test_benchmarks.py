@@ -27,7 +27,7 @@ from copfl.engine import mapping
 from copfl.kernels import topk
 from copfl.testing import SIZES
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 LIBRARIES = {
     "baseline_pfl": "pfl",
     "baseline_flower": "ray",
@@ -409,6 +409,6 @@ def test_a_baseline_loads(benchmark: Any) -> None:
 
 
 def test_every_benchmark_has_a_smoke_test() -> None:
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[2]
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == {*SMOKE, *LIBRARIES, *ELSEWHERE}
     assert all(name in (tests / place).read_text("utf-8") for name, place in ELSEWHERE.items())

@@ -11,7 +11,7 @@ from copfl.audit import replay
 from copfl.tables import as_markdown
 from tests.slow import slow
 
-FOLDER = Path(__file__).parents[2] / "studies" / "benefit"
+FOLDER = Path(__file__).parents[3] / "studies" / "benefit"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "studies" / "defaults"
+FOLDER = Path(__file__).parents[3] / "studies" / "defaults"
 
 
 def test_the_tables_of_the_page_are_those_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

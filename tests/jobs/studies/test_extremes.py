@@ -10,7 +10,7 @@ import pytest
 
 from copfl.settings.complete import complete
 
-FOLDER = Path(__file__).parents[2] / "studies" / "defaults"
+FOLDER = Path(__file__).parents[3] / "studies" / "defaults"
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import typer.main
 from copfl.cli.main import app
 from tests import code_blocks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "studies").rglob("*.md")),
-]  # those of CONTRIBUTING.md are run by tests/test_readme.py
+]  # those of CONTRIBUTING.md are run by tests/jobs/documents/test_readme.py
 EXECUTED = [p for p in PAGES if any(block.is_executed for block in code_blocks.blocks(p.read_text("utf-8")))]
 COMMAND = re.compile(r"\s*(\$ |pip |python |copfl (?!on )[a-z-]+( |$))")
 

@@ -390,8 +390,8 @@ def test_alone_the_prior_is_that_of_the_sites_own_rows() -> None:
 
 
 def test_a_run_compares_with_each_site_alone(tmp_path: Path) -> None:
-    result = copfl.run("levels", "heart", local_baseline=True, out=tmp_path / "run")
-    alone = copfl.run("levels", "heart", algorithm_options={"alone": True})
+    result = copfl.run("levels", "heart", local_baseline=True, rivals=False, out=tmp_path / "run")
+    alone = copfl.run("levels", "heart", rivals=False, algorithm_options={"alone": True})
     assert result.gains is not None
     assert result.gains.alone == pytest.approx(alone.final("accuracy"))
     assert "alone = true" in (tmp_path / "run" / "baseline" / "run.toml").read_text()
@@ -441,7 +441,7 @@ def test_coefficients_that_have_not_converged_are_named() -> None:
 def test_the_coefficients_predict_what_the_model_predicts() -> None:
     """In the units of the table: the global model of two classes."""
     data = load("heart")
-    result = copfl.run("levels", data)
+    result = copfl.run("levels", data, rivals=False)
     assert result.coefficients is not None
     values = {one.column: one.value for one in result.coefficients.coefficients}
     file = read_table(Path(published.__file__).parent / "embedded" / "heart.csv")

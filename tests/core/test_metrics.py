@@ -92,6 +92,9 @@ def test_auc_is_over_the_classes_that_the_client_has() -> None:
     p, y = probabilities(rng, 60, 5), rng.choice([1, 3], 60)
     expected = np.mean([metrics.roc_auc_score(y == k, p[:, k]) for k in (1, 3)])
     assert metric("auc", "classification").of(p, y) == pytest.approx(expected, abs=1e-12)
+    ties = p.round(1)  # equal scores count half
+    expected = np.mean([metrics.roc_auc_score(y == k, ties[:, k]) for k in (1, 3)])
+    assert metric("auc", "classification").of(ties, y) == pytest.approx(expected, abs=1e-12)
 
 
 def test_what_the_samples_do_not_define_is_missing() -> None:

@@ -175,13 +175,23 @@ def _macro_f1(predictions: Array, targets: Array) -> float:
 
 
 def _auc(predictions: Array, targets: Array) -> float:
-    """The mean area under the ROC curves of each class against the rest; of two classes, the second's."""
+    """The mean area under the ROC curves of each class against the rest; of two classes, the second's.
+
+    By ranks, as Mann and Whitney's U: an interval asks for thousands of areas, which take scikit-learn half a minute.
+    """
+    from scipy.stats import rankdata
+
     columns = np.arange(predictions.shape[1])
     if targets.ndim == 1:
         columns = columns[1:] if len(columns) == 2 else columns
         targets = targets[:, None] == np.arange(predictions.shape[1])
-    defined = [k for k in columns if 0 < targets[:, k].sum() < len(targets)]
-    return float(np.mean([_sklearn("roc_auc_score", targets[:, k], predictions[:, k]) for k in defined]))
+    positive = targets[:, columns] > 0.5
+    ones = positive.sum(0)
+    zeros = len(positive) - ones
+    defined = (ones > 0) & (zeros > 0)
+    ranks = rankdata(predictions[:, columns], axis=0)
+    pairs = np.where(positive, ranks, 0).sum(0) - ones * (ones + 1) / 2
+    return float(np.mean(pairs[defined] / (ones * zeros)[defined]))
 
 
 def surprises(predictions: Array, targets: Array) -> Array:

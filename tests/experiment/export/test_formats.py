@@ -66,7 +66,7 @@ def found(folder: Path) -> dict[str, copfl.Bundle]:
     }
     for name, (algorithm, data, settings) in runs.items():
         settings = {key: value for key, value in settings.items() if value != {}}
-        copfl.run(algorithm, data, **settings, out=folder / name)
+        copfl.run(algorithm, data, **settings, rivals=False, out=folder / name)
     return {name: copfl.load(folder / name, 1) for name in runs}
 
 

@@ -21,7 +21,7 @@ from copfl.data.contract.contract import Column, Contract
 from copfl.errors import UsageError
 from copfl.federation.node import acceptance
 from copfl.federation.policy.file import FILE, strict, write_policy
-from copfl.federation.policy.record import Bounds, Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules, RequestBounds
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import Content, Field
@@ -206,7 +206,7 @@ def test_a_phase_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch: pyt
 
 def test_refusals_for_the_data_are_bounded(tmp_path: Path) -> None:
     """Each is a bit about the data for each proposal; the policy says how many there are in a day."""
-    federation = Federation(tmp_path, Policy(bounds=Bounds(refusals_per_day=3)))
+    federation = Federation(tmp_path, Policy(bounds=RequestBounds(refusals_per_day=3)))
     data = Path(federation.nodes[0]["data"])
     with np.load(data) as arrays:
         content = dict(arrays)
@@ -272,4 +272,4 @@ def test_the_first_list_of_members_is_kept(tmp_path: Path) -> None:
 
 def test_a_policy_names_no_other_rule() -> None:
     with pytest.raises(UsageError, match=r"proposals.members in a policy"):
-        Policy(proposals=Proposals(members="all"))
+        Policy(proposals=ProposalRules(members="all"))

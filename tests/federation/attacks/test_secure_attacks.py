@@ -32,7 +32,7 @@ from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.proposal import Proposal, Rotation, rotation_statement
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement
-from copfl.federation.protocol.secure_sum import Floats, Keys, Sum, neighbours
+from copfl.federation.protocol.secure_sum import Floats, Keys, MaskedSum, neighbours
 from copfl.federation.protocol.settings import settings_of
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
@@ -139,7 +139,7 @@ class Malicious:
         begun = {n: self.about("keys", n, {}) for n in order}
         keys = {n: Keys(*map(bytes.fromhex, begun[n][Field.KEYS])) for n in order}
         cohort = {n: begun[n][Field.MEMBER] for n in order}
-        found = Sum(rules, keys, neighbours(order, 0), {}, {})
+        found = MaskedSum(rules, keys, neighbours(order, 0), {}, {})
         shown = {
             Field.COHORT: {str(n): member for n, member in cohort.items()},
             Field.KEYS: {str(n): [key.hex() for key in pair] for n, pair in keys.items()},
@@ -347,7 +347,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     """Killed before its file is written, and again after it: the sum is the same, and is remembered once."""
     write, ask, kills = secure_phases.write_session, Malicious.ask, list[str]()
 
-    def killed(path: Path, session: secure_phases.Session) -> None:
+    def killed(path: Path, session: secure_phases.SecureSession) -> None:
         if list(session.requests)[-1] == phase and len(kills) < 2:
             kills.append(phase)
             if len(kills) == 2:
@@ -557,7 +557,7 @@ def test_a_sum_without_this_node_or_of_strangers_or_too_few_is_not_signed(
     with pytest.raises(WireError, match=r"at least 3|threshold is 4|did not take part"):
         forged.total(ALL)
     assert forged.asked[-1] == ("consistent", 0)
-    assert secure_memory.Memory(Path(nodes[0]["state-dir"]) / ".secure").is_empty
+    assert secure_memory.SumMemory(Path(nodes[0]["state-dir"]) / ".secure").is_empty
 
 
 # -- hashes of samples ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from copfl.settings.toml import assignment
 
 # Options of several commands.
 if TYPE_CHECKING:
-    from copfl.federation.protocol.proposal import Signed
+    from copfl.federation.protocol.proposal import SignedProposal
 
 AppFolder = Annotated[Path, argument("The app's folder.")]
 Secure = Annotated[
@@ -69,7 +69,7 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
     return config
 
 
-def read_proposal(file: Path | None, config: dict[str, Any]) -> "Signed | None":
+def read_proposal(file: Path | None, config: dict[str, Any]) -> "SignedProposal | None":
     """The proposal in the file, which has all settings of a run: none of them may be on the line."""
     from copfl.federation.protocol.proposal_text import chosen
 

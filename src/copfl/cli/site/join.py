@@ -14,7 +14,7 @@ from copfl.cli.report import report_of_node
 from copfl.errors import CopflError, UsageError, raised_as, stoppable
 
 if TYPE_CHECKING:
-    from copfl.federation.operations.joining import Site
+    from copfl.federation.operations.joining import JoinedSite
 
 RETRY = 3.0  # seconds between two attempts to reach the server
 SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
@@ -160,7 +160,7 @@ def predict(
     models.predict(bundle=folder, data=data, out=out)
 
 
-def _answer(site: "Site") -> None:
+def _answer(site: "JoinedSite") -> None:
     """Sends the answer to the invitation; UsageError if the data do not fit, which the coordinator learns then."""
     from copfl.federation.operations import joining
     from copfl.federation.server.invitations import WAITS
@@ -179,7 +179,7 @@ def _answer(site: "Site") -> None:
         print("The node waits until the coordinator has entered them.", flush=True)
 
 
-def _sent(site: "Site", document: bytes) -> str:
+def _sent(site: "JoinedSite", document: bytes) -> str:
     """`_send`, which waits for a server that is not there yet."""
     from copfl.federation.machines.admission import NotThere
 
@@ -196,13 +196,13 @@ def _sent(site: "Site", document: bytes) -> str:
             raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
 
 
-def _send(site: "Site", document: bytes) -> str:
+def _send(site: "JoinedSite", document: bytes) -> str:
     from copfl.federation.machines.admission import send
 
     return send(site.invitation.address, site.invitation.authority, document)
 
 
-def _serve(site: "Site", log_format: str | None, log_level: str | None) -> None:
+def _serve(site: "JoinedSite", log_format: str | None, log_level: str | None) -> None:
     set_environment(None, log_format, log_level)
     from copfl.federation.machines.supernode import Address, serve
     from copfl.federation.operations.joining import KEY

@@ -15,7 +15,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.federation.machines.deployed import write_connection
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.agreed_samples import samples_of
@@ -106,7 +106,7 @@ def init(
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
     (folder / "keys").mkdir(mode=0o700, exist_ok=True)
-    own = Proposals(coordinators=(make_coordinator(folder, authority),))
+    own = ProposalRules(coordinators=(make_coordinator(folder, authority),))
     write_policy(folder / FILE, dataclasses.replace(policy, proposals=own))
     if secure:
         make_certificates(folder / "keys", host, authority)

@@ -21,7 +21,7 @@ from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locke
 from copfl.federation.protocol.keys import public_text, read_public
 from copfl.federation.protocol.log_lines import configure_logging, logger
 from copfl.federation.protocol.messages import printable
-from copfl.federation.protocol.proposal import KEY, Signed
+from copfl.federation.protocol.proposal import KEY, SignedProposal
 from copfl.federation.server.agreement import AGREE, frozen_by
 from copfl.federation.server.certificates import LOOPBACK
 from copfl.federation.server.membership import (
@@ -195,7 +195,7 @@ class Followed(NamedTuple):
 
 
 def start_run(
-    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: SignedProposal | None = None
 ) -> dict[str, Any]:
     """The state of a run after its last round; the server runs in this folder, on this machine.
 
@@ -219,7 +219,7 @@ def start_run(
     return after
 
 
-def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = None) -> Contract:
+def agree(folder: Path, config: Mapping[str, Any], *, proposal: SignedProposal | None = None) -> Contract:
     """The frozen data contract, from sums over all members; the app in the folder has it afterwards.
 
     Args:
@@ -235,7 +235,7 @@ def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = 
 
 
 def follow_run(
-    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: SignedProposal | None = None
 ) -> Followed:
     """Starts a run, and prints its log until it ends; the arguments are those of `start_run`."""
     found, until = status(folder), time.monotonic() + START_TIMEOUT

@@ -25,7 +25,7 @@ from copfl.federation.machines.deployed import new_name
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.node.secure_memory import CHANGES
 from copfl.federation.policy.own_app import allowing
-from copfl.federation.policy.record import Policy, Proposals, Statistics
+from copfl.federation.policy.record import Policy, ProposalRules, StatisticsRules
 from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.settings import federation_of, prepared
 from copfl.federation.protocol.statistics import terms_of
@@ -40,7 +40,7 @@ from copfl.settings.toml import Tables
 
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 TRIAL = Policy(
-    rollback=True, statistics=Statistics(questions=TRIALS), proposals=Proposals(members="any")
+    rollback=True, statistics=StatisticsRules(questions=TRIALS), proposals=ProposalRules(members="any")
 )  # of all nodes
 CLOSING = 60.0  # seconds after the last round until the SuperLink closes the run, at most
 MAX_RECONNECTS = 10  # how often the log of a run is opened again

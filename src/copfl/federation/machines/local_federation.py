@@ -26,7 +26,7 @@ from copfl.federation.machines.deployed import (
 from copfl.federation.machines.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.federation.operations.watched import answers
 from copfl.federation.policy.file import FILE, VARIABLE, write_policy
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.protocol.app_folder import LOCAL_HOME, read_app
 from copfl.federation.protocol.keys import fingerprint, make_key, read_key
 from copfl.federation.protocol.proposal import KEY
@@ -60,7 +60,7 @@ class LocalFederation:
             make_coordinator(self.home, self.home / "keys")
         self.coordinator = read_key(self.home / "keys" / COORDINATOR)
         # The server and the nodes have one owner here, and one policy.
-        allowed = Policy(rollback=True, proposals=Proposals(members="any")) if policy is None else policy
+        allowed = Policy(rollback=True, proposals=ProposalRules(members="any")) if policy is None else policy
         agreed = dataclasses.replace(allowed.proposals, coordinators=(fingerprint(self.coordinator.public),))
         self.policy = write_policy(
             self.folder / LOCAL_HOME / FILE, dataclasses.replace(allowed, proposals=agreed)

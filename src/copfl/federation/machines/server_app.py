@@ -21,7 +21,7 @@ from copfl.federation.protocol.app_folder import AGREEMENTS
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.log_lines import configure_logging, logger
 from copfl.federation.protocol.messages import without_paths
-from copfl.federation.protocol.proposal import KEY, Signed
+from copfl.federation.protocol.proposal import KEY, SignedProposal
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREED
@@ -84,7 +84,7 @@ def _main(grid: Grid, context: Context) -> None:
             pass
 
 
-def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: Signed | None) -> None:
+def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: SignedProposal | None) -> None:
     """Adds up the nodes' statistics, and writes the frozen contract into the folder of the run."""
     terms, home = terms_of(run_config), Path.cwd()
     run = terms.federation.session.run or f"run-{context.run_id}"

@@ -50,7 +50,7 @@ from copfl.federation.machines.flower_api import (
 )
 from copfl.federation.machines.flower_transport import as_message, as_record
 from copfl.federation.node.acceptance import coordinators
-from copfl.federation.node.request import Answer
+from copfl.federation.node.request import NodeAnswer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT
@@ -279,7 +279,7 @@ class ConnectedNode:
                 self.run_config, self.run = self._run_config(run), run
             answer = respond(asked, self.run_config, self.options, os.getpid())
         except UsageError as error:  # of the app
-            answer = logged(Answer(refusal(error)), asked, {}, self.options)
+            answer = logged(NodeAnswer(refusal(error)), asked, {}, self.options)
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)

@@ -21,7 +21,15 @@ from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.proposal import KEY, Member, Proposal, Signed, differences, from_text, read
+from copfl.federation.protocol.proposal import (
+    KEY,
+    Member,
+    Proposal,
+    SignedProposal,
+    differences,
+    from_text,
+    read,
+)
 from copfl.files import write_bytes
 
 FOLDER, REVOKED = ".proposals", "revoked.json"
@@ -59,7 +67,7 @@ def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
     return Accepted(_as_member(config, policy, signed.proposal), *admitted_settings)
 
 
-def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None:
+def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal) -> None:
     """PolicyError unless the owner's policy or the owner accepts the proposal; its revoked keys are kept."""
     folder, proposal = config.state_dir / FOLDER, signed.proposal
     damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
@@ -146,7 +154,7 @@ def _as_member(config: NodeConfig, policy: Policy, proposal: Proposal) -> Node:
 # -- what the owner did, and what waits ----------------------------------------------------------------------
 
 
-def approve(state: Path, signed: Signed) -> None:
+def approve(state: Path, signed: SignedProposal) -> None:
     """Writes down that the owner of the node accepts the proposal."""
     folder, digest = state / FOLDER, signed.proposal.digest
     _remember_members(folder, signed.proposal)
@@ -154,13 +162,13 @@ def approve(state: Path, signed: Signed) -> None:
     (folder / PENDING.format(digest)).unlink(missing_ok=True)
 
 
-def pending(state: Path) -> list[Signed]:
+def pending(state: Path) -> list[SignedProposal]:
     """The proposals that wait for the owner, the newest last."""
     paths = sorted((state / FOLDER).glob(PENDING.format("*")), key=lambda path: path.stat().st_mtime)
     return [read(path.read_bytes()) for path in paths]
 
 
-def _keep_pending(folder: Path, signed: Signed) -> None:
+def _keep_pending(folder: Path, signed: SignedProposal) -> None:
     path = folder / PENDING.format(signed.proposal.digest)
     if not path.exists():
         write_bytes(path, signed.document, private=True)

@@ -11,7 +11,7 @@ from copfl.federation.protocol.proposal import Proposal
 
 SENT, REFUSED = "sent", "refused"  # events
 # What an answer has, by the kind in its head.
-LEFT = {
+WHAT_LEAVES = {
     "upload": "update",
     "masked": "masked update",
     "keys": "keys",
@@ -24,7 +24,7 @@ LEFT = {
 }
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     """A line: what the server asked for, and what left."""
 
     event: str
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 def entry_of(
     request: str, asked: Content, answer: Content, proposal: Proposal | None, epsilon: float | None
-) -> Entry:
+) -> AuditEntry:
     """What an answer of this node says, as a line of its log.
 
     Args:
@@ -56,7 +56,7 @@ def entry_of(
     left: list[str] = []
     if reason is None:
         kind = str(head.get("kind"))
-        left = ["number"] if request == HELLO else [LEFT.get(kind, printable(kind, 40))]
+        left = ["number"] if request == HELLO else [WHAT_LEAVES.get(kind, printable(kind, 40))]
         about = head.get("about")
         if isinstance(about, dict) and about.get(Field.METRICS):
             left.append("metrics")
@@ -64,7 +64,7 @@ def entry_of(
             left = ["masked statistics"]
         if isinstance(about, dict) and about.get(Field.CATEGORIES):
             left.append("categories")
-    return Entry(
+    return AuditEntry(
         SENT if reason is None else REFUSED,
         None if proposal is None else fingerprint(proposal.coordinator),
         None if proposal is None else proposal.digest,
@@ -78,7 +78,7 @@ def entry_of(
     )
 
 
-def append(state: Path, entry: Entry) -> None:
+def append(state: Path, entry: AuditEntry) -> None:
     """Writes a line, which is on disk when this returns; RunError if it cannot be written.
 
     Args:

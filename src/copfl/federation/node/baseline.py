@@ -17,28 +17,28 @@ from copfl.errors import RunError
 from copfl.experiment.analysis.gains import constant_answer
 from copfl.experiment.models.new_clients import alone_of
 from copfl.federation.node.data import NodeData
-from copfl.federation.node.evaluation import Measured, is_best, measure, validation_score
+from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, validation_score
 from copfl.federation.node.site import Measurement, SiteGain
 from copfl.federation.node.update import plan_of
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.stats import over_samples
 from copfl.wire import Head
 
 Tell = Callable[[int], None]  # a round, from 1, when it ends
 
 
-class Alone(NamedTuple):
+class TrainedAlone(NamedTuple):
     """A node's model that was trained alone."""
 
     model: Personal
     round: int  # the one that it is of, from 1
-    scores: Measured  # of the model
-    rounds: list[tuple[int, Measured]]  # the rounds, from 0
+    scores: MeasuredModels  # of the model
+    rounds: list[tuple[int, MeasuredModels]]  # the rounds, from 0
 
 
 def train_alone(
-    settings: Settings, data: NodeData, client: int, rounds: Sequence[Measurement], tell: Tell
-) -> Alone:
+    settings: TrainingSettings, data: NodeData, client: int, rounds: Sequence[Measurement], tell: Tell
+) -> TrainedAlone:
     """The client as the simulation's baseline trains it: in these rounds, on their batches, with their tests.
 
     Args:
@@ -56,8 +56,8 @@ def train_alone(
     server, record = algorithm.server_init(task, clients), algorithm.client_init(task)
     blank = example_output(algorithm, task, data.train, settings.federation.augment, clients).upload
     nothing = tree.each(torch.zeros_like, algorithm.summand(task, server, number, blank))
-    kept: Alone | None = None
-    measured: list[tuple[int, Measured]] = []
+    kept: TrainedAlone | None = None
+    measured: list[tuple[int, MeasuredModels]] = []
     with torch.no_grad():
         for round in range(max(evaluated)):
             if round + 1 in evaluated:
@@ -65,7 +65,7 @@ def train_alone(
                 head = Head("down", "", settings.layout, round, client)
                 batches = plan_of(settings, algorithm, record, head, data)
                 output = algorithm.client_update(task, record, down, data.train, batches)
-                here = Measured({}, {})
+                here = MeasuredModels({}, {})
                 if tree.finite((output.client, output.upload)):  # else it keeps its state, as in a simulation
                     if evaluated[round + 1]:
                         models = record, down, output.client, output.trained
@@ -73,7 +73,7 @@ def train_alone(
                         here = measure(algorithm, task, *models, *splits, EVAL_MODELS["final"])
                         before = validation_score(task.metrics[0], kept.scores if kept else None)
                         if run.select == "last" or is_best(task.metrics[0], here, before):
-                            kept = Alone(output.trained, round + 1, here, [])
+                            kept = TrainedAlone(output.trained, round + 1, here, [])
                     record = output.client
                 measured.append((round, here))
                 tell(round + 1)
@@ -83,7 +83,7 @@ def train_alone(
     return kept._replace(rounds=measured)
 
 
-def gain_of(data: NodeData, federated: Personal, alone: Alone) -> SiteGain:
+def gain_of(data: NodeData, federated: Personal, alone: TrainedAlone) -> SiteGain:
     """The gain over training alone and over a constant answer, with intervals over the node's test samples."""
     task, metric = data.task, data.task.metrics[0]
     with torch.no_grad():

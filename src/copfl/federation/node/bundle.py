@@ -16,14 +16,14 @@ from copfl.experiment.bundle.base import write_base
 from copfl.experiment.bundle.description import VALIDATION, Description, Score, read
 from copfl.experiment.bundle.places import BASE, FILE, OF_NODE
 from copfl.federation.protocol.files import private_folder
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.settings.schema import table_of
 from copfl.wire import Head
 
 
 def write_bundle(
     folder: Path,
-    settings: Settings,
+    settings: TrainingSettings,
     general: Description,
     head: Head,
     model: Personal,

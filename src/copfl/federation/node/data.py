@@ -35,7 +35,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.federation.node.known_data import cells_of, hashes_of
 from copfl.federation.node.node import Node
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.settings import user_code
 from copfl.settings.schema import table_of
 
@@ -55,10 +55,10 @@ class NodeData(NamedTuple):
     )
 
 
-LoadData = Callable[[Settings, Node], NodeData]
+LoadData = Callable[[TrainingSettings, Node], NodeData]
 
 
-def node_data(settings: Settings, node: Node) -> NodeData:
+def node_data(settings: TrainingSettings, node: Node) -> NodeData:
     """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
     config, source = node.config, node.config.data
     if not source:
@@ -88,7 +88,7 @@ def node_data(settings: Settings, node: Node) -> NodeData:
     return NodeData(train, test, samples, task, bundled, held_out, left_out, unit)
 
 
-def _sides(settings: Settings, client: int, data: Data, samples: Samples) -> Sides | None:
+def _sides(settings: TrainingSettings, client: int, data: Data, samples: Samples) -> Sides | None:
     """Which samples are trained on, and which are for validation, as in the simulation; None: there are none."""
     run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
     if not run.validation:
@@ -107,7 +107,7 @@ def _on_sides(data: Data, sides: Sides | None) -> tuple[Data, ...]:
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
 
 
-def _of_file(settings: Settings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
+def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
     """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
@@ -160,7 +160,7 @@ def moved(record: T, device: torch.device) -> T:
     return tree.each(lambda tensor: tensor.to(device), record)
 
 
-def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
+def _fitted(settings: TrainingSettings, dataset: Dataset, split: Samples) -> Data:
     """One split as tensors, its labels numbered as in the federation."""
     shape, classes = shape_of(split.x), settings.task.classes
     if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
@@ -187,7 +187,7 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
-def description_of(settings: Settings, dataset: Dataset) -> Description:
+def description_of(settings: TrainingSettings, dataset: Dataset) -> Description:
     """What every bundle of this node says about its model, without the round and the scores."""
     run, samples, task = settings.run, settings.federation.samples, settings.task
     model = table_of(run.model)

@@ -16,7 +16,7 @@ from copfl.core.task import Data, Personal, Task
 from copfl.experiment.bundle.description import TEST, VALIDATION, Score
 
 
-class Measured(NamedTuple):
+class MeasuredModels(NamedTuple):
     """The metrics of a client's models; empty where a round is not evaluated."""
 
     tested: dict[str, Tensor]
@@ -33,26 +33,26 @@ def measure(
     test: Data,
     validation: Data | None,
     models: EvalModels = EVAL_MODELS["all"],
-) -> Measured:
+) -> MeasuredModels:
     """The metrics of a client's models, see `core.evaluation.evaluate`."""
     found = evaluate(algorithm, task, client, down, after, trained, test, models, validation)
     rows = {name: value.unsqueeze(0) for name, value in found.items()}
     targets = [[split.y[: int(split.size)]] for split in (test, validation) if split is not None]
     values = measured(task, rows, *targets)
     validated = {name for name in values if name.endswith(VALIDATED) or name == VALIDATION_LOSS}
-    return Measured(
+    return MeasuredModels(
         {name: value for name, value in values.items() if name not in validated},
         {name: values[name] for name in validated},
     )
 
 
-def validation_score(metric: MetricInfo, found: Measured | None) -> float:
+def validation_score(metric: MetricInfo, found: MeasuredModels | None) -> float:
     """The metric of a model on the validation samples; nan where there is none."""
     value = None if found is None else found.validated.get(f"{metric.name}{VALIDATED}")
     return math.nan if value is None else float(value)
 
 
-def is_best(metric: MetricInfo, found: Measured, kept: float) -> bool:
+def is_best(metric: MetricInfo, found: MeasuredModels, kept: float) -> bool:
     """Whether a round is the best so far, by the rule of the simulation.
 
     Args:
@@ -68,7 +68,7 @@ def is_best(metric: MetricInfo, found: Measured, kept: float) -> bool:
 
 
 def scores_of(
-    metrics: Sequence[MetricInfo], found: Measured, test: Data, validation: Data | None = None
+    metrics: Sequence[MetricInfo], found: MeasuredModels, test: Data, validation: Data | None = None
 ) -> list[Score]:
     """The metrics of the model after training, as its bundle has them."""
     splits = [(TEST, "", found.tested, test)]

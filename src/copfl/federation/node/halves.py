@@ -18,13 +18,13 @@ from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.halves import HALVES, LOSSES
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Packet
 
 FILE = "halves.json"  # in the run's folder in the state-dir
 
 
-class Losses(NamedTuple):
+class HalfLosses(NamedTuple):
     """What a node found in one round; nan where it has too few samples, or a loss is not finite."""
 
     message: str  # the SHA-256 of both models
@@ -32,7 +32,7 @@ class Losses(NamedTuple):
     second: float
 
 
-def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+def compare_halves(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """The client's losses with the models of both halves."""
     if not settings.run.run.benefit:
         raise WireError("it is about halves of the clients, and the run does not measure the benefit")
@@ -53,7 +53,7 @@ def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: Lo
         client = records.load(head._replace(kind="client"), settings.algorithm.client_init(settings.task))
         data = load_data(settings, node.numbered(head.client))
         least = node.policy.statistics.smallest_count
-        found = Losses(message, *_losses(settings, data, client, models, least))
+        found = HalfLosses(message, *_losses(settings, data, client, models, least))
         earlier = {round: losses for round, losses in known.items() if round < head.round}
         _write(records.folder, earlier | {head.round: found})
     losses = [wire.plain(found.first), wire.plain(found.second)]
@@ -61,7 +61,7 @@ def compare_halves(settings: Settings, node: Node, packet: Packet, load_data: Lo
 
 
 def _losses(
-    settings: Settings, data: NodeData, client: object, models: Sequence[object], least: int
+    settings: TrainingSettings, data: NodeData, client: object, models: Sequence[object], least: int
 ) -> list[float]:
     """On the validation samples where the run has such, else on those for training: as in the simulation.
 
@@ -75,12 +75,12 @@ def _losses(
         return [float(loss_with(settings.algorithm, data.task, record, down, samples)) for down in received]
 
 
-def read(folder: Path) -> dict[int, Losses]:
+def read(folder: Path) -> dict[int, HalfLosses]:
     """What this node found, by round, from 0."""
     return stored(
         folder / FILE,
         lambda rounds: {
-            int(round): Losses(str(message), *map(_number, pair))
+            int(round): HalfLosses(str(message), *map(_number, pair))
             for round, (message, *pair) in rounds.items()
         },
         {},
@@ -94,7 +94,7 @@ def forget(folder: Path, round: int) -> None:
         _write(folder, {known: losses for known, losses in found.items() if known < round})
 
 
-def _write(folder: Path, found: dict[int, Losses]) -> None:
+def _write(folder: Path, found: dict[int, HalfLosses]) -> None:
     content = {
         str(round): [losses.message, wire.plain(losses.first), wire.plain(losses.second)]
         for round, losses in found.items()

@@ -11,7 +11,7 @@ from copfl.errors import WireError
 from copfl.federation.node import remembered_run
 from copfl.federation.node.bundle import write_bundle
 from copfl.federation.node.data import LoadData, moved, node_data
-from copfl.federation.node.evaluation import Measured, scores_of
+from copfl.federation.node.evaluation import MeasuredModels, scores_of
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.message import decode
@@ -19,11 +19,13 @@ from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.update import plan_of
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Packet
 
 
-def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
+def personalise(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
     """A new client's primary metric before and after its local updates. It sends no weights."""
     if node.config.client >= 0:
         raise WireError(
@@ -54,7 +56,7 @@ def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadD
     remembered_run.remember(records.folder, settings, node, samples)
     name = task.metrics[0].name
     if data.bundled is not None:
-        after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
+        after_join = MeasuredModels({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
         what = settings, data.bundled, head, trained, scores_of(task.metrics, after_join, data.test)
         write_bundle(records.folder, *what)
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from copfl.errors import RunError, UsageError
 from copfl.federation.node.known_data import KnownData
-from copfl.federation.policy.record import Privacy
+from copfl.federation.policy.record import PrivacyRules
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.chained_log import append, verified
 from copfl.federation.protocol.events import Event
@@ -72,7 +72,7 @@ class Ledger:
         """The releases of data that have a sample in common with these."""
         return [release for release in self.releases() if self.known.overlap(samples, release.samples)]
 
-    def enter(self, release: Release, privacy: Privacy) -> None:
+    def enter(self, release: Release, privacy: PrivacyRules) -> None:
         """Writes the release down; PolicyError if it would exceed the lifetime epsilon of its data."""
         with alone(self.path):
             earlier = self.of(release.samples)
@@ -134,7 +134,7 @@ class Spent(NamedTuple):
         return f"epsilon {amount} at delta {self.delta:g}, {self.releases} releases in {self.runs} runs{why}"
 
 
-def spent(state_dir: Path, privacy: Privacy, *further: float) -> Spent | None:
+def spent(state_dir: Path, privacy: PrivacyRules, *further: float) -> Spent | None:
     """What the node's last used data have spent, and with further releases of these noises; None: nothing."""
     ledger = Ledger(state_dir / MEMORY)
     everything = ledger.releases()

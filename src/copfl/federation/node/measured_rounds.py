@@ -9,7 +9,7 @@ from typing import Any
 from copfl import foreign
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
-from copfl.federation.node.evaluation import Measured
+from copfl.federation.node.evaluation import MeasuredModels
 from copfl.federation.node.site import Measurement
 from copfl.files import write_bytes
 from copfl.wire import plain
@@ -18,7 +18,7 @@ FILE = "measured.jsonl"  # in the run's folder in the state-dir
 ALONE = "alone.jsonl"  # the same of training alone
 
 
-def enter(folder: Path, round: int, found: Measured, file: str = FILE) -> None:
+def enter(folder: Path, round: int, found: MeasuredModels, file: str = FILE) -> None:
     """Notes a round, from 0, in place of what was noted of it and of later ones before a rollback."""
     values = {name: plain(float(value)) for name, value in sorted((found.tested | found.validated).items())}
     path, line = folder / file, {"round": round + 1, "metrics": values}

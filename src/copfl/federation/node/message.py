@@ -12,7 +12,7 @@ from copfl.federation.node.node import Node
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.settings import Settings, Terms
+from copfl.federation.protocol.settings import Terms, TrainingSettings
 from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
@@ -81,7 +81,7 @@ def _refused_today(node: Node) -> list[float]:
     return [at for at in known if at > time.time() - DAY]
 
 
-def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+def decode(settings: TrainingSettings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
     """The head, record and fields of the server's message; WireError if for another model or client."""
     head = head_of(settings, node, packet)
     opened = wire.decode(packet, message_like(settings, head.client), head)
@@ -91,7 +91,7 @@ def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, d
     return head, opened.record, opened.about
 
 
-def message_like(settings: Settings, client: int) -> Any:
+def message_like(settings: TrainingSettings, client: int) -> Any:
     """The structure of the server's messages to a client."""
     clients = settings.federation.clients
     server = settings.algorithm.server_init(settings.task, clients)

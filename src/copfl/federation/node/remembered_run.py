@@ -16,7 +16,7 @@ from copfl.federation.node.known_data import KnownData, cells_of
 from copfl.federation.node.node import Node
 from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.node_config import MEMORY
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.files import write_bytes
 from copfl.settings.flat import flattened
 
@@ -34,7 +34,7 @@ class NodeRun(NamedTuple):
     metrics: tuple[MetricInfo, ...]
 
 
-def remember(folder: Path, settings: Settings, node: Node, samples: str) -> None:
+def remember(folder: Path, settings: TrainingSettings, node: Node, samples: str) -> None:
     """Writes the file of a run, if it has changed.
 
     Args:
@@ -59,7 +59,7 @@ def remember(folder: Path, settings: Settings, node: Node, samples: str) -> None
 
 
 @functools.lru_cache(maxsize=1)  # a worker has the same settings in every round
-def _run_config(settings: Settings) -> dict[str, Any]:
+def _run_config(settings: TrainingSettings) -> dict[str, Any]:
     return flattened(settings.federation.tables())
 
 

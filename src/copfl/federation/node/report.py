@@ -20,18 +20,18 @@ from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.rivals import rivals_of_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
-from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
+from copfl.federation.node.baseline import Tell, TrainedAlone, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.evaluation import scores_of
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Spent, spent
 from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_run import NodeRun
-from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.files import write_bytes
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
@@ -41,7 +41,7 @@ ALONE = "alone"  # the bundle of the model that was trained alone, in the run's 
 GAIN = "gain.json"
 
 
-def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rivals: bool = True) -> Site:
+def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rivals: bool = True) -> SiteReport:
     """What the report of a node shows; what was trained alone is kept for the next report.
 
     Args:
@@ -75,7 +75,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
         except CopflError as error:
             no_rivals = str(error)
     privacy = spent(run.parent, policy_of(None, run.parent).privacy)
-    return Site(
+    return SiteReport(
         state=run.parent,
         run=run.name,
         model=model,
@@ -161,7 +161,7 @@ def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals 
     return rivals
 
 
-def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[Settings, NodeData]:
+def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[TrainingSettings, NodeData]:
     """What the node trained with; DataError if its samples are others now."""
     options = {**remembered.options, "state-dir": str(run.parent)}
     if data is not None:
@@ -178,7 +178,9 @@ def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tupl
     return settings, samples
 
 
-def _write(run: Path, settings: Settings, description: Description, data: NodeData, alone: Alone) -> None:
+def _write(
+    run: Path, settings: TrainingSettings, description: Description, data: NodeData, alone: TrainedAlone
+) -> None:
     """The bundle of the model that was trained alone, and the metrics of its rounds."""
     (run / measured_rounds.ALONE).unlink(missing_ok=True)
     for round, found in alone.rounds:
@@ -224,7 +226,7 @@ def _audit(state: Path, run: str) -> AuditSummary | None:
         line for line in log.lines if line.get("event") == audit_log.REFUSED and line.get("run") == run
     ]
     return AuditSummary(
-        [Left(kind, count, sizes[kind]) for kind, count in sorted(messages.items())],
+        [SentKind(kind, count, sizes[kind]) for kind, count in sorted(messages.items())],
         len(refused),
         sum(epsilons) if epsilons else None,
         len(answers) - len(ours),

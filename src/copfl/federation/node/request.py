@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from copfl.federation.node.node import Node
 from copfl.federation.policy.file import policy_from, policy_table
-from copfl.federation.policy.record import Code
+from copfl.federation.policy.record import AllowedCode
 from copfl.federation.protocol.messages import Content
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import from_fields
@@ -17,7 +17,7 @@ class Accepted(NamedTuple):
 
     node: Node
     run_config: dict[str, Any]  # with the owner's paths in place of names
-    code: tuple[Code, ...]  # of the owner, which the run config names
+    code: tuple[AllowedCode, ...]  # of the owner, which the run config names
 
     def to_json(self) -> bytes:
         """All of it as text, for the node's worker."""
@@ -40,11 +40,13 @@ class Accepted(NamedTuple):
         return cls(
             Node(NodeConfig.parse(fields["options"]), policy_from(fields["policy"]), proposal),
             fields["run_config"],
-            tuple(Code(reference, Path(folder), sha256) for reference, folder, sha256 in fields["code"]),
+            tuple(
+                AllowedCode(reference, Path(folder), sha256) for reference, folder, sha256 in fields["code"]
+            ),
         )
 
 
-class Answer(NamedTuple):
+class NodeAnswer(NamedTuple):
     """What the node sends, and what its audit log says of it."""
 
     content: Content

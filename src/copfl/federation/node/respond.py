@@ -12,7 +12,7 @@ from copfl.errors import CopflError, UsageError, WireError
 from copfl.federation.node import audit_log
 from copfl.federation.node.acceptance import accept
 from copfl.federation.node.node import Node
-from copfl.federation.node.request import Answer
+from copfl.federation.node.request import NodeAnswer
 from copfl.federation.node.worker import call
 from copfl.federation.protocol.messages import (
     HELLO,
@@ -43,17 +43,17 @@ def respond(
     try:
         answer = _answer(message, run_config, NodeConfig.parse(options), process)
     except CopflError as error:
-        answer = Answer(refusal(error, map(str, options.values())))
+        answer = NodeAnswer(refusal(error, map(str, options.values())))
     return logged(answer, message, run_config, options)
 
 
-def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig, process: int) -> Answer:
+def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig, process: int) -> NodeAnswer:
     """The answer to a message, if the node accepts its proposal: the worker's, or of this process."""
     accepted = accept(config, run_config)
     if message.content is None:
         raise WireError(NO_PACKET)
     if message.kind == HELLO:
-        return Answer(greeting(accepted.node, message.content))
+        return NodeAnswer(greeting(accepted.node, message.content))
     if message.kind not in REQUESTS:
         raise UsageError(f"a node of copfl does not answer {message.kind[:40]!r}")
     if config.worker:
@@ -79,7 +79,7 @@ def greeting(node: Node, content: Content) -> Content:
 
 
 def logged(
-    answer: Answer, message: Message, run_config: Mapping[str, Any], options: Mapping[str, Any]
+    answer: NodeAnswer, message: Message, run_config: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Content:
     """The content of an answer, once the audit log has it; a refusal if that cannot be written."""
     stated = None

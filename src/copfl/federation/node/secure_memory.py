@@ -21,7 +21,7 @@ FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
 
 
-class Added(NamedTuple):
+class RememberedSum(NamedTuple):
     """Sums of the same data with the same cohort, one after another."""
 
     samples: str  # the name of the data
@@ -30,22 +30,22 @@ class Added(NamedTuple):
     uploads: frozenset[str]  # digests
 
 
-class History(tuple[Added, ...]):
+class SumHistory(tuple[RememberedSum, ...]):
     """The sums that contain some data, in order."""
 
-    def changes(self, *further: Added) -> int:
+    def changes(self, *further: RememberedSum) -> int:
         """How often the cohort or the rows have changed, with further sums."""
         sums = [(added.cohort, added.rows) for added in (*self, *further)]
         return sum(before != after for before, after in pairwise(sums))
 
-    def expect(self, invited: Added, allowed: int) -> None:
+    def expect(self, invited: RememberedSum, allowed: int) -> None:
         """WireError if no sum of some of the invited members would be admitted."""
         is_likely = self and self[-1].cohort <= invited.cohort
         likely = invited._replace(cohort=self[-1].cohort) if is_likely else invited
         if self.changes(likely) > allowed:
             raise self._refusal(likely)
 
-    def admit(self, asked: Added, allowed: int) -> None:
+    def admit(self, asked: RememberedSum, allowed: int) -> None:
         """WireError if a sum over the cohort could be subtracted from an earlier one."""
         for added in self:
             if added.uploads & asked.uploads and added.cohort != asked.cohort:
@@ -56,7 +56,7 @@ class History(tuple[Added, ...]):
         if self.changes(asked) > allowed:
             raise self._refusal(asked)
 
-    def _refusal(self, asked: Added) -> WireError:
+    def _refusal(self, asked: RememberedSum) -> WireError:
         changes, cohort, rows = self.changes(asked), asked.cohort, asked.rows
         if self[-1].rows != rows:
             return WireError(
@@ -77,7 +77,7 @@ def fingerprint(members: Collection[str]) -> str:
     return keys.fingerprint("\n".join(sorted(members)))
 
 
-class Memory(KnownData):
+class SumMemory(KnownData):
     """The files of the memory, in one folder of the node."""
 
     @property
@@ -85,11 +85,11 @@ class Memory(KnownData):
         """Whether no data of this node have been in a sum."""
         return not (self.folder / FILE).exists()
 
-    def history(self, samples: str) -> History:
+    def history(self, samples: str) -> SumHistory:
         """The sums that contain one of these samples."""
-        return History(added for added in self._read() if self.overlap(samples, added.samples))
+        return SumHistory(added for added in self._read() if self.overlap(samples, added.samples))
 
-    def remember(self, added: Added) -> None:
+    def remember(self, added: RememberedSum) -> None:
         """Writes down a sum, before this node takes part in it."""
         earlier = self._read()
         if earlier and earlier[-1][:3] == added[:3]:
@@ -102,11 +102,11 @@ class Memory(KnownData):
         ]
         write_json(self.folder / FILE, content)
 
-    def _read(self) -> list[Added]:
+    def _read(self) -> list[RememberedSum]:
         return stored(
             self.folder / FILE,
             lambda sums: [
-                Added(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
+                RememberedSum(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
                 for name, members, rows, uploads in sums
             ],
             [],

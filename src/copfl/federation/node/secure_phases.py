@@ -40,7 +40,7 @@ MALFORMED = "its fields are not those that a copfl server sends"
 
 
 @dataclass(frozen=True)
-class Session:
+class SecureSession:
     """One sum, from the client's side."""
 
     name: str = ""
@@ -51,20 +51,20 @@ class Session:
     settings: str = ""  # digest of the settings with which it began
     context: str = ""  # of the masks
     vector: str = ""  # digest of the masked vector that was sent
-    samples: str = ""  # the data that are in the vector, as `Memory` names them
+    samples: str = ""  # the data that are in the vector, as `KnownData` names them
     upload: str = ""  # digest of the upload that is in the vector
     noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
     survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
 
 
-class Asked(NamedTuple):
+class PhaseRequest(NamedTuple):
     """A request of the server, and what the node has to answer it."""
 
     settings: Terms
     node: Node
     head: Head
     about: dict[str, Any]
-    session: Session
+    session: SecureSession
     summand: "Summand"
 
     @property
@@ -96,14 +96,14 @@ class Contribution(NamedTuple):
 class Summand(Protocol):
     """What is added up: the local updates of a round, or statistics."""
 
-    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+    def contribution(self, asked: PhaseRequest, packet: Packet) -> Contribution:
         """What this node adds; WireError if it may not."""
 
-    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
+    def enter(self, asked: PhaseRequest, cohort: frozenset[str]) -> None:
         """Notes a sum of these members, before this node signs it; WireError if it may not take part."""
 
 
-Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
+PhaseAnswer = tuple[SecureSession, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
 def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> Packet:
@@ -128,12 +128,12 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     if not is_repeated:  # before anything is computed: a phase that was begun counts, whatever happens
         write_session(path, session)
     if phase == MASKED:
-        asked = Asked(settings, node, head, fields["about"], session, summand)
+        asked = PhaseRequest(settings, node, head, fields["about"], session, summand)
         session, reply = _masked(asked, packet)
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about
         with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
-            asked = Asked(settings, node, head, about, session, summand)
+            asked = PhaseRequest(settings, node, head, about, session, summand)
             session, answer = ANSWERS[phase](asked)
         reply = wire.encode((), head._replace(kind=phase), about=answer)
         session = replace(session, replies={phase: reply})
@@ -141,13 +141,15 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     return reply
 
 
-def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str) -> tuple[Session, bool]:
+def _entered(
+    before: SecureSession, phase: str, about: Mapping[str, Any], request: str
+) -> tuple[SecureSession, bool]:
     """The session with this request, and whether it was made before; WireError if it is not the next one."""
     name = about.get(Field.SESSION)
     if phase not in PHASES or type(name) is not str:
         raise WireError("the run asks for secure aggregation, and this message is not part of it")
     if phase == KEYS and name != before.name:
-        return Session(name, {KEYS: request}), False
+        return SecureSession(name, {KEYS: request}), False
     last, following = ("", *PHASES)[len(before.requests)], (*PHASES, "")[len(before.requests)]
     is_repeated = phase == last and before.requests[phase] == request
     if name != before.name or not (is_repeated or phase == following):
@@ -164,7 +166,7 @@ def _digest_of(settings: Terms) -> str:
 # -- the phases ----------------------------------------------------------------------------------------------
 
 
-def _keys(asked: Asked) -> Answer:
+def _keys(asked: PhaseRequest) -> PhaseAnswer:
     """Fresh keys, signed with the member's own."""
     secrets, public = secure_sum.begin(asked.head.client)
     member = asked.node.key
@@ -177,7 +179,7 @@ def _keys(asked: Asked) -> Answer:
     return replace(asked.session, secrets=secrets), fields
 
 
-def _shares(asked: Asked) -> Answer:
+def _shares(asked: PhaseRequest) -> PhaseAnswer:
     """Shares of this client's secrets for its neighbours, if their keys are signed by their members."""
     rules, own = asked.settings.rules, asked.head.client
     cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
@@ -203,7 +205,7 @@ def _shares(asked: Asked) -> Answer:
     return replace(asked.session, secrets=secrets, cohort=cohort), fields
 
 
-def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
+def _masked(asked: PhaseRequest, packet: Packet) -> tuple[SecureSession, Packet]:
     """The masked contribution."""
     session, rules, sealed = asked.session, asked.settings.rules, asked.about.get(Field.SHARES)
     if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
@@ -226,7 +228,7 @@ def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
     return replace(after, upload=added.upload, vector=vector, noised=added.noised), reply
 
 
-def _consistent(asked: Asked) -> Answer:
+def _consistent(asked: PhaseRequest) -> PhaseAnswer:
     """The signature of the sum's members, if this node's data may be added up with them."""
     session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
     survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
@@ -245,7 +247,7 @@ def _consistent(asked: Asked) -> Answer:
     return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.node.key.sign(statement)}
 
 
-def _revealed(asked: Asked) -> Answer:
+def _revealed(asked: PhaseRequest) -> PhaseAnswer:
     """A share of one secret of each neighbour, if enough holders of shares signed the same sum."""
     session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
     members = [session.cohort[client] for client in session.survivors]
@@ -273,21 +275,21 @@ ANSWERS = {KEYS: _keys, SHARES: _shares, CONSISTENT: _consistent, REVEALED: _rev
 # -- the file ------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> Session:
+def _read(path: Path) -> SecureSession:
     """The session in the file; an empty one if there is none."""
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
-        return Session()
+        return SecureSession()
     except (OSError, ValueError) as error:
         raise WireError("its file of secrets cannot be read; see the node's log") from error
     secrets = None if fields["secrets"] is None else secure_sum.from_json(fields["secrets"])
     replies = {phase: Packet(head, bytes.fromhex(body)) for phase, (head, body) in fields["replies"].items()}
     cohort = {int(client): member for client, member in fields["cohort"].items()}
-    return Session(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
+    return SecureSession(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
 
 
-def write_session(path: Path, session: Session) -> None:
+def write_session(path: Path, session: SecureSession) -> None:
     """Writes the session before its reply leaves."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     secrets = None if session.secrets is None else secure_sum.as_json(session.secrets)

@@ -19,32 +19,32 @@ from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.message import decode, head_of
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_memory import Added, Memory
-from copfl.federation.node.secure_phases import KINDS, Asked, Contribution, added_up
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory
+from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import upload_noise
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Packet
 
 _log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
-class Training:
+class UpdateSummand:
     """The sum of the local updates of a round."""
 
     load_data: LoadData
 
-    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
+    def contribution(self, asked: PhaseRequest, packet: Packet) -> Contribution:
         """Nothing that leaves says whether the training failed or a value is out of range: only the owner learns it."""
-        settings, memory = asked.settings, Memory(asked.node.memory)
-        assert isinstance(settings, Settings)
+        settings, memory = asked.settings, SumMemory(asked.node.memory)
+        assert isinstance(settings, TrainingSettings)
         data = self.load_data(settings, asked.node.numbered(asked.head.client))
         samples = memory.name_of(data.samples)
         invited = asked.identities(asked.session.cohort.values())
-        asked_for = Added(samples, invited, rows_of(settings), frozenset())
+        asked_for = RememberedSum(samples, invited, rows_of(settings), frozenset())
         memory.history(samples).expect(asked_for, asked.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(decode(settings, asked.node, packet)[1]).w
@@ -73,24 +73,24 @@ class Training:
             trained.noised,
         )
 
-    def nothing(self, settings: Settings, round: int) -> secure_total.Sums:
+    def nothing(self, settings: TrainingSettings, round: int) -> secure_total.UploadSums:
         """What a node adds whose training failed: zeros, also of the weight."""
         run, federation = settings.run.run, settings.federation
         evaluated = is_evaluated(round, federation.rounds, run.eval_every)
         what = settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment
         return tree.each(torch.zeros_like, secure_total.example(*what, evaluated))
 
-    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
+    def enter(self, asked: PhaseRequest, cohort: frozenset[str]) -> None:
         """The data are added up with one cohort, see `secure_memory`."""
-        memory, session = Memory(asked.node.memory), asked.session
-        assert isinstance(asked.settings, Settings)
+        memory, session = SumMemory(asked.node.memory), asked.session
+        assert isinstance(asked.settings, TrainingSettings)
         uploads = frozenset([session.upload])
-        added = Added(session.samples, cohort, rows_of(asked.settings), uploads)
+        added = RememberedSum(session.samples, cohort, rows_of(asked.settings), uploads)
         memory.history(session.samples).admit(added, asked.node.config.cohort_changes)
         memory.remember(added)
 
 
-def rows_of(settings: Settings) -> str:
+def rows_of(settings: TrainingSettings) -> str:
     """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
     run, text = settings.run.run, settings.federation.samples.contract
     kept = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
@@ -100,16 +100,16 @@ def rows_of(settings: Settings) -> str:
     return "; ".join(kept)
 
 
-def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
-    memory = Memory(node.memory)
+    memory = SumMemory(node.memory)
     if memory.is_empty:
         return update.local_update(settings, node, packet, load_data)
     head = head_of(settings, node, packet)
     data = load_data(settings, node.numbered(head.client))
     alone = frozenset([node.identity(node.key.public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    plain = Added(samples, alone, rows_of(settings), frozenset())
+    plain = RememberedSum(samples, alone, rows_of(settings), frozenset())
     history.expect(plain, node.config.cohort_changes)  # before it trains
     reply = update.local_update(settings, node, packet, lambda *_: data)
     if history:
@@ -117,20 +117,22 @@ def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: Loa
     return reply
 
 
-def _in_sum(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+def _in_sum(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """The answer to a message of a phase of a secure sum."""
-    return added_up(settings, node, packet, Training(load_data))
+    return added_up(settings, node, packet, UpdateSummand(load_data))
 
 
 # By whether aggregation is secure, and the kind of the message: all that a node answers in a round.
-UPDATES: dict[tuple[bool, str], Callable[[Settings, Node, Packet, LoadData], Packet]] = {
+UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadData], Packet]] = {
     (False, "down"): _plain_update,
     (False, HALVES): compare_halves,
     **{(True, kind): _in_sum for kind in KINDS},
 }
 
 
-def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
+def local_update(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
     """The answer to a message of a round: the upload, or that of a phase if aggregation is secure.
 
     Args:

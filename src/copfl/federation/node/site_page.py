@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from copfl.charts import Line, Lines
 from copfl.experiment.analysis.gains import EQUAL
-from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.report.document import Document, Section
 from copfl.report.run_charts import MODEL_STYLES
 from copfl.rivals.records import TITLES, Rivals
@@ -24,7 +24,7 @@ RIVALS = "What does this site have without the federation?"
 OVER_SAMPLES = "95 % interval over this site's test samples"
 
 
-def document_of(site: Site) -> Document:
+def document_of(site: SiteReport) -> Document:
     """The page."""
     origin = site.description.origin
     return Document(
@@ -44,7 +44,7 @@ def document_of(site: Site) -> Document:
     )
 
 
-def text_of(site: Site) -> str:
+def text_of(site: SiteReport) -> str:
     """The same for a terminal."""
     document = document_of(site)
     tables = [table for section in document.sections for table in section.tables]
@@ -54,18 +54,18 @@ def text_of(site: Site) -> str:
     return "\n\n".join([*parts, *(textwrap.fill(note, WIDTH) for note in document.notes)])
 
 
-def _whose(site: Site) -> str:
+def _whose(site: SiteReport) -> str:
     client = site.description.origin.client
     return "A new client" if client is None else f"Client {client}"
 
 
-def _which_round(site: Site) -> str:
+def _which_round(site: SiteReport) -> str:
     origin = site.description.origin
     how = ", the best on this site's validation samples" if origin.select == "best" else ""
     return f"the model of round {origin.round} of {origin.rounds}{how}"
 
 
-def _score(site: Site, split: str) -> str:
+def _score(site: SiteReport, split: str) -> str:
     for score in site.description.scores:
         if score.metric == site.metric.name and score.split == split:
             return f"{site.metric.text(score.value)}{site.metric.unit}"
@@ -75,7 +75,7 @@ def _score(site: Site, split: str) -> str:
 # -- did it gain? --------------------------------------------------------------------------------------------
 
 
-def _conclusion(site: Site) -> list[str]:
+def _conclusion(site: SiteReport) -> list[str]:
     metric = site.metric
     value, samples = _score(site, "test"), [s.samples for s in site.description.scores if s.split == "test"]
     measured = (
@@ -88,7 +88,7 @@ def _conclusion(site: Site) -> list[str]:
     return [measured, _gain_in_a_sentence(site, site.gain)]
 
 
-def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
+def _gain_in_a_sentence(site: SiteReport, found: SiteGain) -> str:
     metric = site.metric
     alone = f"training alone ({metric.text(found.alone)}{metric.unit})"
     if math.isnan(found.gain):
@@ -118,7 +118,7 @@ def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
     )
 
 
-def _rivals(site: Site) -> list[str]:
+def _rivals(site: SiteReport) -> list[str]:
     """The model beside the best that the site has alone by scikit-learn; [] where such samples have none."""
     rivals, metric = site.rivals, site.metric
     if rivals is None:
@@ -171,7 +171,7 @@ def _alone(rivals: Rivals) -> Table:
     return Table("On this site's own test samples", head, rows, notes)
 
 
-def _tiles(site: Site) -> list[tuple[str, str, str]]:
+def _tiles(site: SiteReport) -> list[tuple[str, str, str]]:
     metric, tiles = site.metric, []
     if value := _score(site, "test"):
         tiles.append((metric.title, value, _which_round(site)))
@@ -190,7 +190,7 @@ def _tiles(site: Site) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _notes(site: Site) -> list[str]:
+def _notes(site: SiteReport) -> list[str]:
     notes = []
     if site.gain is not None:
         notes.append(
@@ -205,7 +205,7 @@ def _notes(site: Site) -> list[str]:
     return notes
 
 
-def _curve(site: Site) -> Section | None:
+def _curve(site: SiteReport) -> Section | None:
     """The primary metric in each round that was evaluated."""
     metric, name = site.metric, site.metric.name
     shown = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
@@ -246,7 +246,7 @@ def _left_in_a_sentence(log: AuditSummary | None) -> str:
     return f"{messages:,} messages of this run left this site, {size(float(sent))}{epsilon}; no sample did."
 
 
-def _left_tables(site: Site) -> list[Table]:
+def _left_tables(site: SiteReport) -> list[Table]:
     log = site.log
     if log is None:
         return []
@@ -261,11 +261,11 @@ def _left_tables(site: Site) -> list[Table]:
     return [Table("Answers to the server in this run", ["kind", "messages", "bytes"], rows, notes)]
 
 
-def _total(left: Sequence[Left]) -> Left:
-    return Left("all", sum(part.messages for part in left), sum(part.bytes for part in left))
+def _total(left: Sequence[SentKind]) -> SentKind:
+    return SentKind("all", sum(part.messages for part in left), sum(part.bytes for part in left))
 
 
-def _commands(site: Site) -> Table:
+def _commands(site: SiteReport) -> Table:
     folder = shlex.quote(str(site.model))
     rows = [
         ["predict new samples", f"copfl predict {folder} --data FILE --out answers.csv"],
@@ -279,7 +279,7 @@ def _commands(site: Site) -> Table:
     return Table("Commands, which need no server", ["what", "command"], rows)
 
 
-def _facts(site: Site) -> Table:
+def _facts(site: SiteReport) -> Table:
     origin, facts = site.description.origin, site.description
     rows = [
         ["run", site.run],

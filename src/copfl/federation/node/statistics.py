@@ -37,7 +37,7 @@ FILE = "statistics.json"  # in the folder of known data
 # -- what was given ------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class StatisticsPass(NamedTuple):
     """A pass of a question about some data."""
 
     samples: str  # the data, as `KnownData` names them
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     answer: str  # digest of the centres and of what the node gives
 
 
-class Added(NamedTuple):
+class StatisticsCohort(NamedTuple):
     """With whom the answer to a question was added up: both passes with the same members."""
 
     samples: str
@@ -54,14 +54,14 @@ class Added(NamedTuple):
     cohort: frozenset[str]
 
 
-class Given(KnownData):
+class GivenStatistics(KnownData):
     """A node's memory of the statistics that it gave.
 
     A question is a contract about some data, with both passes: the second pass of another contract, or with
     other members, would be subtracted from what is known of the first.
     """
 
-    def ask(self, asked: Asked, allowed: int) -> None:
+    def ask(self, asked: StatisticsPass, allowed: int) -> None:
         """Notes a pass before it is answered; WireError if it is of another question about the same data.
 
         Args:
@@ -85,7 +85,7 @@ class Given(KnownData):
                 raise WireError("this node has not answered the first pass of this contract")
             self._write([*known, asked], cohorts)
 
-    def add(self, added: Added, number: int, allowed: int) -> None:
+    def add(self, added: StatisticsCohort, number: int, allowed: int) -> None:
         """Writes down with whom data are added up; WireError if they were with others.
 
         Args:
@@ -108,17 +108,17 @@ class Given(KnownData):
                 )
             self._write(asked, [*cohorts, added])
 
-    def _read(self) -> tuple[list[Asked], list[Added]]:
+    def _read(self) -> tuple[list[StatisticsPass], list[StatisticsCohort]]:
         return stored(
             self.folder / FILE,
             lambda given: (
-                [Asked(str(s), str(c), int(n), str(a)) for s, c, n, a in given["asked"]],
-                [Added(str(s), str(c), frozenset(members)) for s, c, members in given["cohorts"]],
+                [StatisticsPass(str(s), str(c), int(n), str(a)) for s, c, n, a in given["asked"]],
+                [StatisticsCohort(str(s), str(c), frozenset(members)) for s, c, members in given["cohorts"]],
             ),
             {"asked": [], "cohorts": []},
         )
 
-    def _write(self, asked: list[Asked], cohorts: list[Added]) -> None:
+    def _write(self, asked: list[StatisticsPass], cohorts: list[StatisticsCohort]) -> None:
         content = {"asked": asked, "cohorts": [(*added[:2], sorted(added.cohort)) for added in cohorts]}
         write_json(self.folder / FILE, content)
 
@@ -126,7 +126,7 @@ class Given(KnownData):
 # -- the answer ----------------------------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
+class SiteStatistics(NamedTuple):
     """A node's contribution, which may leave."""
 
     samples: str
@@ -155,30 +155,32 @@ def _alone(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
     head = head_of(terms, node, packet)
     prepared = _prepared(terms, node, head, packet)
     alone = frozenset([node.identity(node.key.public)])
-    added = Added(prepared.samples, terms.digest, alone)
-    Given(node.memory).add(added, head.round, node.policy.statistics.questions)
+    added = StatisticsCohort(prepared.samples, terms.digest, alone)
+    GivenStatistics(node.memory).add(added, head.round, node.policy.statistics.questions)
     about = {Field.CATEGORIES: prepared.names}
     return wire.encode(torch.from_numpy(prepared.vector), head._replace(kind=KIND), about=about)
 
 
-class Sums:
+class StatisticsSummand:
     """Statistics as what is added up securely."""
 
-    def contribution(self, asked: secure_phases.Asked, packet: Packet) -> Contribution:
+    def contribution(self, asked: secure_phases.PhaseRequest, packet: Packet) -> Contribution:
         assert isinstance(asked.settings, StatisticsTerms)
         prepared = _prepared(asked.settings, asked.node, asked.head, packet)
         words, about = quantised(prepared.vector, asked.settings.rules), {Field.STATISTICS: True}
         return Contribution(words, prepared.samples, prepared.upload, about, lambda: None)
 
-    def enter(self, asked: secure_phases.Asked, cohort: frozenset[str]) -> None:
+    def enter(self, asked: secure_phases.PhaseRequest, cohort: frozenset[str]) -> None:
         assert isinstance(asked.settings, StatisticsTerms)
-        added = Added(asked.session.samples, asked.settings.digest, cohort)
-        Given(asked.node.memory).add(added, asked.head.round, asked.node.policy.statistics.questions)
+        added = StatisticsCohort(asked.session.samples, asked.settings.digest, cohort)
+        GivenStatistics(asked.node.memory).add(
+            added, asked.head.round, asked.node.policy.statistics.questions
+        )
 
 
 def _in_sum(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
     """The answer to a message of a phase of a secure sum."""
-    return added_up(terms, node, packet, Sums())
+    return added_up(terms, node, packet, StatisticsSummand())
 
 
 # By whether sums are secure, and the kind of the message: all that a node answers before the training.
@@ -188,7 +190,7 @@ ANSWERS: dict[tuple[bool, str], Callable[[StatisticsTerms, Node, Packet], Packet
 }
 
 
-def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) -> Prepared:
+def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) -> SiteStatistics:
     """What this node gives in a pass, after it has written down what it was asked and would answer."""
     if head.round >= PASSES:
         raise WireError(f"statistics have {PASSES} passes, and it asks for pass {head.round + 1}")
@@ -198,14 +200,16 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
     known = centres[: len(terms.question.numbers)] if is_second else None
     vector = sums_of(terms.question, site, count, known)
     names = {} if is_second else names_of(terms.question, site, count)
-    given = Given(node.memory)
+    given = GivenStatistics(node.memory)
     samples = given.name_of(hashes_of({name: cells.astype(str) for name, cells in site.rows.items()}))
     # With the answer: rows that are equal to others are not seen in the hashes.
     content = [known is not None and known.tolist(), vector.tolist(), names]
-    asked = Asked(samples, terms.digest, head.round, hashlib.sha256(json.dumps(content).encode()).hexdigest())
+    asked = StatisticsPass(
+        samples, terms.digest, head.round, hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    )
     given.ask(asked, policy.statistics.questions)
     Ledger(node.memory).enter(Release(samples, head.run, head.round, noise=0.0), policy.privacy)
-    return Prepared(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
+    return SiteStatistics(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
 
 
 def node_site(terms: StatisticsTerms, node: Node) -> Site:

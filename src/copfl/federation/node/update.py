@@ -24,7 +24,7 @@ from copfl.experiment.probabilities import of_client
 from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
-from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
+from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.message import decode
@@ -34,11 +34,11 @@ from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Head, Packet
 
 
-class Trained(NamedTuple):
+class TrainedUpdate(NamedTuple):
     """A client's local update of one round, before anything of it is stored or sent."""
 
     head: Head
@@ -47,10 +47,10 @@ class Trained(NamedTuple):
     client: Any  # its record before
     output: ClientOutput | None  # None: the training failed
     failure: Exception | None  # why it did: for the node's owner
-    measured: Measured  # with what stays at the node
+    measured: MeasuredModels  # with what stays at the node
     note: str
     noised: str  # the name of the upload in the ledger; empty: it has no noise
-    settings: Settings
+    settings: TrainingSettings
     data: NodeData
 
     @property
@@ -86,7 +86,7 @@ class Trained(NamedTuple):
             write_bundle(self.records.folder, *what, select=run.select)
 
 
-def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Trained:
+def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> TrainedUpdate:
     """The client's local update for one round."""
     head, down, about = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
@@ -100,7 +100,7 @@ def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        output, failure, here = None, None, Measured({}, {})
+        output, failure, here = None, None, MeasuredModels({}, {})
         try:
             batches = plan_of(settings, algorithm, client, head, data)
             output, here = _updated(settings, head, algorithm, client, down, data, batches)
@@ -113,18 +113,18 @@ def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -
             noised = enter_upload(records.folder, output.upload)
         client, output, here = moved((client, output, here), torch.device("cpu"))
     _enter_release(settings, node, head, data.samples, noised)
-    return Trained(head, about, records, client, output, failure, here, note, noised, settings, data)
+    return TrainedUpdate(head, about, records, client, output, failure, here, note, noised, settings, data)
 
 
 def _updated(
-    settings: Settings,
+    settings: TrainingSettings,
     head: Head,
     algorithm: AnyAlgorithm,
     client: Any,
     down: Any,
     data: NodeData,
     batches: Plan,
-) -> tuple[ClientOutput, Measured]:
+) -> tuple[ClientOutput, MeasuredModels]:
     """The local update, and the metrics of its models; WireError if it diverged."""
     output = algorithm.client_update(data.task, client, down, data.train, batches)
     _log_gpu(data.task.device, head.round)
@@ -132,7 +132,7 @@ def _updated(
     if not tree.finite((output.client, output.upload)):
         raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
     if not is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
-        return output, Measured({}, {})
+        return output, MeasuredModels({}, {})
     models = client, down, output.client, output.trained
     return output, measure(algorithm, data.task, *models, data.test, data.validation)
 
@@ -147,7 +147,7 @@ def _log_gpu(device: torch.device, round: int) -> None:
         )
 
 
-def _enter_release(settings: Settings, node: Node, head: Head, samples: Hashes, noised: str) -> None:
+def _enter_release(settings: TrainingSettings, node: Node, head: Head, samples: Hashes, noised: str) -> None:
     """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
     release = Release(KnownData(node.memory).name_of(samples), head.run, head.round, noise=0.0)
     if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
@@ -159,7 +159,7 @@ def _enter_release(settings: Settings, node: Node, head: Head, samples: Hashes, 
     Ledger(node.memory).enter(release, node.policy.privacy)
 
 
-def reports_metrics(settings: Settings, node: Node) -> bool:
+def reports_metrics(settings: TrainingSettings, node: Node) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
     The policy has the last word. They have no noise, so none leave where it limits epsilon.
@@ -170,7 +170,9 @@ def reports_metrics(settings: Settings, node: Node) -> bool:
     return may_leave and is_wanted and not node.policy.privacy.lifetime_epsilon
 
 
-def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
+def local_update(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
     """The client's upload for one round; its record is written before."""
     trained = train(settings, node, packet, load_data)
     if (
@@ -193,7 +195,9 @@ def local_update(settings: Settings, node: Node, packet: Packet, load_data: Load
     )
 
 
-def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head, data: NodeData) -> Plan:
+def plan_of(
+    settings: TrainingSettings, algorithm: AnyAlgorithm, client: Any, head: Head, data: NodeData
+) -> Plan:
     """The client's batches of one round.
 
     Args:
@@ -217,7 +221,7 @@ def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head
     return tree.row(order, 0)
 
 
-def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
+def _start(settings: TrainingSettings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
     """The record after the last counted upload, and a note if it is missing."""
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
     if counted < 0:

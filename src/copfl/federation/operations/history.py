@@ -38,7 +38,7 @@ class CurrentRound:
 
 
 @dataclass
-class History:
+class RunHistory:
     """All events, folded."""
 
     first_round: int | None = None
@@ -59,9 +59,9 @@ class History:
         return "is running" if is_running else ended.get(self.last_event, usual)
 
 
-def history_of(events: Iterable[Mapping[str, Any]]) -> History:
+def history_of(events: Iterable[Mapping[str, Any]]) -> RunHistory:
     """The history in the events of an audit log; RunError if one lacks what such an event has."""
-    found = History()
+    found = RunHistory()
     for number, event in enumerate(events, 1):
         damaged = f"event {number} of the audit log, {event['event']!r}, is damaged: {{}}"
         with raised_as(RunError, damaged, KeyError, TypeError, ValueError, AttributeError):
@@ -69,7 +69,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     return found
 
 
-def _add(found: History, event: Mapping[str, Any]) -> None:
+def _add(found: RunHistory, event: Mapping[str, Any]) -> None:
     kind, at = event["event"], event["at"]
     found.last_event, found.last_at = kind, at
     found.last_error = event if kind in ERRORS else found.last_error

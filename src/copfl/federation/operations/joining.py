@@ -25,8 +25,8 @@ from copfl.federation.protocol.invitation import (
     JOINS,
     LEAVES,
     MISFITS,
-    Answer,
     Invitation,
+    InvitationAnswer,
     Misfit,
     SignedInvitation,
 )
@@ -64,7 +64,7 @@ WantedBy=multi-user.target
 """
 
 
-class Site(NamedTuple):
+class JoinedSite(NamedTuple):
     """The folder of a site that takes part."""
 
     folder: Path
@@ -220,7 +220,7 @@ def _task(contract: Contract | None) -> str:
 # -- the folder ----------------------------------------------------------------------------------------------
 
 
-def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], policy: str) -> Site:
+def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], policy: str) -> JoinedSite:
     """The folder of a site whose owner has consented; its key is made, and kept if there is one.
 
     Args:
@@ -262,7 +262,7 @@ def check_folder(folder: Path, invitation: Invitation) -> None:
         )
 
 
-def read(folder: Path) -> Site:
+def read(folder: Path) -> JoinedSite:
     """The site in a folder; UsageError if nobody joined there."""
     signed = invitation_of(folder)
     if signed is None or not (folder / OPTIONS).exists():
@@ -270,10 +270,10 @@ def read(folder: Path) -> Site:
             f"{folder} is no folder of `copfl site join`; join first: copfl site join FILE --data FILE"
         )
     options = toml.read_file(folder / OPTIONS).get("node", {})
-    return Site(folder.resolve(), signed.invitation, options)
+    return JoinedSite(folder.resolve(), signed.invitation, options)
 
 
-def answer(site: Site, found: Checked | None = None) -> tuple[Answer, bytes]:
+def answer(site: JoinedSite, found: Checked | None = None) -> tuple[InvitationAnswer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 
     Args:
@@ -287,13 +287,13 @@ def answer(site: Site, found: Checked | None = None) -> tuple[Answer, bytes]:
     )
     state = LEAVES if site.has_left else MISFITS if misfits else JOINS
     key = site.key
-    said = Answer(invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits)
+    said = InvitationAnswer(invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits)
     document = said.signed(key)
     write_bytes(site.folder / ANSWER, document, private=True)
     return said, document
 
 
-def leave(site: Site) -> None:
+def leave(site: JoinedSite) -> None:
     """Ends the participation: a running node ends within seconds, and none starts again."""
     private_folder(site.folder / WORKER)
     write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": time_now()}).encode(), private=True)
@@ -303,7 +303,7 @@ def time_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def write_unit(site: Site) -> Path:
+def write_unit(site: JoinedSite) -> Path:
     """A unit of systemd that runs the node of the site as this user."""
     if any(letter.isspace() or letter == "%" for letter in str(site.folder)):
         raise RunError(f"systemd cannot name the folder {printable(site.folder)}; choose one without spaces")

@@ -161,7 +161,7 @@ def _invited(watched: Watched) -> Iterator[Table]:
     notes = ["Of data that do not fit a site tells the names of the contract's columns, and no value."]
     if rows:
         yield Table(
-            "Invited", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
+            "InvitedSite", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
         )
 
 

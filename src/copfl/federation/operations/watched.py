@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.federation.operations.history import ClientHistory, History, history_of
+from copfl.federation.operations.history import ClientHistory, RunHistory, history_of
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.app_folder import (
     AGREEMENTS,
@@ -32,7 +32,7 @@ from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.proposal import Member, Proposal
 from copfl.federation.server.certificates import expiries, expiry_warnings
-from copfl.federation.server.invitations import ANSWERS, INVITATIONS, Invited, invited
+from copfl.federation.server.invitations import ANSWERS, INVITATIONS, InvitedSite, invited
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
@@ -87,12 +87,12 @@ class Watched:
     runs: Sequence[str]
     is_running: bool
     state: str  # what can be said after "the run"
-    history: History
+    history: RunHistory
     reason: str  # why it failed
     proposal: Proposal | None  # what the coordinator signed
     settings: Mapping[str, Any]  # the run config, by path
     roster: Roster
-    invited: Sequence[Invited]  # the sites that were invited, and how far they are
+    invited: Sequence[InvitedSite]  # the sites that were invited, and how far they are
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
     log: Verified
@@ -291,7 +291,7 @@ def answers(host: str, port: int) -> bool:
 def _members(
     signed: Proposal | None,
     roster: Roster,
-    history: History,
+    history: RunHistory,
     is_running: bool,
     needed: int,
     now: datetime.datetime,
@@ -357,7 +357,7 @@ def _about(number: int, member: Member | None) -> MemberState:
     return MemberState(number, member.name, fingerprint(member.key), ABSENT)
 
 
-def _in_run(about: MemberState, history: History, is_running: bool) -> MemberState:
+def _in_run(about: MemberState, history: RunHistory, is_running: bool) -> MemberState:
     """What a member does now, and since when."""
     client, current = history.clients.get(about.number), history.current
     if not is_running:

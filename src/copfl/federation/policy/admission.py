@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from copfl.federation.policy.checks import parts_of
 from copfl.federation.policy.components import base_of
 from copfl.federation.policy.fields import NAMED
-from copfl.federation.policy.record import Code, Policy
+from copfl.federation.policy.record import AllowedCode, Policy
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.settings.flat import flattened, nested
@@ -16,7 +16,7 @@ class Admitted(NamedTuple):
     """A run config that the policy allows, with this machine's paths, and the code that it needs."""
 
     run_config: dict[str, Any]
-    code: tuple[Code, ...]
+    code: tuple[AllowedCode, ...]
 
 
 def admitted(policy: Policy, run_config: Mapping[str, Any]) -> Admitted:

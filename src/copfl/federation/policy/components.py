@@ -5,7 +5,7 @@ from typing import Any
 
 from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.names import COMPONENTS
-from copfl.federation.policy.record import Base, Policy
+from copfl.federation.policy.record import AllowedBase, Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal, shown
 from copfl.settings.toml import Tables
 
@@ -22,7 +22,7 @@ def component_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         yield from refusals_of(policy, title, model if title == "model" else tables[title], base)
 
 
-def base_of(policy: Policy, model: Any, options: Mapping[str, Any]) -> Base | None:
+def base_of(policy: Policy, model: Any, options: Mapping[str, Any]) -> AllowedBase | None:
     """The base that the model's name or the hash in its options means, of the same library; None if none."""
     source = str(model).partition(":")[0]
     of_source = [base for base in policy.bases if base.name.partition(":")[0] == source and ":" in str(model)]

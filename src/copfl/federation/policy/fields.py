@@ -20,7 +20,7 @@ from copfl.federation.policy.checks import (
     whole,
 )
 from copfl.federation.policy.names import ADDONS, COMPONENTS, SOURCES
-from copfl.federation.policy.record import Base, Policy
+from copfl.federation.policy.record import AllowedBase, Policy
 from copfl.federation.policy.refusal import OPTION, Refusal, plain_option, shown
 from copfl.settings.federation import RECORDS
 from copfl.settings.policy_lines import (
@@ -55,7 +55,7 @@ class Judged(NamedTuple):
     wrong: str  # what is wrong with the value; "" if nothing is
 
 
-class Field(NamedTuple):
+class DeclaredSetting(NamedTuple):
     """A key of a table, and what the schema says of it."""
 
     line: PolicyLine | None
@@ -83,7 +83,7 @@ class Field(NamedTuple):
 
 
 def refusals_of(
-    policy: Policy, title: str, table: Mapping[Any, Any], base: Base | None = None
+    policy: Policy, title: str, table: Mapping[Any, Any], base: AllowedBase | None = None
 ) -> Iterator[Refusal]:
     """What the policy refuses of the settings of one table, each for itself.
 
@@ -101,15 +101,15 @@ def refusals_of(
             yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
 
 
-def field_of(title: str, key: Any) -> Field:
+def field_of(title: str, key: Any) -> DeclaredSetting:
     """What the schema says of a key; the options of components, which it does not declare, have one line."""
     record = RECORDS[title]
     for field in declared(record):
         if field.name == key:
-            return Field(field.metadata["policy"], *declared_types(record)[key], field.default)
+            return DeclaredSetting(field.metadata["policy"], *declared_types(record)[key], field.default)
     of_options = getattr(record, "of_options", None)
     line = of_options.get(key) if isinstance(of_options, Mapping) else of_options
-    return Field(line if isinstance(key, str) and OPTION.fullmatch(key) else None)
+    return DeclaredSetting(line if isinstance(key, str) and OPTION.fullmatch(key) else None)
 
 
 NO_SETTING = "is no setting"
@@ -119,7 +119,7 @@ NAMED = tuple(
 )
 
 
-def _judged(policy: Policy, field: Field, key: str, value: Any, base: Base | None) -> Judged:
+def _judged(policy: Policy, field: DeclaredSetting, key: str, value: Any, base: AllowedBase | None) -> Judged:
     """The value of a key beside the policy's line for it."""
     match field.line:
         case None:
@@ -199,7 +199,7 @@ def _functions(policy: Policy, line: str, value: Any, is_list: bool) -> Judged:
     return Judged("code" if any(":" in word for word in unlisted) else line, wrong)
 
 
-def _model_part(policy: Policy, part: str, value: Any, base: Base | None) -> Judged:
+def _model_part(policy: Policy, part: str, value: Any, base: AllowedBase | None) -> Judged:
     """The name, the hash or the weights of a model, whose base is the one that name and hash mean."""
     if part == "sha256":
         is_right = base is not None and value == base.sha256

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from copfl import models
 from copfl.core import tree
 from copfl.data.samples import Shape
-from copfl.federation.policy.record import Bounds
+from copfl.federation.policy.record import RequestBounds
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.models.adapters import target_modules
 from copfl.settings.schema import Adapter, Model
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 def require_size(
-    bounds: Bounds, model: Model, adapter: Adapter, shape: Shape, classes: int, batch: int
+    bounds: RequestBounds, model: Model, adapter: Adapter, shape: Shape, classes: int, batch: int
 ) -> None:
     """PolicyError if a model of copfl's is larger than the owner allows, before anything of it has memory.
 

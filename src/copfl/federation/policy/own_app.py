@@ -8,7 +8,7 @@ from typing import Any
 from copfl.errors import UsageError
 from copfl.federation.policy import own_code
 from copfl.federation.policy.fields import NAMED
-from copfl.federation.policy.record import Base, File, Policy
+from copfl.federation.policy.record import AllowedBase, AllowedFile, Policy
 from copfl.models import pretrained
 from copfl.settings.federation import Federation
 from copfl.settings.flat import nested
@@ -38,14 +38,14 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
     bases, files = [], []
     if pretrained.is_pretrained(name):
         place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
-        bases.append(Base(name, model.sha256 or "", Path(place).resolve() if place else None))
+        bases.append(AllowedBase(name, model.sha256 or "", Path(place).resolve() if place else None))
         weights = str(given.get("weights", "default"))
         if weights not in ("default", "none"):
-            files.append(File("weights", weights, Path(str(model.weights)).absolute()))
+            files.append(AllowedFile("weights", weights, Path(str(model.weights)).absolute()))
     if tokenizer := given.get("tokenizer"):
-        files.append(File("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
+        files.append(AllowedFile("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
     if public := federation.samples.public:
-        files.append(File("public", public, Path(public).expanduser().absolute()))
+        files.append(AllowedFile("public", public, Path(public).expanduser().absolute()))
     return dataclasses.replace(
         policy,
         addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),

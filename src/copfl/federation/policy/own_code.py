@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from copfl.errors import UsageError, raised_as
-from copfl.federation.policy.record import Code
+from copfl.federation.policy.record import AllowedCode
 from copfl.settings import named_code
 from copfl.settings.user_code import calling
 
@@ -24,14 +24,14 @@ def file_of(module: str, folder: Path) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def entered(reference: str, folder: Path) -> Code:
+def entered(reference: str, folder: Path) -> AllowedCode:
     """The policy's entry for a function or class in this folder, with the hash that its file has now."""
     path = file_of(reference.partition(":")[0], folder)
     with raised_as(UsageError, f'there is no file of "{reference}" in {folder}: {{}}', OSError):
-        return Code(reference, folder.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
+        return AllowedCode(reference, folder.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def load(codes: Iterable[Code]) -> None:
+def load(codes: Iterable[AllowedCode]) -> None:
     """Makes the modules available under their names, each of a file that has the hash of the policy.
 
     They are the only ones of that name that this process knows: `importlib` finds them as imported, and never
@@ -47,7 +47,7 @@ def load(codes: Iterable[Code]) -> None:
         named_code.name(code.module)  # by the machine's owner
 
 
-def _load(code: Code) -> None:
+def _load(code: AllowedCode) -> None:
     path, top = file_of(code.module, code.folder), code.module.partition(".")[0]
     if _is_installed(top) or INSTALLED & {*code.folder.resolve().parts}:
         raise UsageError(

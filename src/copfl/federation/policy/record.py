@@ -34,7 +34,7 @@ SMALLEST_SUM = (
 )
 
 
-class Code(NamedTuple):
+class AllowedCode(NamedTuple):
     """A function or class of the owner's, imported from this folder if its file has this hash."""
 
     reference: str  # module:attribute
@@ -46,7 +46,7 @@ class Code(NamedTuple):
         return self.reference.partition(":")[0]
 
 
-class Base(NamedTuple):
+class AllowedBase(NamedTuple):
     """A pretrained model on this machine. A run config names it, or has its hash."""
 
     name: str  # such as hf:bert-tiny
@@ -54,7 +54,7 @@ class Base(NamedTuple):
     path: Path | None = None  # of hf: its folder
 
 
-class File(NamedTuple):
+class AllowedFile(NamedTuple):
     """A file or folder of this machine under the name by which a run config asks for it."""
 
     key: str  # of FILE_KEYS
@@ -63,7 +63,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class RequestBounds:
     """The most that one run config may ask for."""
 
     rounds: int = 10_000
@@ -85,7 +85,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureAggregation:
+class SumRules:
     """When uploads may leave."""
 
     required: bool = False
@@ -93,7 +93,7 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class PrivacyRules:
     """The noise that uploads must have."""
 
     noise: float = (
@@ -105,7 +105,7 @@ class Privacy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class StatisticsRules:
     """What may leave before the training, for the encoders of tables: sums and names of categories."""
 
     allowed: str = "all"  # or only in secure sums, or none
@@ -114,7 +114,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposals:
+class ProposalRules:
     """Who may propose runs to this node."""
 
     coordinators: tuple[str, ...] = ()  # fingerprints of their keys
@@ -140,14 +140,14 @@ class Policy:
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
     benefit: bool = False  # whether halves of the clients may be compared, with two losses a round
-    statistics: Statistics = field(default_factory=Statistics)
-    proposals: Proposals = field(default_factory=Proposals)
-    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
-    privacy: Privacy = field(default_factory=Privacy)
-    bounds: Bounds = field(default_factory=Bounds)
-    code: tuple[Code, ...] = ()
-    bases: tuple[Base, ...] = ()
-    files: tuple[File, ...] = ()
+    statistics: StatisticsRules = field(default_factory=StatisticsRules)
+    proposals: ProposalRules = field(default_factory=ProposalRules)
+    secure_aggregation: SumRules = field(default_factory=SumRules)
+    privacy: PrivacyRules = field(default_factory=PrivacyRules)
+    bounds: RequestBounds = field(default_factory=RequestBounds)
+    code: tuple[AllowedCode, ...] = ()
+    bases: tuple[AllowedBase, ...] = ()
+    files: tuple[AllowedFile, ...] = ()
 
     def __post_init__(self) -> None:
         known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
@@ -222,4 +222,4 @@ class Policy:
         return [file.name for file in self.files if file.key == key]
 
 
-OPEN = Policy(rollback=True, proposals=Proposals(unsigned=True))  # of a server without a file
+OPEN = Policy(rollback=True, proposals=ProposalRules(unsigned=True))  # of a server without a file

@@ -6,7 +6,7 @@ from typing import Any
 
 from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.names import COMPONENTS
-from copfl.federation.policy.record import SMALLEST_SUM, Policy, Privacy
+from copfl.federation.policy.record import SMALLEST_SUM, Policy, PrivacyRules
 from copfl.federation.policy.refusal import Refusal
 from copfl.settings.federation import TITLES
 from copfl.settings.toml import Tables
@@ -35,7 +35,7 @@ def value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     yield from _noise_refusals(policy.privacy, tables["privacy"].get("noise", 0.0), is_secure, selected)
 
 
-def _noise_refusals(privacy: Privacy, noise: Any, is_secure: bool, selected: int) -> Iterator[Refusal]:
+def _noise_refusals(privacy: PrivacyRules, noise: Any, is_secure: bool, selected: int) -> Iterator[Refusal]:
     """What is refused of the noise on the uploads of a round of so many clients."""
     # The noise of a sum is divided among the clients of a round, however many there really are.
     shared = 1.0 if is_secure else max(selected, 1) ** 0.5

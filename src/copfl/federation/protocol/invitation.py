@@ -208,7 +208,7 @@ class Misfit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class InvitationAnswer:
     """What a site answers to an invitation."""
 
     invitation: str  # its SHA-256
@@ -231,7 +231,7 @@ class Answer:
         return json.dumps(json.loads(self.content) | {"signature": signature}, indent=1).encode() + b"\n"
 
 
-def read_answer(content: bytes) -> Answer:
+def read_answer(content: bytes) -> InvitationAnswer:
     """The answer in a document; UsageError if it is none, or not signed by the key that it names."""
     with raised_as(UsageError, "it is no answer to an invitation: {}", *MALFORMED):
         if len(content) > MOST_ANSWER:
@@ -241,7 +241,7 @@ def read_answer(content: bytes) -> Answer:
             raise ValueError("another version of copfl wrote it")
         signature = str(fields.pop("signature"))
         misfits = tuple(Misfit(str(column)[:100], str(what)) for column, what in fields.pop("misfits"))
-        answer = Answer(**fields, misfits=misfits)
+        answer = InvitationAnswer(**fields, misfits=misfits)
         is_plain = (
             answer.state in STATES and DIGEST.fullmatch(answer.invitation) and PUBLIC.fullmatch(answer.key)
         )

@@ -72,7 +72,7 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
         )
     if round > answered.round:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(folder / ANSWERED, Answered(round, message)._asdict())
+        write_json(folder / ANSWERED, NoisedRound(round, message)._asdict())
     text = f"{folder.name} {round} {message}".encode()
     return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
 
@@ -89,7 +89,7 @@ def enter_upload(folder: Path, upload: object) -> str:
     return digest
 
 
-class Answered(NamedTuple):
+class NoisedRound(NamedTuple):
     """The last round in which this node noised an upload."""
 
     round: int = -1
@@ -97,11 +97,11 @@ class Answered(NamedTuple):
     upload: str = ""  # digest of what the node sent; empty: nothing yet
 
 
-def _answered(folder: Path) -> Answered:
+def _answered(folder: Path) -> NoisedRound:
     return stored(
         folder / ANSWERED,
-        lambda answer: Answered(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
-        Answered()._asdict(),
+        lambda answer: NoisedRound(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
+        NoisedRound()._asdict(),
         "{name} cannot be used; restore the node's state-dir",
     )
 

@@ -97,7 +97,7 @@ class Proposal:
         return next((member for member in self.members if member.key == key), None)
 
 
-class Signed(NamedTuple):
+class SignedProposal(NamedTuple):
     """A proposal, and the coordinator's signature of it."""
 
     proposal: Proposal
@@ -132,7 +132,7 @@ def settings_in(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign(
     run_config: Mapping[str, Any], members: tuple[Member, ...], revoked: tuple[str, ...], key: SigningKey
-) -> Signed:
+) -> SignedProposal:
     """The proposal of a run, signed with the coordinator's key; UsageError if it would not be one."""
     issued = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     proposal = Proposal(
@@ -142,7 +142,7 @@ def sign(
         coordinator=key.public,
         issued=issued,
     )
-    signed = Signed(proposal, key.sign(_statement(proposal)))
+    signed = SignedProposal(proposal, key.sign(_statement(proposal)))
     read(signed.document)  # what a node would refuse is an error here
     if len(signed.text) > MOST_TEXT:
         raise UsageError(f"{len(members)} members are too many for Flower's command line")
@@ -166,7 +166,7 @@ def _statement(proposal: Proposal) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def from_text(text: object) -> Signed:
+def from_text(text: object) -> SignedProposal:
     """The signed proposal in a run config; UsageError if it is none, or not signed by the key it names."""
     with raised_as(UsageError, "the proposal cannot be read: {}", ValueError, zlib.error, binascii.Error):
         if not isinstance(text, str):
@@ -178,7 +178,7 @@ def from_text(text: object) -> Signed:
     return read(content)
 
 
-def read(content: bytes) -> Signed:
+def read(content: bytes) -> SignedProposal:
     """The signed proposal in a file's content; UsageError if it is none, or not signed by its key."""
     malformed = ValueError, KeyError, TypeError, RecursionError, AttributeError, CopflError
     with raised_as(UsageError, "the proposal cannot be read: {}", *malformed):
@@ -190,7 +190,7 @@ def read(content: bytes) -> Signed:
             raise ValueError("it is not signed by the coordinator that it names, or was changed after that")
         for problem in _problems(proposal):
             raise ValueError(problem)
-    return Signed(proposal, str(fields["signature"]))
+    return SignedProposal(proposal, str(fields["signature"]))
 
 
 def from_fields(fields: Mapping[str, Any]) -> Proposal:

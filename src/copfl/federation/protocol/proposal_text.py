@@ -7,7 +7,7 @@ from copfl.data.contract.contract import Contract
 from copfl.errors import UsageError, raised_as
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.messages import printable
-from copfl.federation.protocol.proposal import Proposal, Signed, members_fingerprint, read
+from copfl.federation.protocol.proposal import Proposal, SignedProposal, members_fingerprint, read
 
 
 def described(proposal: Proposal) -> list[str]:
@@ -30,7 +30,7 @@ def described(proposal: Proposal) -> list[str]:
     ]
 
 
-def chosen(waiting: Sequence[Signed], named: str | None) -> Signed:
+def chosen(waiting: Sequence[SignedProposal], named: str | None) -> SignedProposal:
     """The proposal in a file, or the one that waits and has this name; UsageError if it is not one alone."""
     if named is not None and Path(named).is_file():
         with raised_as(UsageError, f"{named}: {{}}", OSError, UsageError):

@@ -283,7 +283,7 @@ def _pair_mask(
 
 
 @dataclass
-class Sum:
+class MaskedSum:
     """What the server has received of one sum, by client."""
 
     rules: Rules

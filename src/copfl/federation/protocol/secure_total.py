@@ -22,7 +22,7 @@ from copfl.federation.protocol.secure_sum import LARGEST_ERROR, Floats, Rules, W
 REMEDY = "choose another algorithm, or leave secure.aggregation out"
 
 
-class Sums(NamedTuple):
+class UploadSums(NamedTuple):
     """One client's contribution, or the sum of several."""
 
     total: Any  # of the algorithm
@@ -35,20 +35,20 @@ def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -
     return algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
 
 
-def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> Sums:
+def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> UploadSums:
     """The contribution. A metric that is not a number, or out of range, is not reported."""
     values = {name: float(value) for name, value in sorted(metrics.items())}
     known = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
     pairs = {n: torch.tensor([v, 1.0] if known[n] else [0.0, 0.0]).double() for n, v in values.items()}
-    return Sums(total, pairs)
+    return UploadSums(total, pairs)
 
 
-def words_of(sums: Sums, rules: Rules) -> Words:
+def words_of(sums: UploadSums, rules: Rules) -> Words:
     """All numbers of a contribution, quantised. None is refused, see `quantised`."""
     return np.concatenate([quantised(_numbers(t), rules) for t in tree.leaves(sums)])
 
 
-def problem_of(sums: Sums, rules: Rules) -> str:
+def problem_of(sums: UploadSums, rules: Rules) -> str:
     """What the owner of a node should know of its contribution: the field, and what a sum does to it."""
     for path, t in tree.named(sums.total):  # metrics may be near zero
         if problem := secure_sum.problem_of(_numbers(t), rules):
@@ -85,7 +85,7 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
         )
 
 
-def sums_from(values: Floats, like: Sums) -> Sums:
+def sums_from(values: Floats, like: UploadSums) -> UploadSums:
     """The sums in the structure of `like`; counts are rounded to whole numbers."""
 
     def parts() -> Iterator[Tensor]:
@@ -98,7 +98,7 @@ def sums_from(values: Floats, like: Sums) -> Sums:
     return tree.rebuild(like, list(parts()))
 
 
-def check_weights(sums: Sums, clients: int, rules: Rules, *, noised: bool) -> None:
+def check_weights(sums: UploadSums, clients: int, rules: Rules, *, noised: bool) -> None:
     """WireError if so many clients cannot have added up these weights, or reports of metrics.
 
     Args:
@@ -123,7 +123,7 @@ def check_weights(sums: Sums, clients: int, rules: Rules, *, noised: bool) -> No
         raise WireError("the weights of all clients are zero: their logs say why")
 
 
-def means(sums: Sums) -> dict[str, float | None]:
+def means(sums: UploadSums) -> dict[str, float | None]:
     """The mean of every metric over the clients that report it."""
     pairs = {name: pair.tolist() for name, pair in sums.metrics.items()}
     return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
@@ -136,7 +136,7 @@ def example(
     rules: Rules,
     augment: bool,
     evaluated: bool = True,
-) -> Sums:
+) -> UploadSums:
     """The structure of contributions to a round, evaluated or not, from an update on blank samples."""
     data, clients = blank_samples(task, shape), rules.clients
     output = example_output(algorithm, task, data, augment, clients)

@@ -21,7 +21,7 @@ from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.federation.policy.model_size import require_size
-from copfl.federation.policy.record import Bounds
+from copfl.federation.policy.record import RequestBounds
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import check_halves
 from copfl.federation.protocol.noise import SecretNoise
@@ -64,7 +64,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Terms):
+class TrainingSettings(Terms):
     """A federation's settings as values; the layout is of the model, its base and the public samples."""
 
     algorithm: AnyAlgorithm
@@ -113,7 +113,7 @@ def summable(algorithm: str) -> Mapping[str, Any]:
     return secure_total.summable(known) if known else {}
 
 
-def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> Settings:
+def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = None) -> TrainingSettings:
     """The settings that a run config describes; UsageError names the key that is invalid.
 
     Args:
@@ -130,7 +130,7 @@ def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> 
     return prepared(federation, bounds)
 
 
-def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
+def prepared(federation: Federation, bounds: RequestBounds | None = None) -> TrainingSettings:
     """The values that a federation describes; `bounds` as of `settings_of`."""
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
@@ -149,7 +149,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     task = dataclasses.replace(task, public=public)
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := run.model.sha256) else ""
-    settings = Settings(federation, layout, algorithm, task, TEXT if samples.text else shape)
+    settings = TrainingSettings(federation, layout, algorithm, task, TEXT if samples.text else shape)
     if run.privacy:
         settings = _private(settings)
     check_evidence(run)
@@ -166,7 +166,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     return settings
 
 
-def _private(settings: Settings) -> Settings:
+def _private(settings: TrainingSettings) -> TrainingSettings:
     """The settings with clipped and noised uploads; UsageError if no epsilon would hold."""
     federation, task, algorithm = settings.federation, settings.task, settings.algorithm
     blank = blank_samples(task, settings.shape)

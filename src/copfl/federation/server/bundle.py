@@ -23,7 +23,7 @@ from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.files import private_folder, stored
-from copfl.federation.protocol.settings import TEXT, Settings, settings_of
+from copfl.federation.protocol.settings import TEXT, TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.schema import table_of
 from copfl.wire import Head
@@ -56,7 +56,7 @@ def write_global(app: Path) -> Path:
     return place
 
 
-def _settings_of_run(app: Path, folder: Path) -> Settings:
+def _settings_of_run(app: Path, folder: Path) -> TrainingSettings:
     """The settings of a run, which the server's policy admits."""
     path = foreign.inside(app, folder / "config.json")
     config = stored(path, dict[str, Any], damaged=f"{path} cannot be read: {{}}")
@@ -65,7 +65,7 @@ def _settings_of_run(app: Path, folder: Path) -> Settings:
     return settings_of(run_config)
 
 
-def _description(settings: Settings, run: str, rounds: int) -> Description:
+def _description(settings: TrainingSettings, run: str, rounds: int) -> Description:
     """What the model takes and returns, by what the federation agreed on; the server has no samples."""
     federation, task, samples = settings.federation, settings.task, settings.federation.samples
     contract = Contract.read(samples.contract) if samples.contract else None

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Round:
+class ServerRound:
     number: int
     total: Any = None  # the sum of the uploads, in double precision
     half: Any = None  # that of the first half alone, where halves are compared
@@ -45,10 +45,10 @@ class Uploads(Protocol):
     def down(self, client: int, **further: Any) -> Packet:
         """The message to one client, with further fields."""
 
-    def add(self, now: Round, client: int, packet: Packet) -> None:
+    def add(self, now: ServerRound, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
 
-    def summed(self, now: Round, values: Floats) -> None:
+    def summed(self, now: ServerRound, values: Floats) -> None:
         """Enters the sum of all vectors into the round, where no single upload is seen."""
 
     @property
@@ -74,7 +74,7 @@ class Exchange:
         clients = self.federation.clients
         self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
 
-    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> ServerRound:
         """One round of these clients, when it has the uploads that it needs.
 
         Args:
@@ -82,7 +82,7 @@ class Exchange:
             selected: The clients.
             uploads: What they are asked for.
         """
-        now, is_reported = Round(number), False
+        now, is_reported = ServerRound(number), False
         started = sent = time.monotonic()
         while True:
             self.registry.refresh(self.transport)
@@ -109,7 +109,7 @@ class Exchange:
                 now.failures.setdefault(client, "not connected")
         return now
 
-    def _is_due(self, now: Round, client: int) -> bool:
+    def _is_due(self, now: ServerRound, client: int) -> bool:
         """Whether to ask this client: for the first time, or again if the round lacks uploads."""
         node = self.registry.nodes.get(client)
         if node is None or client in now.reports or (client, node) in now.pending.values():
@@ -120,14 +120,14 @@ class Exchange:
     def head(self, kind: str, round: int, client: int = -1) -> Head:
         return Head(kind, self.folder.run, self.settings.layout, round, client)
 
-    def send(self, now: Round, client: int, packet: Packet) -> None:
+    def send(self, now: ServerRound, client: int, packet: Packet) -> None:
         node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
     def ask(
-        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
+        self, now: ServerRound, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
     ) -> dict[int, T]:
         """The answers of a phase by client; the clients without one are left out."""
         answers: dict[int, T] = {}
@@ -150,7 +150,7 @@ class Exchange:
                 self.sleep(started)
         return answers
 
-    def receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
+    def receive(self, now: ServerRound, read: Callable[[int, Packet], object]) -> None:
         """Reads the replies that have arrived; a client whose reply is invalid is left out."""
         for reply in self.transport.replies(list(now.pending)):
             client, _ = now.pending.pop(reply.message_id)
@@ -164,7 +164,7 @@ class Exchange:
                 self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
                 now.retry_at[client] = time.monotonic() + self.retry
 
-    def expired(self, now: Round, sent: float, where: str = "") -> bool:
+    def expired(self, now: ServerRound, sent: float, where: str = "") -> bool:
         """Whether the messages have reached their deadline; the clients without a reply are left out."""
         if time.monotonic() < sent + self.federation.network.deadline:
             return False

@@ -18,8 +18,8 @@ from copfl.federation.protocol.invitation import (
     JOINS,
     LEAVES,
     MISFITS,
-    Answer,
     Invitation,
+    InvitationAnswer,
     SignedInvitation,
     read_answer,
 )
@@ -35,12 +35,12 @@ NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admi
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS
 
 
-class Invited(NamedTuple):
+class InvitedSite(NamedTuple):
     """A site that was invited, and how far it is."""
 
     invitation: Invitation
     state: str
-    answer: Answer | None = None
+    answer: InvitationAnswer | None = None
 
     @property
     def what_to_do(self) -> str:
@@ -120,7 +120,7 @@ def of_folder(folder: Path) -> Iterator[Invitation]:
         yield invitations.read(path.read_bytes()).invitation
 
 
-def invited(folder: Path) -> list[Invited]:
+def invited(folder: Path) -> list[InvitedSite]:
     """The sites that were invited, by the number of their client."""
     now, roster = datetime.datetime.now(datetime.UTC), read_roster(folder)
     members = {member.name for member in roster.members}
@@ -138,7 +138,7 @@ def invited(folder: Path) -> list[Invited]:
             state = EXPIRED if invitation.is_over(now) else NO_ANSWER
         else:
             state = WAITS if answer.state == JOINS else answer.state
-        found.append(Invited(invitation, state, answer))
+        found.append(InvitedSite(invitation, state, answer))
     return sorted(found, key=lambda one: one.invitation.number)
 
 
@@ -188,7 +188,7 @@ def receive_file(folder: Path, file: Path) -> str:
     return next(one.site for one in of_folder(folder) if one.digest == digest)
 
 
-def waiting(folder: Path, site: str) -> Invited:
+def waiting(folder: Path, site: str) -> InvitedSite:
     """The site whose key the coordinator is about to admit; UsageError if none of it waits."""
     found = next((one for one in invited(folder) if one.invitation.site == site), None)
     if found is None:

@@ -24,7 +24,7 @@ from copfl.federation.protocol.proposal import (
     Member,
     Proposal,
     Rotation,
-    Signed,
+    SignedProposal,
     member_problem,
     rotation_statement,
 )
@@ -221,7 +221,7 @@ def coordinator_key(folder: Path, path: Path | None = None) -> SigningKey:
     return read_key(found[0])
 
 
-def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Roster) -> Signed:
+def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Roster) -> SignedProposal:
     """The signed proposal of a run; the earlier one of this run if nothing has changed.
 
     Args:
@@ -248,7 +248,7 @@ def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:
     return {key: value for key, value in agreed.settings.items() if key not in own or own[key] != value}
 
 
-def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> Signed | None:
+def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> SignedProposal | None:
     """The proposal that a run config carries, or None. UsageError if the server's policy refuses it."""
     text, known = run_config.get(KEY), policy.proposals.coordinators
     if not text and policy.proposals.unsigned:

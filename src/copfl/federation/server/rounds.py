@@ -32,8 +32,8 @@ from copfl.federation.protocol.halves import HALVES, LOSSES, MESSAGE, SAMPLES, f
 from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
 from copfl.federation.protocol.noise import epsilons, upload_noise
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
-from copfl.federation.protocol.settings import Settings
-from copfl.federation.server.exchange import Exchange, Round
+from copfl.federation.protocol.settings import TrainingSettings
+from copfl.federation.server.exchange import Exchange, ServerRound
 from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.registry import ANSWER_TIMEOUT
 from copfl.federation.server.secure_exchange import exchange_of
@@ -50,10 +50,10 @@ LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
 @dataclass
-class Server:
+class TrainingServer:
     """The server of one run; it starts from the last checkpoint if the settings ask for it."""
 
-    settings: Settings
+    settings: TrainingSettings
     exchange: Exchange  # how the clients' uploads reach it: each, or only their sum
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Server:
         blank = blank_samples(self.task, self.settings.shape)
         example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
-        self._likes: dict[bool, secure_total.Sums] = {}  # by whether a round is evaluated
+        self._likes: dict[bool, secure_total.UploadSums] = {}  # by whether a round is evaluated
         self.decides = evidence.weighs(self.algorithm)  # whether clients that do harm lose their weight
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.federation.clients)
@@ -135,7 +135,7 @@ class Server:
         for client in sorted(evidence.without_weight(self.algorithm, self.state) - before):
             self.log(f"client {client} has no weight from now on: it helps neither the others nor itself")
 
-    def _compare_halves(self, now: Round, before: Any, whole: Any) -> None:
+    def _compare_halves(self, now: ServerRound, before: Any, whole: Any) -> None:
         """Asks each client of the round for its losses with the models of both halves.
 
         Args:
@@ -161,7 +161,7 @@ class Server:
         except WireError as error:  # a value does not fit into a shorter one of network.wire
             self.log(f"round {now.number + 1}: halves are not compared: {error}")
             return
-        asked = Round(now.number)
+        asked = ServerRound(now.number)
         answers = self.exchange.ask(asked, HALVES, packets, self._losses)
         for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
             for client, size in more.items():
@@ -204,7 +204,7 @@ class Server:
             record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=about
         )
 
-    def add(self, now: Round, client: int, packet: Packet) -> None:
+    def add(self, now: ServerRound, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
         if client in now.reports:
             raise WireError("its upload was counted in this round already")
@@ -234,7 +234,7 @@ class Server:
         self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
 
     @property
-    def like(self) -> secure_total.Sums:
+    def like(self) -> secure_total.UploadSums:
         """The structure of the sums of this round, of which the server sees no summand."""
         evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
         if evaluated not in self._likes:
@@ -247,7 +247,7 @@ class Server:
         """The entries of a vector that is added up unseen."""
         return sum(t.numel() for t in tree.leaves(self.like))
 
-    def summed(self, now: Round, values: Floats) -> None:
+    def summed(self, now: ServerRound, values: Floats) -> None:
         """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it."""
         sums, clients = secure_total.sums_from(values, self.like), len(now.reports)
         secure_total.check_weights(
@@ -323,13 +323,13 @@ class Server:
 
 
 def new_server(
-    settings: Settings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
-) -> Server:
+    settings: TrainingSettings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
+) -> TrainingServer:
     """The server of a run, with the exchange that its settings ask for; the arguments of `exchange_of`."""
-    return Server(settings, exchange_of(settings, transport, folder, log, **options))
+    return TrainingServer(settings, exchange_of(settings, transport, folder, log, **options))
 
 
-def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
+def _record(now: ServerRound, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
     """The round as one line of JSON, with the keys of a simulated round."""
     ids = sorted(now.reports)
     reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}

@@ -23,9 +23,9 @@ from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.keys import is_signed
 from copfl.federation.protocol.messages import Field, Transport, printable, read_json
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
-from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, Rules, Sum, neighbours
+from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, MaskedSum, Rules, neighbours
 from copfl.federation.protocol.settings import Terms
-from copfl.federation.server.exchange import Exchange, Round, Uploads
+from copfl.federation.server.exchange import Exchange, ServerRound, Uploads
 from copfl.federation.server.folder import ServerFolder
 from copfl.wire import Packet
 
@@ -34,7 +34,7 @@ KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
 REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
 
 
-class Question(NamedTuple):
+class SumQuestion(NamedTuple):
     """What is added up."""
 
     down: Callable[..., Packet]  # the message that asks a client for its vector; its body is the same for all
@@ -50,14 +50,14 @@ class SecureExchange(Exchange):
         super().__post_init__()
         self.rules = self.settings.rules
 
-    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> ServerRound:
         """One round of these clients; it has no total if the sum was lost while shares were revealed."""
-        now, needed = Round(number), max(self.federation.minimum, self.rules.threshold)
+        now, needed = ServerRound(number), max(self.federation.minimum, self.rules.threshold)
         if self.was_revealing(number):
             why = "the server ended while it added up"
             now.failures = dict.fromkeys(selected, why)
             return self._without_result(now, why)
-        question = Question(uploads.down, uploads.size, needed)
+        question = SumQuestion(uploads.down, uploads.size, needed)
         while True:
             connected = self.connected(number, selected, needed)
             now.failures = {n: "not connected" for n in selected if n not in connected}
@@ -75,7 +75,7 @@ class SecureExchange(Exchange):
                 return self._without_result(now, str(error))
             return now
 
-    def added_up(self, now: Round, clients: list[int], question: Question) -> Floats | None:
+    def added_up(self, now: ServerRound, clients: list[int], question: SumQuestion) -> Floats | None:
         """The sum of the clients' vectors after all phases; None if it was lost while shares were revealed.
 
         WireError if too few clients are left before they reveal shares.
@@ -114,7 +114,7 @@ class SecureExchange(Exchange):
             raise WireError("two clients have the same member key; a node's state-dir was copied")
         secrets.SystemRandom().shuffle(order)
         keys = {n: answer.keys for n, answer in signed.items()}
-        total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
+        total = MaskedSum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
 
         def others(client: int) -> dict[str, Any]:
             visible = total.keys_for(client)
@@ -165,7 +165,7 @@ class SecureExchange(Exchange):
         now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
         return values
 
-    def _without_result(self, now: Round, why: str) -> Round:
+    def _without_result(self, now: ServerRound, why: str) -> ServerRound:
         text = f"round {now.number + 1} has no result: {why}"
         self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
         now.reports, now.total = {}, None
@@ -196,7 +196,7 @@ class SecureExchange(Exchange):
             time.sleep(min(self.pause, 0.2))
 
     def _reader(
-        self, now: Round, phase: str, read: Callable[[int, dict[str, Any]], T]
+        self, now: ServerRound, phase: str, read: Callable[[int, dict[str, Any]], T]
     ) -> Callable[[int, Packet], T]:
         """A function that reads the fields of an answer."""
 

@@ -16,8 +16,8 @@ from copfl.errors import RunError, WireError
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres, vector_of
-from copfl.federation.server.exchange import Exchange, Round
-from copfl.federation.server.secure_exchange import Question, SecureExchange
+from copfl.federation.server.exchange import Exchange, ServerRound
+from copfl.federation.server.secure_exchange import SecureExchange, SumQuestion
 from copfl.wire import Packet
 
 
@@ -43,7 +43,7 @@ class StatisticsServer:
             if self.round and not self.settings.question.numbers:
                 totals.append(np.zeros(0))
                 continue
-            now = Round(self.round)
+            now = ServerRound(self.round)
             is_secure = isinstance(self.exchange, SecureExchange)
             total = self._sum_of_all if is_secure else self._sum_of_each
             totals.append(total(now, self.members))
@@ -71,7 +71,7 @@ class StatisticsServer:
         """The message to one client: the means of the columns, in the second pass."""
         return wire.encode(self.centres, self.exchange.head("down", self.round, client), about=further)
 
-    def _sum_of_each(self, now: Round, members: list[int]) -> Vector:
+    def _sum_of_each(self, now: ServerRound, members: list[int]) -> Vector:
         """The sum of the members' vectors, in their order, so that it is the same again."""
         vectors: dict[int, Vector] = {}
         size, started = self.settings.question.sizes[self.round], time.monotonic()
@@ -103,11 +103,11 @@ class StatisticsServer:
         total: Vector = np.sum([vectors[client] for client in sorted(vectors)], axis=0)
         return total
 
-    def _sum_of_all(self, now: Round, members: list[int]) -> Vector:
+    def _sum_of_all(self, now: ServerRound, members: list[int]) -> Vector:
         """The sum of the members' vectors, of which the server sees none."""
         exchange = self.exchange
         assert isinstance(exchange, SecureExchange)
-        question = Question(self.down, self.settings.question.sizes[self.round], self.needed)
+        question = SumQuestion(self.down, self.settings.question.sizes[self.round], self.needed)
         while True:
             if exchange.was_revealing(self.round):
                 raise RunError("the server ended while it added up; start another run")
@@ -127,7 +127,7 @@ class StatisticsServer:
                 )
             return total
 
-    def _require_willing(self, now: Round, members: list[int], needed: int) -> None:
+    def _require_willing(self, now: ServerRound, members: list[int], needed: int) -> None:
         """RunError if so many members declined that the others are too few."""
         declined = {n: why for n, why in now.failures.items() if why.startswith("it declined")}
         if len(members) - len(declined) < needed:

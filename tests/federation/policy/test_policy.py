@@ -29,7 +29,6 @@ from copfl.federation.machines.superlink import COMPONENTS, check_app
 from copfl.federation.node import respond
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy import names, own_code, request
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.file import FILE, VARIABLE, policy_of, read_policy, write_policy
 from copfl.federation.policy.own_app import allowing
@@ -42,7 +41,7 @@ from copfl.federation.policy.record import (
     RequestBounds,
 )
 from copfl.federation.policy.refusal import Refusal
-from copfl.federation.policy.request import DEFAULT_CLIP, refusals
+from copfl.federation.policy.request import DEFAULT_CLIP, admitted, refusals
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.chained_log import AUDIT
 from copfl.federation.protocol.messages import HELLO, TRAIN, Content, Message

@@ -14,9 +14,8 @@ from copfl.federation.machines.flower_transport import FlowerTransport
 from copfl.federation.machines.processes import end_with_parent
 from copfl.federation.operations.events import operations
 from copfl.federation.policy import own_code
-from copfl.federation.policy.admission import admitted
-from copfl.federation.policy.components import check_tables
 from copfl.federation.policy.file import server_policy
+from copfl.federation.policy.request import admitted, check_tables
 from copfl.federation.protocol.app_folder import AGREEMENTS
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.log_lines import configure_logging, logger

@@ -14,10 +14,10 @@ from copfl.errors import UsageError
 from copfl.federation.node.consent import unexpected
 from copfl.federation.node.node import Node
 from copfl.federation.node.request import Accepted
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import policy_of
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.policy.request import admitted
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.node_config import NodeConfig

@@ -23,10 +23,10 @@ from copfl.federation.node.node import Node
 from copfl.federation.node.request import Accepted, NodeAnswer
 from copfl.federation.node.secure_phases import MASKED
 from copfl.federation.policy import own_code
-from copfl.federation.policy.components import check_tables
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import AllowedCode, RequestBounds, StatisticsRules
 from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.policy.request import check_tables
 from copfl.federation.protocol.messages import JOIN, Content, refusal
 from copfl.federation.protocol.noise import epsilon_of_upload
 from copfl.federation.protocol.settings import TrainingSettings, settings_of

@@ -52,7 +52,12 @@ def require_size(
 
 
 def adapter_parameters(module: nn.Module, adapter: Adapter) -> int:
-    """The number of entries of the low-rank matrices beside the target layers."""
+    """The number of entries of the low-rank matrices beside the target layers.
+
+    Args:
+        module: The model, on the meta device.
+        adapter: The settings of the adapter.
+    """
     names = target_modules(module, str(adapter.arguments.get("targets", "auto")))
     shapes = [module.get_parameter(f"{name}.weight").shape for name in names]
     rank = int(adapter.arguments.get("r", 8))
@@ -73,14 +78,14 @@ def forward_bytes(module: nn.Module, shape: Shape, batch: int) -> float:
     try:
         with torch.no_grad(), torch.device("meta"), outputs:
             if isinstance(shape, dict):
-                ids = {name: torch.zeros(batch, *part, dtype=torch.int64) for name, part in shape.items()}
+                ids = {name: torch.zeros(batch, *size, dtype=torch.int64) for name, size in shape.items()}
                 module(**ids)
             else:
                 module(torch.zeros(batch, *shape))
     except (RuntimeError, OverflowError):
         return math.inf
-    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-    return sum(storage.nbytes() for key, storage in outputs.storages.items() if key not in own)
+    of_model = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    return sum(storage.nbytes() for key, storage in outputs.storages.items() if key not in of_model)
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl.errors import UsageError, unknown
-from copfl.federation.policy.fingerprints import FINGERPRINT
 from copfl.federation.policy.names import (
     ADAPTERS,
     ADDONS,
@@ -27,6 +26,7 @@ from copfl.federation.policy.names import (
     USUAL_ADDONS,
 )
 
+FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){7}")  # of a key: people can compare it by telephone
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SMALLEST_SUM = (
@@ -96,9 +96,7 @@ class SumRules:
 class PrivacyRules:
     """The noise that uploads must have."""
 
-    noise: float = (
-        0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
-    )
+    noise: float = 0.0  # least, in multiples of the clip: in a sum, or without secure sums in each upload
     clip: float = 1e6  # most
     lifetime_epsilon: float = 0.0  # most, of all runs on the same data together; 0: no limit
     delta: float = 1e-5  # of that epsilon
@@ -150,10 +148,21 @@ class Policy:
     files: tuple[AllowedFile, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
-        known |= {"addons": tuple(ADDONS)}
-        known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
-        for line, names in known.items():
+        copfls_names = {
+            "algorithms": ALGORITHMS,
+            "models": MODELS,
+            "optimizers": OPTIMIZERS,
+            "adapters": ADAPTERS,
+        }
+        copfls_names |= {"addons": tuple(ADDONS)}
+        copfls_names |= {
+            "servers": SERVERS,
+            "robust": ROBUST,
+            "tasks": TASKS,
+            "losses": LOSSES,
+            "metrics": METRICS,
+        }
+        for line, names in copfls_names.items():
             for name in getattr(self, line):
                 if name not in names:
                     raise unknown(f"{line} in a policy", name, names)

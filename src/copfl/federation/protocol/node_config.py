@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, raised_as
-from copfl.federation.policy.fingerprints import FINGERPRINT
+from copfl.federation.policy.record import FINGERPRINT
 
 WORKER = ".worker"  # the worker's folder in the state-dir; the name of a run begins with no dot
 MEMORY = ".secure"  # the folder of what the node remembers of its data, over all runs

@@ -19,8 +19,8 @@ from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
 from copfl.experiment.bundle.places import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
+from copfl.federation.policy.request import admitted
 from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.files import private_folder, stored
 from copfl.federation.protocol.settings import TEXT, TrainingSettings, settings_of

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.errors import RunError, raised_as
+from copfl.federation.protocol.files import MALFORMED
 
 AUDIT = "audit.jsonl"  # in the folder of a server's run, and in a node's state-dir
 FIRST_PREVIOUS = "0" * 64  # the first line has no line before it
 RECOVERED = "recovered"  # the event of a line: a kill cut off the line before
 CHAIN = ("n", "previous", "hash")  # the fields that chain a line to the others
 WINDOW = 2**16  # bytes at the end of a file that are read to find its last line; more if that is longer
-MALFORMED = ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 
 class Verified(NamedTuple):

@@ -37,7 +37,12 @@ def stored(
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a file of JSON: a reader sees the old content or the new one."""
+    """Replaces a file of JSON: a reader sees the old content or the new one.
+
+    Args:
+        path: The file, which this user alone can read afterwards.
+        content: What JSON can say.
+    """
     write_bytes(path, json.dumps(content).encode(), private=True)
 
 

@@ -1,4 +1,8 @@
-"""A federation's settings as values, from Flower's run config: the same on the server and on every node."""
+"""A federation's settings as values, from Flower's run config: the same on the server and on every node.
+
+`settings_of` makes them for a training, `statistics.terms_of` for the sums before it. Both sides compare the layout:
+a hash of the form of what is sent.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -88,14 +92,14 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     for title, table in tables.items():
         if title not in TITLES:
             raise unknown_key(title, table, TITLES)
-    own = {title: own_record(title, tables[title]) for title in OWN}
+    own_records = {title: own_record(title, tables[title]) for title in OWN}
     check_run_keys(tables["run"])
     algorithm = {"name": "copfl", **tables["algorithm"]}
-    if own["secure"].aggregation:
+    if own_records["secure"].aggregation:
         algorithm = {**summable(str(algorithm["name"])), **algorithm}
     suggested = {"algorithm": algorithm, "model": {"name": "cnn", **tables["model"]}}
     run = validate({title: tables[title] for title in RUN_TABLES} | suggested)
-    federation = Federation(run=run, **own)
+    federation = Federation(run=run, **own_records)
     if federation.secure.aggregation:
         rules_of(federation)  # its numbers are checked
     return federation
@@ -109,8 +113,8 @@ def contract_of(text: str) -> Contract:
 
 def summable(algorithm: str) -> Mapping[str, Any]:
     """The options of an algorithm under which a sum of its uploads hides them."""
-    known = ALGORITHMS.get(algorithm)
-    return secure_total.summable(known) if known else {}
+    registered = ALGORITHMS.get(algorithm)
+    return secure_total.summable(registered) if registered else {}
 
 
 def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = None) -> TrainingSettings:
@@ -131,7 +135,12 @@ def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = No
 
 
 def prepared(federation: Federation, bounds: RequestBounds | None = None) -> TrainingSettings:
-    """The values that a federation describes; `bounds` as of `settings_of`."""
+    """The values that a federation describes; UsageError for what cannot run.
+
+    Args:
+        federation: The record of the settings.
+        bounds: What the machine's owner allows a model of copfl's; None: any model.
+    """
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     check_model(run, algorithm)

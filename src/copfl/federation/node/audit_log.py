@@ -40,7 +40,7 @@ class AuditEntry(NamedTuple):
 
 
 def entry_of(
-    request: str, asked: Content, answer: Content, proposal: Proposal | None, epsilon: float | None
+    request: str, question: Content, answer: Content, proposal: Proposal | None, epsilon: float | None
 ) -> AuditEntry:
     """What an answer of this node says, as a line of its log.
 
@@ -51,13 +51,17 @@ def entry_of(
         proposal: the one that a coordinator signed, accepted or not; None if there is none.
         epsilon: of the answer.
     """
-    question, head = parsed(asked[0]), parsed(answer[0])
-    run, round, reason = question.get("run"), question.get("round"), head.get(Field.REFUSED)
+    asked, answered = parsed(question[0]), parsed(answer[0])
+    run, round, reason = (
+        asked.get("run"),
+        asked.get("round"),
+        answered.get(Field.REFUSED),
+    )
     left: list[str] = []
     if reason is None:
-        kind = str(head.get("kind"))
+        kind = str(answered.get("kind"))
         left = ["number"] if request == HELLO else [WHAT_LEAVES.get(kind, printable(kind, 40))]
-        about = head.get("about")
+        about = answered.get("about")
         if isinstance(about, dict) and about.get(Field.METRICS):
             left.append("metrics")
         if isinstance(about, dict) and about.get(Field.STATISTICS):
@@ -93,12 +97,12 @@ def as_text(line: dict[str, Any]) -> str:
     """A line of the log for people."""
     if line.get("event") == RECOVERED:
         return f"{line.get('at')}  the line before was cut off by a kill"
-    asked = f"{line.get('request')} of run {line.get('run')}" + (
+    question = f"{line.get('request')} of run {line.get('run')}" + (
         f", round {line['round']}" if line.get("round") else ""
     )
-    signed = f"proposal {str(line['proposal'])[:16]}" if line.get("proposal") else "unsigned"
+    proposal = f"proposal {str(line['proposal'])[:16]}" if line.get("proposal") else "unsigned"
     if line.get("event") == REFUSED:
-        return f"{line.get('at')}  refused  {asked}, {signed}: {line.get('reason')}"
+        return f"{line.get('at')}  refused  {question}, {proposal}: {line.get('reason')}"
     epsilon = f", epsilon {line['epsilon']:.3g}" if line.get("epsilon") is not None else ""
-    left = ", ".join(map(str, line.get("left", ())))
-    return f"{line.get('at')}  sent     {left}, {line.get('bytes'):,} bytes{epsilon}: {asked}, {signed}"
+    what_left = ", ".join(map(str, line.get("left", ())))
+    return f"{line.get('at')}  sent     {what_left}, {line.get('bytes'):,} bytes{epsilon}: {question}, {proposal}"

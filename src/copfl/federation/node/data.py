@@ -1,4 +1,8 @@
-"""A node's data: read as its configuration says, numbered as in the federation, and on the node's device."""
+"""A node's data: read as its configuration says, numbered as in the federation, and on the node's device.
+
+`resident` keeps them between messages, `report` reads them again. What is wrong with them is a `DataError`, whose
+text stays on the node: the server learns only that there is one.
+"""
 
 import copy
 import dataclasses
@@ -43,6 +47,8 @@ T = TypeVar("T")
 
 
 class NodeData(NamedTuple):
+    """A node's samples, as tensors on its device."""
+
     train: Data
     test: Data
     samples: Hashes  # of those for training
@@ -50,16 +56,20 @@ class NodeData(NamedTuple):
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
     validation: Data | None = None  # samples that it does not train on; None: it trains on all
     left_out: int = 0  # rows of its table that lack a value which the data contract asks for
-    unit: NDArray[np.int64] | None = (
-        None  # what of the training and then of the validation samples belongs together
-    )
+    # What belongs together of the training samples, and then of the validation samples.
+    unit: NDArray[np.int64] | None = None
 
 
 LoadData = Callable[[TrainingSettings, Node], NodeData]
 
 
 def node_data(settings: TrainingSettings, node: Node) -> NodeData:
-    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
+    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function".
+
+    Args:
+        settings: The federation's.
+        node: The one whose owner named the data.
+    """
     config, source = node.config, node.config.data
     if not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
@@ -74,7 +84,7 @@ def node_data(settings: TrainingSettings, node: Node) -> NodeData:
     device = node_device(config.device)
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
-    train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
+    train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
     sides = _sides(settings, config.client, train, dataset.train)
     splits: Sequence[Data] = tuple(moved(split, device) for split in (*_on_sides(train, sides), test))
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
@@ -103,8 +113,8 @@ def _on_sides(data: Data, sides: Sides | None) -> tuple[Data, ...]:
     if sides is None:
         return (data,)
     masks = map(torch.from_numpy, sides)
-    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in masks)
-    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
+    chosen = (tree.each(lambda t, mask=mask: t[mask], (data.x, data.y)) for mask in masks)
+    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in chosen)
 
 
 def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
@@ -133,10 +143,14 @@ def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple
 
 
 def log_problems(contract: Contract, table: Table) -> None:
-    """Tells the node's owner, and nobody else, in which the table differs from the contract.
+    """Tells the node's owner, and nobody else, how the table differs from the contract.
 
     The node does not refuse: a coordinator that proposes one range after another would learn the largest
     value.
+
+    Args:
+        contract: The federation's.
+        table: The node's.
     """
     for problem in check_table(contract, table).problems:
         logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
@@ -149,14 +163,24 @@ def node_device(name: str) -> torch.device:
 
 
 def task_on(task: Task, device: torch.device) -> Task:
-    """The task with all its tensors on the device."""
+    """The task with all its tensors on the device.
+
+    Args:
+        task: What is trained.
+        device: The node's.
+    """
     module = copy.deepcopy(task.module).to(device)
     tensors = {name: moved(getattr(task, name), device) for name in ("initial", "mean", "std", "public")}
     return dataclasses.replace(task, module=module, **tensors)
 
 
 def moved(record: T, device: torch.device) -> T:
-    """The record with all its tensors on the device."""
+    """The record with all its tensors on the device.
+
+    Args:
+        record: Tensors, in records and tuples.
+        device: Where they go.
+    """
     return tree.each(lambda tensor: tensor.to(device), record)
 
 
@@ -174,13 +198,13 @@ def _fitted(settings: TrainingSettings, dataset: Dataset, split: Samples) -> Dat
         if kind != NEXT_TOKEN and outputs != classes:
             raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
         return Data(tensors(split.x), y, torch.tensor(len(y)))
-    known = settings.federation.samples.names or tuple(map(str, range(classes)))
-    unknown = sorted(set(dataset.classes) - set(known))
-    if unknown and not all(name.isdecimal() for name in dataset.classes):
+    agreed_classes = settings.federation.samples.names or tuple(map(str, range(classes)))
+    foreign_classes = sorted(set(dataset.classes) - set(agreed_classes))
+    if foreign_classes and not all(name.isdecimal() for name in dataset.classes):
         raise DataError(
-            f"the federation has no class {unknown[0]!r}; known: {settings.federation.samples.names}"
+            f"the federation has no class {foreign_classes[0]!r}; known: {settings.federation.samples.names}"
         )
-    numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
+    numbers = [int(name) if foreign_classes else agreed_classes.index(name) for name in dataset.classes]
     if max(numbers) >= classes:
         raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
     y = torch.tensor(numbers)[torch.from_numpy(split.y)]
@@ -188,7 +212,12 @@ def _fitted(settings: TrainingSettings, dataset: Dataset, split: Samples) -> Dat
 
 
 def description_of(settings: TrainingSettings, dataset: Dataset) -> Description:
-    """What every bundle of this node says about its model, without the round and the scores."""
+    """What every bundle of this node says about its model, without the round and the scores.
+
+    Args:
+        settings: The federation's.
+        dataset: The node's.
+    """
     run, samples, task = settings.run, settings.federation.samples, settings.task
     model = table_of(run.model)
     table = dataset.table

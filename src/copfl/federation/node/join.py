@@ -1,4 +1,7 @@
-"""What a node answers as a new client of a trained federation: its metric before and after its updates."""
+"""What a node answers as a new client of a trained federation: its metric before and after its updates.
+
+`resident` calls it for messages of the kind JOIN. It trains as a client does, and sends no weights.
+"""
 
 import logging
 
@@ -26,14 +29,21 @@ from copfl.wire import Packet
 def personalise(
     settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
 ) -> Packet:
-    """A new client's primary metric before and after its local updates. It sends no weights."""
+    """A new client's primary metric before and after its local updates. It sends no weights.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked; it has no number.
+        packet: The server's message, with the trained model.
+        load_data: Reads the node's data.
+    """
     if node.config.client >= 0:
         raise WireError(
             f"this node is client {node.config.client}; only a new client, without a number, can join"
         )
-    head, down, about = decode(settings, node, packet)
+    head, down, fields = decode(settings, node, packet)
     policy, updates = node.policy, settings.federation.session.join
-    if not updates or about.get(Field.UPDATES) != updates:
+    if not updates or fields.get(Field.UPDATES) != updates:
         raise WireError(f"the run has {updates} local updates of new clients, and the message others")
     node, records = node.numbered(head.client), ClientRecords(node.folder, head.run)
     records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)

@@ -41,7 +41,12 @@ class KnownData:
         return name
 
     def overlap(self, samples: str, others: str) -> bool:
-        """Whether the data of both names have a sample in common."""
+        """Whether the data of both names have a sample in common.
+
+        Args:
+            samples: The name of some data.
+            others: The name of other data.
+        """
         return samples == others or bool(np.isin(self.hashes(samples), self.hashes(others)).any())
 
     def has(self, name: str) -> bool:

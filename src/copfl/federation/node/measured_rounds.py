@@ -18,13 +18,22 @@ FILE = "measured.jsonl"  # in the run's folder in the state-dir
 ALONE = "alone.jsonl"  # the same of training alone
 
 
-def enter(folder: Path, round: int, found: MeasuredModels, file: str = FILE) -> None:
-    """Notes a round, from 0, in place of what was noted of it and of later ones before a rollback."""
-    values = {name: plain(float(value)) for name, value in sorted((found.tested | found.validated).items())}
+def enter(folder: Path, round: int, measured: MeasuredModels, file: str = FILE) -> None:
+    """Notes a round, from 0, in place of what was noted of it and of later ones before a rollback.
+
+    Args:
+        folder: The folder of the run, in the node's state-dir.
+        round: From 0.
+        measured: The node's models in it.
+        file: FILE, or ALONE for what was trained alone.
+    """
+    values = {
+        name: plain(float(value)) for name, value in sorted((measured.tested | measured.validated).items())
+    }
     path, line = folder / file, {"round": round + 1, "metrics": values}
-    whole = path.read_bytes() if path.exists() else b""
+    content = path.read_bytes() if path.exists() else b""
     with _reading(path):
-        follows = whole.endswith(b"\n") and json.loads(whole.splitlines()[-1])["round"] <= round
+        follows = content.endswith(b"\n") and json.loads(content.splitlines()[-1])["round"] <= round
     if follows:
         return records.append(path, line)
     earlier = [noted for noted in _lines(path) if noted["round"] <= round]
@@ -32,7 +41,12 @@ def enter(folder: Path, round: int, found: MeasuredModels, file: str = FILE) -> 
 
 
 def read(folder: Path, file: str = FILE) -> list[Measurement]:
-    """The rounds of a run, in order."""
+    """The rounds of a run, in order.
+
+    Args:
+        folder: The folder of the run, in the node's state-dir.
+        file: FILE, or ALONE for what was trained alone.
+    """
     return [
         Measurement(line["round"], {k: math.nan if v is None else v for k, v in line["metrics"].items()})
         for line in _lines(folder / file)

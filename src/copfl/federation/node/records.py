@@ -1,4 +1,4 @@
-"""A client's records on its node: what it keeps between the rounds of a run."""
+"""A client's records on its node: what it keeps between the rounds of a run, and which round it was asked for last."""
 
 import hashlib
 from pathlib import Path
@@ -54,20 +54,33 @@ class ClientRecords:
         write_json(path, {"round": round, "model": model})
 
     def load(self, head: Head, like: Any) -> Any:
-        """The record after a round."""
+        """The record after a round.
+
+        Args:
+            head: Of the record: its run, round and client.
+            like: The structure of a record.
+        """
         path = self._path(head.round)
         damaged = f"{path.name} cannot be used: {{}}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, WireError):
             return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
 
     def save(self, head: Head, record: Any, keep: int) -> None:
-        """Writes the record after a round; of the others, the last ones up to round `keep` stay."""
+        """Writes the record after a round; of the others, the last ones up to round `keep` stay.
+
+        Args:
+            head: Of the record: its run, round and client.
+            record: What the client keeps.
+            keep: The last round that the server counted; later records are of uploads that have no effect
+                yet.
+        """
         remove_parts(self.folder)  # of a process that was killed
         write_bytes(self._path(head.round), wire.to_bytes(wire.encode(record, head)), private=True)
         rounds = [other for other in self.rounds() if other != head.round]
-        kept = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
+        # Later records are of uploads that did not count; the next round starts from the last counted one.
+        counted_rounds = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
         for other in rounds:
-            if other not in kept:
+            if other not in counted_rounds:
                 self._path(other).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

@@ -1,4 +1,7 @@
-"""What a node remembers of a run to train without the server: the settings, and where its data are."""
+"""What a node remembers of a run to train without the server: the settings, and where its data are.
+
+`update` and `join` write it, `report` reads it.
+"""
 
 import functools
 import json
@@ -72,10 +75,10 @@ def known_rows(folder: Path, data: Path) -> int:
         folder: That of the run, in the node's state-dir.
         data: The table.
     """
-    known = KnownData(folder.parent / MEMORY)
-    if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
+    known_data = KnownData(folder.parent / MEMORY)
+    if not (folder / FILE).exists() or not known_data.has(name := recall(folder).samples):
         return 0
-    return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
+    return int(np.isin(row_hashes(cells_of(read_table(data))), known_data.hashes(name)).sum())
 
 
 def recall(folder: Path) -> NodeRun:

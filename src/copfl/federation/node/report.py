@@ -1,4 +1,7 @@
-"""The report of a node's owner: its model, what it gained, and what left the house. Without the server."""
+"""The report of a node's owner: its model, what it gained, and what left the house. Without the server.
+
+`copfl report` and `copfl site report` call `site_of`; `site` has the record that it makes, `site_page` the page.
+"""
 
 import dataclasses
 import hashlib
@@ -183,8 +186,8 @@ def _write(
 ) -> None:
     """The bundle of the model that was trained alone, and the metrics of its rounds."""
     (run / measured_rounds.ALONE).unlink(missing_ok=True)
-    for round, found in alone.rounds:
-        measured_rounds.enter(run, round, found, measured_rounds.ALONE)
+    for round, measured in alone.rounds:
+        measured_rounds.enter(run, round, measured, measured_rounds.ALONE)
     origin = dataclasses.replace(
         description.origin,
         title="training alone at this site",
@@ -202,10 +205,10 @@ def _write(
 # -- what left -----------------------------------------------------------------------------------------------
 
 
-def _spent(found: Spent) -> str:
-    if found.epsilon != math.inf:
-        return str(found)
-    count = f"{found.releases:,} releases in {found.runs:,} runs"
+def _spent(privacy: Spent) -> str:
+    if privacy.epsilon != math.inf:
+        return str(privacy)
+    count = f"{privacy.releases:,} releases in {privacy.runs:,} runs"
     return f"{count}, some without noise, so no epsilon bounds what they reveal"
 
 

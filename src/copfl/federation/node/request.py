@@ -1,4 +1,4 @@
-"""What the door of a node passes to the process that answers, and gets back. Without torch."""
+"""What the door of a node passes to the process that answers (`worker`), and gets back. Without torch."""
 
 import json
 from pathlib import Path

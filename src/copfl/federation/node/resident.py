@@ -1,4 +1,8 @@
-"""What a node keeps in memory between messages, and its answers. With torch."""
+"""What a node keeps in memory between messages, and its answers. With torch.
+
+`worker` has one for its life; a node without a worker makes one per message. Here an error becomes a refusal, and
+the kind of the message chooses the answer.
+"""
 
 import dataclasses
 import json
@@ -89,7 +93,13 @@ class Resident:
     def settings(
         self, run_config: Mapping[str, Any], code: tuple[AllowedCode, ...], bounds: RequestBounds
     ) -> TrainingSettings:
-        """The settings of a run config; made again if it, the code or the bounds are others than before."""
+        """The settings of a run config; made again if it, the code or the bounds are others than before.
+
+        Args:
+            run_config: What was accepted.
+            code: The owner's, which the run config names.
+            bounds: What the owner allows a model of copfl's.
+        """
         hashes = [entry.sha256 for entry in code]
         key = json.dumps([dict(run_config), hashes, dataclasses.asdict(bounds)], sort_keys=True)
         if self._settings is None or self._settings[0] != key:
@@ -97,7 +107,12 @@ class Resident:
         return self._settings[1]
 
     def data(self, settings: TrainingSettings, node: Node) -> NodeData:
-        """The node's samples; read again if the files have changed since."""
+        """The node's samples; read again if the files have changed since.
+
+        Args:
+            settings: The federation's.
+            node: The one whose owner named the data.
+        """
         named = [Path(node.config.data).expanduser()] if node.config.data else []
         files = [_version(path) for path in (*named, *filter(None, [node.config.test]))]
         key = id(settings), node.config, files
@@ -127,9 +142,9 @@ def _require_batch(bounds: RequestBounds, settings: TrainingSettings, train: Dat
         require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
 
-def _require_rows(statistics: StatisticsRules, found: NodeData) -> None:
+def _require_rows(statistics: StatisticsRules, data: NodeData) -> None:
     """DataError if the contract chooses so few of the node's rows that an upload would reveal them."""
-    if found.left_out and int(found.train.size) < statistics.smallest_count:
+    if data.left_out and int(data.train.size) < statistics.smallest_count:
         raise DataError(
             f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
             "contract, and an upload would reveal them; fill missing values, or leave such a column out "
@@ -139,8 +154,8 @@ def _require_rows(statistics: StatisticsRules, found: NodeData) -> None:
 
 def _version(path: Path) -> tuple[int, int, int]:
     """The number of files, their bytes and the time of the last change: they differ if files have changed."""
-    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names] or [path]
-    states = [file.stat() for file in found if file.exists()]
+    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names] or [path]
+    states = [file.stat() for file in files if file.exists()]
     return len(states), sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
 
 

@@ -64,7 +64,12 @@ def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig,
 
 
 def greeting(node: Node, content: Content) -> Content:
-    """A node's answer to the server's greeting: the number of its client, signed with its key."""
+    """A node's answer to the server's greeting: the number of its client, signed with its key.
+
+    Args:
+        node: The one that accepted the proposal.
+        content: The server's greeting, with a challenge to sign.
+    """
     run, challenge = (parsed(content[0]).get(name) for name in ("run", CHALLENGE))
     if not isinstance(run, str) or not is_plain_name(run):  # the name of a folder on this node
         raise WireError("the server's greeting names no run")
@@ -81,7 +86,14 @@ def greeting(node: Node, content: Content) -> Content:
 def logged(
     answer: NodeAnswer, message: Message, run_config: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Content:
-    """The content of an answer, once the audit log has it; a refusal if that cannot be written."""
+    """The content of an answer, once the audit log has it; a refusal if that cannot be written.
+
+    Args:
+        answer: What would leave.
+        message: The server's.
+        run_config: What the server says that the run is; the signed proposal is in it.
+        options: What the node's owner set.
+    """
     stated = None
     with contextlib.suppress(UsageError):  # also one that was not accepted, if its coordinator signed it
         stated = from_text(run_config.get(KEY)).proposal

@@ -39,25 +39,37 @@ class SumHistory(tuple[RememberedSum, ...]):
         return sum(before != after for before, after in pairwise(sums))
 
     def expect(self, invited: RememberedSum, allowed: int) -> None:
-        """WireError if no sum of some of the invited members would be admitted."""
+        """WireError if no sum of some of the invited members would be admitted.
+
+        Args:
+            invited: A sum of all members that sent keys.
+            allowed: How often cohort or rows may change.
+        """
+        # Members may be lost until the sum: the last cohort may still become this one's, if all of it is invited.
         is_likely = self and self[-1].cohort <= invited.cohort
         likely = invited._replace(cohort=self[-1].cohort) if is_likely else invited
         if self.changes(likely) > allowed:
             raise self._refusal(likely)
 
-    def admit(self, asked: RememberedSum, allowed: int) -> None:
-        """WireError if a sum over the cohort could be subtracted from an earlier one."""
+    def admit(self, wanted: RememberedSum, allowed: int) -> None:
+        """WireError if a sum over the cohort could be subtracted from an earlier one.
+
+        Args:
+            wanted: The sum that the node is about to sign.
+            allowed: How often cohort or rows may change.
+        """
+        # Whatever the owner allows: with an upload that is the same, one further sum is enough to subtract.
         for added in self:
-            if added.uploads & asked.uploads and added.cohort != asked.cohort:
+            if added.uploads & wanted.uploads and added.cohort != wanted.cohort:
                 raise WireError(
                     "the same upload of this node was added up with other members than "
-                    f"{fingerprint(asked.cohort)}: the difference of both sums would reveal single uploads"
+                    f"{fingerprint(wanted.cohort)}: the difference of both sums would reveal single uploads"
                 )
-        if self.changes(asked) > allowed:
-            raise self._refusal(asked)
+        if self.changes(wanted) > allowed:
+            raise self._refusal(wanted)
 
-    def _refusal(self, asked: RememberedSum) -> WireError:
-        changes, cohort, rows = self.changes(asked), asked.cohort, asked.rows
+    def _refusal(self, wanted: RememberedSum) -> WireError:
+        changes, cohort, rows = self.changes(wanted), wanted.cohort, wanted.rows
         if self[-1].rows != rows:
             return WireError(
                 f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
@@ -92,6 +104,7 @@ class SumMemory(KnownData):
     def remember(self, added: RememberedSum) -> None:
         """Writes down a sum, before this node takes part in it."""
         earlier = self._read()
+        # One entry for sums of the same data, cohort and rows, one after another: a run has a sum in each round.
         if earlier and earlier[-1][:3] == added[:3]:
             added = added._replace(uploads=added.uploads | earlier.pop().uploads)
         else:

@@ -1,4 +1,7 @@
-"""A client's part in secure aggregation of local updates: what it adds, and what it remembers of it."""
+"""A client's part in secure aggregation of local updates: what it adds, and what it remembers of it.
+
+`local_update` answers every message of a training; without secure aggregation the upload leaves by itself.
+"""
 
 import hashlib
 import logging
@@ -37,67 +40,82 @@ class UpdateSummand:
 
     load_data: LoadData
 
-    def contribution(self, asked: PhaseRequest, packet: Packet) -> Contribution:
-        """Nothing that leaves says whether the training failed or a value is out of range: only the owner learns it."""
-        settings, memory = asked.settings, SumMemory(asked.node.memory)
+    def contribution(self, request: PhaseRequest, packet: Packet) -> Contribution:
+        """Nothing that leaves says whether the training failed or a value is out of range: only the owner learns it.
+
+        Args:
+            request: The phase MASKED.
+            packet: The server's message, with the model.
+        """
+        settings, memory = request.settings, SumMemory(request.node.memory)
         assert isinstance(settings, TrainingSettings)
-        data = self.load_data(settings, asked.node.numbered(asked.head.client))
+        data = self.load_data(settings, request.node.numbered(request.head.client))
         samples = memory.name_of(data.samples)
-        invited = asked.identities(asked.session.cohort.values())
-        asked_for = RememberedSum(samples, invited, rows_of(settings), frozenset())
-        memory.history(samples).expect(asked_for, asked.node.config.cohort_changes)  # before it trains
+        invited = request.identities(request.session.cohort.values())
+        planned_sum = RememberedSum(samples, invited, rows_of(settings), frozenset())
+        memory.history(samples).expect(planned_sum, request.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
-            model = innermost(decode(settings, asked.node, packet)[1]).w
+            model = innermost(decode(settings, request.node, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
-        trained = update.train(settings, asked.node, packet, lambda *_: data)
+        trained = update.train(settings, request.node, packet, lambda *_: data)
         if trained.output is None:
-            sums = self.nothing(settings, asked.head.round)
+            sums = self.nothing(settings, request.head.round)
             _log.warning(
-                "copfl: this node adds nothing to round %d: %s", asked.head.round + 1, trained.failure
+                "copfl: this node adds nothing to round %d: %s", request.head.round + 1, trained.failure
             )
         else:
             with torch.no_grad():
                 what = settings.algorithm, settings.task, settings.federation.clients, trained.output.upload
                 total = secure_total.summand_of(*what)
-            reported = update.reports_metrics(settings, asked.node)
+            reported = update.reports_metrics(settings, request.node)
             sums = secure_total.sums_of(total, trained.metrics, settings.rules, reported=reported)
             if problem := secure_total.problem_of(sums, settings.rules):
-                _log.warning("copfl: what this node adds to round %d: %s", asked.head.round + 1, problem)
+                _log.warning("copfl: what this node adds to round %d: %s", request.head.round + 1, problem)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(sums.total))
         return Contribution(
             secure_total.words_of(sums, settings.rules),
             samples,
             hashlib.sha256(fingerprints.encode()).hexdigest(),
             {Field.NOTE: trained.note},
-            partial(trained.save, asked.node),
+            partial(trained.save, request.node),
             trained.noised,
         )
 
     def nothing(self, settings: TrainingSettings, round: int) -> secure_total.UploadSums:
-        """What a node adds whose training failed: zeros, also of the weight."""
+        """What a node adds whose training failed: zeros, also of the weight.
+
+        Args:
+            settings: The federation's.
+            round: From 0.
+        """
         run, federation = settings.run.run, settings.federation
         evaluated = is_evaluated(round, federation.rounds, run.eval_every)
         what = settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment
         return tree.each(torch.zeros_like, secure_total.example(*what, evaluated))
 
-    def enter(self, asked: PhaseRequest, cohort: frozenset[str]) -> None:
-        """The data are added up with one cohort, see `secure_memory`."""
-        memory, session = SumMemory(asked.node.memory), asked.session
-        assert isinstance(asked.settings, TrainingSettings)
+    def enter(self, request: PhaseRequest, cohort: frozenset[str]) -> None:
+        """The data are added up with one cohort, see `secure_memory`.
+
+        Args:
+            request: The phase CONSISTENT.
+            cohort: The identities of the members whose vectors are in the sum.
+        """
+        memory, session = SumMemory(request.node.memory), request.session
+        assert isinstance(request.settings, TrainingSettings)
         uploads = frozenset([session.upload])
-        added = RememberedSum(session.samples, cohort, rows_of(asked.settings), uploads)
-        memory.history(session.samples).admit(added, asked.node.config.cohort_changes)
+        added = RememberedSum(session.samples, cohort, rows_of(request.settings), uploads)
+        memory.history(session.samples).admit(added, request.node.config.cohort_changes)
         memory.remember(added)
 
 
 def rows_of(settings: TrainingSettings) -> str:
     """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
     run, text = settings.run.run, settings.federation.samples.contract
-    kept = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
+    choices = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
     if text and (contract := Contract.read(text)).missing == "drop":
         columns = (*contract.target_names, *(column.name for column in contract.features))
-        kept.append(f"complete in {', '.join(sorted(columns))}")
-    return "; ".join(kept)
+        choices.append(f"complete in {', '.join(sorted(columns))}")
+    return "; ".join(choices)
 
 
 def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
@@ -141,8 +159,10 @@ def local_update(
         packet: the server's message.
         load_data: reads the node's data.
     """
-    asked = settings.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
-    if asked not in UPDATES:
-        how = "with" if asked[0] else "without"
-        raise WireError(f"a node does not answer {asked[1][:40]!r} in a run {how} secure aggregation")
-    return UPDATES[asked](settings, node, packet, load_data)
+    how = settings.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
+    if how not in UPDATES:
+        with_or_without = "with" if how[0] else "without"
+        raise WireError(
+            f"a node does not answer {how[1][:40]!r} in a run {with_or_without} secure aggregation"
+        )
+    return UPDATES[how](settings, node, packet, load_data)

@@ -1,4 +1,4 @@
-"""The report of a site of a federation: one page for the owner of the data."""
+"""The report of a site of a federation: one page for the owner of the data, or the same text for a terminal."""
 
 import math
 import shlex
@@ -48,10 +48,10 @@ def text_of(site: SiteReport) -> str:
     """The same for a terminal."""
     document = document_of(site)
     tables = [table for section in document.sections for table in section.tables]
-    parts = [f"{document.title}\n{capital(document.subtitle)}."]
-    parts += [textwrap.fill(text, WIDTH) for text in document.conclusion]
-    parts += [as_text(table, WIDTH) for table in tables]
-    return "\n\n".join([*parts, *(textwrap.fill(note, WIDTH) for note in document.notes)])
+    paragraphs = [f"{document.title}\n{capital(document.subtitle)}."]
+    paragraphs += [textwrap.fill(text, WIDTH) for text in document.conclusion]
+    paragraphs += [as_text(table, WIDTH) for table in tables]
+    return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
 
 
 def _whose(site: SiteReport) -> str:
@@ -88,33 +88,33 @@ def _conclusion(site: SiteReport) -> list[str]:
     return [measured, _gain_in_a_sentence(site, site.gain)]
 
 
-def _gain_in_a_sentence(site: SiteReport, found: SiteGain) -> str:
+def _gain_in_a_sentence(site: SiteReport, gain: SiteGain) -> str:
     metric = site.metric
-    alone = f"training alone ({metric.text(found.alone)}{metric.unit})"
-    if math.isnan(found.gain):
+    alone = f"training alone ({metric.text(gain.alone)}{metric.unit})"
+    if math.isnan(gain.gain):
         return (
             f"The test samples do not define the {metric.title} of both models, so they cannot be compared."
         )
     unit = " points" if metric.fraction else ""
-    if not all(map(math.isfinite, found.interval)):
-        sign = metric.text(found.gain, sign="+")
-        return f"{sign}{unit} over {alone}. With {found.samples} test samples there is no interval."
-    bounds = metric.interval(*found.interval)
-    if found.constant_may_be_as_good:
+    if not all(map(math.isfinite, gain.interval)):
+        sign = metric.text(gain.gain, sign="+")
+        return f"{sign}{unit} over {alone}. With {gain.samples} test samples there is no interval."
+    bounds = metric.interval(*gain.interval)
+    if gain.constant_may_be_as_good:
         return (
             "No useful gain is shown: always answering the most frequent class, or mean value, of the training "
-            f"samples gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
-            f"{metric.interval(*found.over_constant)}{unit}. Its gain over {alone} is "
-            f"{metric.text(found.gain, sign='+')} {bounds}."
+            f"samples gives {metric.text(gain.constant)}{metric.unit}, and the model is not shown to be better: "
+            f"{metric.interval(*gain.over_constant)}{unit}. Its gain over {alone} is "
+            f"{metric.text(gain.gain, sign='+')} {bounds}."
         )
-    if found.verdict == "not distinguishable":
+    if gain.verdict == "not distinguishable":
         return (
-            f"The model cannot be distinguished from {alone}: {metric.text(found.gain, sign='+')}{unit} "
+            f"The model cannot be distinguished from {alone}: {metric.text(gain.gain, sign='+')}{unit} "
             f"{bounds}. More test samples would tell smaller differences apart."
         )
     return (
-        f"The model is {metric.text(abs(found.gain))}{unit} {found.verdict} than {alone}; "
-        f"gain {metric.text(found.gain, sign='+')} {bounds}."
+        f"The model is {metric.text(abs(gain.gain))}{unit} {gain.verdict} than {alone}; "
+        f"gain {metric.text(gain.gain, sign='+')} {bounds}."
     )
 
 
@@ -128,12 +128,12 @@ def _rivals(site: SiteReport) -> list[str]:
     if math.isnan(gain):
         return []
     value, unit = f"{metric.text(float(rivals.best[0]))}{metric.unit}", " points" if metric.fraction else ""
-    shown = metric.text(gain, sign="+") + unit
+    gain_text = metric.text(gain, sign="+") + unit
     if not all(map(math.isfinite, bounds)):
-        text = f"Beside {title} that this site trains alone ({value}): {shown}; there is no interval"
+        text = f"Beside {title} that this site trains alone ({value}): {gain_text}; there is no interval"
     elif not bounds.without_zero:
         text = (
-            f"The model is not shown to be better than {title} that this site trains alone ({value}): {shown} "
+            f"The model is not shown to be better than {title} that this site trains alone ({value}): {gain_text} "
             f"{metric.interval(*bounds)}"
         )
     else:
@@ -141,7 +141,7 @@ def _rivals(site: SiteReport) -> list[str]:
         first = "" if gain > 0 else f"Stay alone, take {title}: "
         text = (
             f"{first}{'The' if gain > 0 else 'the'} model is {word} than {title} that this site trains alone "
-            f"({value}): {shown} {metric.interval(*bounds)}"
+            f"({value}): {gain_text} {metric.interval(*bounds)}"
         )
     is_no_use = float(metric.gain(personal, rivals.constant)[0]) < -EQUAL
     constant = f"{metric.text(float(rivals.constant[0]))}{metric.unit}"
@@ -175,14 +175,16 @@ def _tiles(site: SiteReport) -> list[tuple[str, str, str]]:
     metric, tiles = site.metric, []
     if value := _score(site, "test"):
         tiles.append((metric.title, value, _which_round(site)))
-    if found := site.gain:
-        value = f"{metric.text(found.alone)}{metric.unit}"
-        tiles.append(("trained alone", value, f"round {found.alone_round}, the same batches"))
+    if site_gain := site.gain:
+        value = f"{metric.text(site_gain.alone)}{metric.unit}"
+        tiles.append(("trained alone", value, f"round {site_gain.alone_round}, the same batches"))
         bounds = (
-            metric.interval(*found.interval) if all(map(math.isfinite, found.interval)) else "no interval"
+            metric.interval(*site_gain.interval)
+            if all(map(math.isfinite, site_gain.interval))
+            else "no interval"
         )
-        gain = f"{metric.text(found.gain, sign='+')}{' points' if metric.fraction else ''}"
-        tiles.append(("gain", gain, f"{bounds}, {found.verdict}"))
+        gain = f"{metric.text(site_gain.gain, sign='+')}{' points' if metric.fraction else ''}"
+        tiles.append(("gain", gain, f"{bounds}, {site_gain.verdict}"))
     if site.log is not None:
         sent = sum(left.bytes for left in site.log.left)
         messages = sum(left.messages for left in site.log.left)
@@ -208,8 +210,8 @@ def _notes(site: SiteReport) -> list[str]:
 def _curve(site: SiteReport) -> Section | None:
     """The primary metric in each round that was evaluated."""
     metric, name = site.metric, site.metric.name
-    shown = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
-    shown.append(("trained alone", "alone", site.alone, name))
+    curves = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
+    curves.append(("trained alone", "alone", site.alone, name))
     lines = [
         Line(
             title,
@@ -218,15 +220,15 @@ def _curve(site: SiteReport) -> Section | None:
             dash=MODEL_STYLES[style] % 4,
             x=[float(noted.round) for noted in rounds if noted.metrics],
         )
-        for title, style, rounds, key in shown
+        for title, style, rounds, key in curves
         if any(not math.isnan(noted.metrics.get(key, math.nan)) for noted in rounds)
     ]
     if not lines:
         return None
-    about = "On this site's own test samples, which no model was trained on."
+    description = "On this site's own test samples, which no model was trained on."
     rounds = [float(noted.round) for noted in site.rounds if noted.metrics]
     title = f"{capital(metric.title)} by round"
-    chart = Lines("rounds", title, about, rounds, metric.label, lines, metric.unit)
+    chart = Lines("rounds", title, description, rounds, metric.label, lines, metric.unit)
     return Section("metric", capital(metric.title), "How good is the model, round by round?", [chart])
 
 

@@ -16,7 +16,6 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, next_plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
-from copfl.data.copies import Hashes
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
@@ -52,6 +51,7 @@ class TrainedUpdate(NamedTuple):
     noised: str  # the name of the upload in the ledger; empty: it has no noise
     settings: TrainingSettings
     data: NodeData
+    samples: str  # the data, as `KnownData` names them
 
     @property
     def metrics(self) -> dict[str, torch.Tensor]:
@@ -66,8 +66,8 @@ class TrainedUpdate(NamedTuple):
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
         # After a failure the record is that of before: whether there is one does not depend on the data.
         self.records.save(head, self.client if self.output is None else self.output.client, keep=counted)
-        samples = KnownData(node.memory).name_of(self.data.samples)
-        remembered_run.remember(self.records.folder, self.settings, node.numbered(self.head.client), samples)
+        numbered = node.numbered(self.head.client)
+        remembered_run.remember(self.records.folder, self.settings, numbered, self.samples)
         measured_rounds.enter(self.records.folder, self.head.round, self.measured)
         if not (self.output and self.measured.tested and node.config.bundle and self.data.bundled):
             return
@@ -76,9 +76,9 @@ class TrainedUpdate(NamedTuple):
             scores = scores_of(self.data.task.metrics, self.measured, self.data.test, self.data.validation)
             bundled, task = self.data.bundled, self.data.task
             if task.criterion.kind == CLASSIFICATION:
-                parts = self.data.test, self.data.validation
+                held_out = self.data.test, self.data.validation
                 train = self.data.train.y[: int(self.data.train.size)].cpu().numpy()
-                worth = of_client(task, self.output.trained, train, *parts)
+                worth = of_client(task, self.output.trained, train, *held_out)
                 scores += worth.scores(TEST, [metric.name for metric in task.metrics])
                 output = dataclasses.replace(bundled.output, temperature=worth.temperature)
                 bundled = dataclasses.replace(bundled, output=output)
@@ -87,11 +87,18 @@ class TrainedUpdate(NamedTuple):
 
 
 def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> TrainedUpdate:
-    """The client's local update for one round."""
-    head, down, about = decode(settings, node, packet)
+    """The client's local update for one round.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        packet: The server's message, with the model.
+        load_data: Reads the node's data.
+    """
+    head, down, fields = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    records, counted = ClientRecords(node.folder, head.run), int(about.get(Field.COUNTED, -1))
+    records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
     records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
@@ -100,10 +107,10 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        output, failure, here = None, None, MeasuredModels({}, {})
+        output, failure, measured = None, None, MeasuredModels({}, {})
         try:
             batches = plan_of(settings, algorithm, client, head, data)
-            output, here = _updated(settings, head, algorithm, client, down, data, batches)
+            output, measured = _updated(settings, head, algorithm, client, down, data, batches)
         except Exception as error:  # its text may describe samples
             if isinstance(algorithm, SecretNoise):  # without an upload there would be less noise in a sum
                 raise
@@ -111,9 +118,12 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         noised = ""
         if output is not None and isinstance(algorithm, SecretNoise):
             noised = enter_upload(records.folder, output.upload)
-        client, output, here = moved((client, output, here), torch.device("cpu"))
-    _enter_release(settings, node, head, data.samples, noised)
-    return TrainedUpdate(head, about, records, client, output, failure, here, note, noised, settings, data)
+        client, output, measured = moved((client, output, measured), torch.device("cpu"))
+    samples = KnownData(node.memory).name_of(data.samples)
+    _enter_release(settings, node, head, samples, noised)
+    return TrainedUpdate(
+        head, fields, records, client, output, failure, measured, note, noised, settings, data, samples
+    )
 
 
 def _updated(
@@ -147,15 +157,15 @@ def _log_gpu(device: torch.device, round: int) -> None:
         )
 
 
-def _enter_release(settings: TrainingSettings, node: Node, head: Head, samples: Hashes, noised: str) -> None:
+def _enter_release(settings: TrainingSettings, node: Node, head: Head, samples: str, noised: str) -> None:
     """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
-    release = Release(KnownData(node.memory).name_of(samples), head.run, head.round, noise=0.0)
+    release = Release(samples, head.run, head.round, noise=0.0)
     if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
-        noise, place = upload_noise(settings.algorithm), UPLOAD
+        noise, where = upload_noise(settings.algorithm), UPLOAD
         if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
             fewest = max(settings.rules.threshold, SMALLEST_COHORT)
-            noise, place = sum_noise(settings.algorithm, fewest), SUM
-        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
+            noise, where = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=where, value=noised)
     Ledger(node.memory).enter(release, node.policy.privacy)
 
 
@@ -163,21 +173,31 @@ def reports_metrics(settings: TrainingSettings, node: Node) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
     The policy has the last word. They have no noise, so none leave where it limits epsilon.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
     """
-    is_secure, wanted = settings.federation.secure.aggregation, node.config.metrics
+    is_secure, chosen = settings.federation.secure.aggregation, node.config.metrics
     may_leave = {"all": True, "sums": is_secure, "none": False}[node.policy.reports]
-    is_wanted = not settings.run.privacy if wanted is None else wanted
+    is_wanted = not settings.run.privacy if chosen is None else chosen
     return may_leave and is_wanted and not node.policy.privacy.lifetime_epsilon
 
 
 def local_update(
     settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
 ) -> Packet:
-    """The client's upload for one round; its record is written before."""
+    """The client's upload for one round; its record is written before.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        packet: The server's message, with the model.
+        load_data: Reads the node's data.
+    """
     trained = train(settings, node, packet, load_data)
-    if (
-        trained.output is None
-    ):  # the server sees whether an upload is finite; any other text may describe samples
+    if trained.output is None:
+        # The server sees whether an upload is finite; any other text may describe samples.
         if isinstance(trained.failure, WireError):
             raise trained.failure
         raise DataError(f"its training failed: {trained.failure!r}")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from copfl.data.contract.check import Checked, check
 from copfl.data.contract.contract import Contract
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.federation.node.consent import FILE, invitation_of
+from copfl.federation.node.acceptance import INVITATION, invitation_of
 from copfl.federation.node.explanation import explained
 from copfl.federation.policy.file import FILE as POLICY
 from copfl.federation.policy.file import policy_from, read_policy, strict
@@ -243,7 +243,7 @@ def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], pol
     if not (folder / POLICY).exists():
         write_bytes(folder / POLICY, policy.encode(), private=True)
     write_bytes(folder / OPTIONS, toml.written({"node": dict(options)}).encode(), private=True)
-    write_bytes(folder / FILE, signed.document, private=True)  # the last one: it is the consent
+    write_bytes(folder / INVITATION, signed.document, private=True)  # the last one: it is the consent
     return read(folder)
 
 

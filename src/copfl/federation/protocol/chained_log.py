@@ -59,6 +59,8 @@ def append(
     """
     with raised_as(RunError, failed.replace("{path}", str(path)), OSError, *MALFORMED), _opened(path) as file:
         number, previous, torn = _last(file)
+        # What stands after the last line break was cut off by a kill, or its line break was. It stays, whatever it is:
+        # a chain from which something can be removed would prove nothing.
         if torn and not _is_whole(torn):
             torn_hash, number = _hash(torn), number + 2  # the line that was cut off has a number, too
             mark = _line({"event": RECOVERED}, number, torn_hash)
@@ -135,6 +137,7 @@ def verified(path: Path, noted: Sequence[str] = ()) -> Verified:
         try:
             fields = json.loads(content)
             is_next = fields["n"] == number and fields["previous"] == previous
+            # After a line that is none, the next one must say that a kill cut it off, and no other line may say so.
             is_intact = _is_whole(content) and cut == (fields["event"] == RECOVERED)
             previous, was_cut, cut = str(fields["hash"]), cut, False
         except MALFORMED:

@@ -257,7 +257,7 @@ def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Sec
     holders = [secrets.client, *peers]
     if not rules.threshold <= len(holders) <= rules.holders:
         raise WireError(f"{len(holders)} clients would hold shares; the threshold is {rules.threshold}")
-    # A server that gives one key to two clients could pass one's shares and masks off as the other's.
+    # With one key for two clients, what is sealed for one could be opened by the other.
     if len({key for pair in keys.values() for key in pair}) < 2 * len(keys):
         raise WireError("two clients have the same key")
     # Two secrets per client: the seed removes the mask of one that stayed, the key the pair masks of one that is

@@ -1,7 +1,7 @@
 """A run's global model as a bundle: `copfl evaluate` and `export` take the app's folder with --global.
 
-A site that does not train can so evaluate it on its own samples. It is what a client receives that never took
-part.
+A site that does not train can so evaluate it on its own samples. It is the model that a client receives which never
+took part.
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ def write_global(app: Path) -> Path:
     with torch.no_grad():
         down = message_to_new_client(algorithm, opened.record, torch.arange(clients))
         model: Personal = algorithm.personal_model(task, algorithm.client_init(task), down)
-    place, base = private_folder(folder / OF_SERVER), folder / BASE
+    bundle, base = private_folder(folder / OF_SERVER), folder / BASE
     table, facts = table_of(settings.run.model), _description(settings, folder.name, rounds)
     has_base = base.is_dir() or write_base(base, task, table, facts.input.text is not None)
     facts = dataclasses.replace(facts, base=f"../{BASE}" if has_base else "")
-    writing.write_bundle(place, facts, task.layout, model)
-    return place
+    writing.write_bundle(bundle, facts, task.layout, model)
+    return bundle
 
 
 def _settings_of_run(app: Path, folder: Path) -> TrainingSettings:

@@ -1,4 +1,8 @@
-"""Messages between the server of a federation and its clients: asked, awaited, checked and counted."""
+"""Messages between the server of a federation and its clients: asked, awaited, checked and counted.
+
+A server has one: `rounds` and `statistics` say what is asked (`Uploads`), the exchange whom and how long. A
+client whose answer is invalid or late is left out of the round, with the reason in the round's record.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -23,7 +27,9 @@ T = TypeVar("T")
 
 @dataclass
 class ServerRound:
-    number: int
+    """A round, or a pass of statistics, as the server knows it while messages come in."""
+
+    number: int  # from 0
     total: Any = None  # the sum of the uploads, in double precision
     half: Any = None  # that of the first half alone, where halves are compared
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
@@ -43,13 +49,29 @@ class Uploads(Protocol):
     """What a server asks its clients for in a round, and what it does with it."""
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client, with further fields."""
+        """The message to one client, with further fields.
+
+        Args:
+            client: The receiver.
+            further: Fields beside those of the message itself.
+        """
 
     def add(self, now: ServerRound, client: int, packet: Packet) -> None:
-        """Adds an upload to the round's total; WireError if it is invalid."""
+        """Adds an upload to the round's total; WireError if it is invalid.
+
+        Args:
+            now: The round.
+            client: The sender.
+            packet: Its message.
+        """
 
     def summed(self, now: ServerRound, values: Floats) -> None:
-        """Enters the sum of all vectors into the round, where no single upload is seen."""
+        """Enters the sum of all vectors into the round, where no single upload is seen.
+
+        Args:
+            now: The round.
+            values: The sum of the vectors of all its clients.
+        """
 
     @property
     def size(self) -> int:
@@ -118,9 +140,23 @@ class Exchange:
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
     def head(self, kind: str, round: int, client: int = -1) -> Head:
+        """The head of a message of this run.
+
+        Args:
+            kind: Of the message.
+            round: From 0.
+            client: The one that sends or receives; -1: none.
+        """
         return Head(kind, self.folder.run, self.settings.layout, round, client)
 
     def send(self, now: ServerRound, client: int, packet: Packet) -> None:
+        """Sends a message to a client; an earlier one that it has not answered is not waited for any more.
+
+        Args:
+            now: The round, which notes what is pending and how many bytes were sent.
+            client: One that is connected.
+            packet: The message.
+        """
         node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
@@ -129,7 +165,14 @@ class Exchange:
     def ask(
         self, now: ServerRound, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
     ) -> dict[int, T]:
-        """The answers of a phase by client; the clients without one are left out."""
+        """The answers of a phase by client; the clients without one are left out.
+
+        Args:
+            now: The round.
+            phase: Its name, for the log.
+            packets: The message to each client.
+            read: Makes the value of a client's answer; a CopflError leaves the client out.
+        """
         answers: dict[int, T] = {}
         for client, packet in packets.items():
             if client in self.registry.nodes:
@@ -151,7 +194,12 @@ class Exchange:
         return answers
 
     def receive(self, now: ServerRound, read: Callable[[int, Packet], object]) -> None:
-        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
+        """Reads the replies that have arrived; a client whose reply is invalid is left out.
+
+        Args:
+            now: The round.
+            read: Takes a client's answer; a CopflError leaves the client out.
+        """
         for reply in self.transport.replies(list(now.pending)):
             client, _ = now.pending.pop(reply.message_id)
             try:
@@ -165,7 +213,13 @@ class Exchange:
                 now.retry_at[client] = time.monotonic() + self.retry
 
     def expired(self, now: ServerRound, sent: float, where: str = "") -> bool:
-        """Whether the messages have reached their deadline; the clients without a reply are left out."""
+        """Whether the messages have reached their deadline; the clients without a reply are left out.
+
+        Args:
+            now: The round.
+            sent: When the messages were sent, on the monotonic clock.
+            where: Said in the reason of clients without a reply.
+        """
         if time.monotonic() < sent + self.federation.network.deadline:
             return False
         for client, _ in now.pending.values():

@@ -57,11 +57,8 @@ class TrainingServer:
     exchange: Exchange  # how the clients' uploads reach it: each, or only their sum
 
     def __post_init__(self) -> None:
-        self.federation, self.folder, self.log = (
-            self.settings.federation,
-            self.exchange.folder,
-            self.exchange.log,
-        )
+        self.federation = self.settings.federation
+        self.folder, self.log = self.exchange.folder, self.exchange.log
         self.round = 0  # the next one
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
@@ -111,7 +108,7 @@ class TrainingServer:
             if self.decides and evidence.looks(self.round, self.federation.clients):
                 self._reweight([*self.folder.rounds()[: self.round - 1], record])
             counted = {str(client): n for client, n in self.counted.items()}
-            about = {Field.COUNTED: counted, "record": record}
+            fields = {Field.COUNTED: counted, "record": record}
             self.log(
                 f"{as_text(record)}  of {self.federation.rounds} rounds",
                 Event.ROUND_ENDED,  # before the record: each recorded round has one
@@ -124,7 +121,7 @@ class TrainingServer:
                 value=record["mean"].get(record["metric"]),
             )
             self.folder.save(
-                wire.encode(self.state, self.exchange.head("server", self.round), about=about), record
+                wire.encode(self.state, self.exchange.head("server", self.round), about=fields), record
             )
             yield record
 
@@ -161,22 +158,22 @@ class TrainingServer:
         except WireError as error:  # a value does not fit into a shorter one of network.wire
             self.log(f"round {now.number + 1}: halves are not compared: {error}")
             return
-        asked = ServerRound(now.number)
-        answers = self.exchange.ask(asked, HALVES, packets, self._losses)
-        for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
+        comparison = ServerRound(now.number)
+        answers = self.exchange.ask(comparison, HALVES, packets, self._losses)
+        for sizes, more in ((now.bytes_up, comparison.bytes_up), (now.bytes_down, comparison.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
         sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
         now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
         now.per_client[DIFFERENCE] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
-        failed = {str(client): why for client, why in sorted(asked.failures.items())}
+        failed = {str(client): why for client, why in sorted(comparison.failures.items())}
         now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
 
     def _losses(self, client: int, packet: Packet) -> float | None:
         """The difference of the losses that a client reports; None if it has none."""
-        about = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
-        losses = about.get(Field.LOSSES)
+        fields = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
+        losses = fields.get(Field.LOSSES)
         if not isinstance(losses, list) or len(losses) != 2:
             raise WireError("it does not report two losses")
         if None in losses:
@@ -188,24 +185,35 @@ class TrainingServer:
     def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
         """The epsilons after this round, from the number of answers in each."""
         earlier = [len(record["clients"]) for record in self.folder.rounds()[: self.round]]
-        found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+        epsilons_now = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in epsilons_now.items()}
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client: the global model, the last counted round, and the known masks."""
+        """The message to one client: the global model, the last counted round, and the known masks.
+
+        Args:
+            client: The receiver.
+            further: Fields beside those of the message itself.
+        """
         record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
-        about = {
+        fields = {
             Field.COUNTED: self.counted.get(client, -1),
             Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
             **further,
         }
         return wire.encode(
-            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=about
+            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=fields
         )
 
     def add(self, now: ServerRound, client: int, packet: Packet) -> None:
-        """Adds an upload to the round's total; WireError if it is invalid."""
+        """Adds an upload to the round's total; WireError if it is invalid.
+
+        Args:
+            now: The round.
+            client: The sender.
+            packet: Its message.
+        """
         if client in now.reports:
             raise WireError("its upload was counted in this round already")
         masks = self.folder.masks(client, self.upload)
@@ -225,8 +233,8 @@ class TrainingServer:
         now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
         if self.settings.run.run.benefit:
             is_first = client in first_clients(self.federation, now.number)
-            part = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
-            now.half = part if now.half is None else tree.add(now.half, part)
+            in_first_half = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
+            now.half = in_first_half if now.half is None else tree.add(now.half, in_first_half)
             if (samples := _samples(self.algorithm, opened.record)) is not None:
                 now.per_client.setdefault(SAMPLES, {})[client] = samples
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
@@ -248,7 +256,12 @@ class TrainingServer:
         return sum(t.numel() for t in tree.leaves(self.like))
 
     def summed(self, now: ServerRound, values: Floats) -> None:
-        """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it."""
+        """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it.
+
+        Args:
+            now: The round.
+            values: The sum of the vectors of all its clients.
+        """
         sums, clients = secure_total.sums_from(values, self.like), len(now.reports)
         secure_total.check_weights(
             sums, clients, self.settings.rules, noised=self.settings.noised is not None
@@ -325,7 +338,15 @@ class TrainingServer:
 def new_server(
     settings: TrainingSettings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
 ) -> TrainingServer:
-    """The server of a run, with the exchange that its settings ask for; the arguments of `exchange_of`."""
+    """The server of a run, with the exchange that its settings ask for.
+
+    Args:
+        settings: What the machines agreed on.
+        transport: The network.
+        folder: The server's, of this run.
+        log: What is told to people, and to the audit log.
+        options: The other fields of `Exchange`.
+    """
     return TrainingServer(settings, exchange_of(settings, transport, folder, log, **options))
 
 
@@ -359,8 +380,8 @@ def _record(now: ServerRound, metrics: dict[str, torch.Tensor], seconds: float) 
 def _model_of(message: Any) -> torch.Tensor:
     """The numbers of a server's message to a client as one vector: the model, or what it has in its place."""
     inner = innermost(message)
-    parts = [inner.w] if hasattr(inner, "w") else [t for t in tree.leaves(inner) if t.is_floating_point()]
-    return torch.cat([t.double().reshape(-1) for t in parts])
+    tensors = [inner.w] if hasattr(inner, "w") else [t for t in tree.leaves(inner) if t.is_floating_point()]
+    return torch.cat([t.double().reshape(-1) for t in tensors])
 
 
 def _samples(algorithm: AnyAlgorithm, upload: Any) -> float | None:
@@ -385,7 +406,13 @@ def check_values(upload: object) -> None:
 
 
 def check_metrics(reported: object, metrics: Sequence[Metric], rounding: float = ROUNDING) -> None:
-    """WireError if a metric has a value that it cannot have, such as an accuracy of 99."""
+    """WireError if a metric has a value that it cannot have, such as an accuracy of 99.
+
+    Args:
+        reported: By name; another machine's.
+        metrics: The federation's.
+        rounding: By how much a value may be outside of its limits.
+    """
     for name, value in (reported if isinstance(reported, dict) else {}).items():
         if not isinstance(value, int | float) or value != value:  # it is not defined for these samples
             continue
@@ -396,12 +423,12 @@ def check_metrics(reported: object, metrics: Sequence[Metric], rounding: float =
                 low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
                 high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
         if not low - rounding <= value <= high + rounding:
-            shown = f"{printable(name, 40)}={printable(value, 40)}"
-            raise WireError(f"it reports {shown}, which must be {low:g} to {high:g}")
+            report = f"{printable(name, 40)}={printable(value, 40)}"
+            raise WireError(f"it reports {report}, which must be {low:g} to {high:g}")
 
 
 def numbers(metrics: object) -> dict[str, float | None]:
     """The numbers among the metrics that a node reports, at most `MAX_METRICS`; None where not finite."""
-    found = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
-    values = {printable(k): v for k, v in found if v is None or isinstance(v, int | float)}
+    first_metrics = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
+    values = {printable(k): v for k, v in first_metrics if v is None or isinstance(v, int | float)}
     return {k: float(v) if v is not None and abs(v) <= LARGEST else None for k, v in values.items()}

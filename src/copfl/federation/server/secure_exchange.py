@@ -51,7 +51,13 @@ class SecureExchange(Exchange):
         self.rules = self.settings.rules
 
     def collect(self, number: int, selected: list[int], uploads: Uploads) -> ServerRound:
-        """One round of these clients; it has no total if the sum was lost while shares were revealed."""
+        """One round of these clients; it has no total if the sum was lost while shares were revealed.
+
+        Args:
+            number: Of the round, from 0.
+            selected: The clients.
+            uploads: What they are asked for.
+        """
         now, needed = ServerRound(number), max(self.federation.minimum, self.rules.threshold)
         if self.was_revealing(number):
             why = "the server ended while it added up"
@@ -89,9 +95,9 @@ class SecureExchange(Exchange):
         stayed: dict[str, list[int]] = {}
 
         def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
-            asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
+            clients_of_phase = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
             packets = {}
-            for n in asked:
+            for n in clients_of_phase:
                 about = {Field.SESSION: session, **fields(n)}
                 is_masked, head = phase == MASKED, self.head(phase, now.number, n)
                 packets[n] = question.down(n, **about) if is_masked else wire.encode((), head, about=about)
@@ -184,12 +190,12 @@ class SecureExchange(Exchange):
         is_reported = False
         while True:
             self.registry.refresh(self.transport)
-            found = [n for n in chosen if n in self.registry.nodes]
-            if (len(found) >= needed and not self.registry.pending) or time.monotonic() > until:
-                return found
+            online = [n for n in chosen if n in self.registry.nodes]
+            if (len(online) >= needed and not self.registry.pending) or time.monotonic() > until:
+                return online
             if not (is_reported or self.registry.pending):
-                missing = ", ".join(str(n) for n in chosen if n not in found)
-                count = f"{len(found)} of the {needed} clients it needs"
+                missing = ", ".join(str(n) for n in chosen if n not in online)
+                count = f"{len(online)} of the {needed} clients it needs"
                 text = f"round {number + 1} waits: {count}; not connected: {missing}"
                 self.log(text, Event.WAITING, round=number + 1)
                 is_reported = True
@@ -201,17 +207,17 @@ class SecureExchange(Exchange):
         """A function that reads the fields of an answer."""
 
         def reader(client: int, packet: Packet) -> T:
-            about = wire.decode(packet, (), self.head(phase, now.number, client)).about
+            fields = wire.decode(packet, (), self.head(phase, now.number, client)).about
             unreadable = f"its answer in phase {phase!r} cannot be read"
             with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
-                return read(client, about)
+                return read(client, fields)
 
         return reader
 
     def was_revealing(self, number: int) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
-        asked = read_json(self.folder.path / REVEALING).get("round")
-        return asked == number and not self.federation.session.rollback
+        revealing = read_json(self.folder.path / REVEALING).get("round")
+        return revealing == number and not self.federation.session.rollback
 
 
 def exchange_of(
@@ -238,25 +244,25 @@ class SignedKeys(NamedTuple):
     signature: str
 
 
-def _signed_keys(rules: Rules, subject: Subject, client: int, about: dict[str, Any]) -> SignedKeys:
-    keys = Keys(*map(bytes.fromhex, about[Field.KEYS]))
-    answer = SignedKeys(keys, str(about[Field.MEMBER]), str(about[Field.SIGNATURE]))
+def _signed_keys(rules: Rules, subject: Subject, client: int, fields: dict[str, Any]) -> SignedKeys:
+    keys = Keys(*map(bytes.fromhex, fields[Field.KEYS]))
+    answer = SignedKeys(keys, str(fields[Field.MEMBER]), str(fields[Field.SIGNATURE]))
     if not is_signed(answer.member, keys_statement(subject, client, rules, keys), answer.signature):
         raise WireError("its keys are not signed by its member key")
     return answer
 
 
-def _signature(cohort: dict[int, str], statement: bytes, client: int, about: dict[str, Any]) -> str:
-    signature = str(about[Field.SIGNATURE])
+def _signature(cohort: dict[int, str], statement: bytes, client: int, fields: dict[str, Any]) -> str:
+    signature = str(fields[Field.SIGNATURE])
     if not is_signed(cohort[client], statement, signature):
         raise WireError("it signed another sum")
     return signature
 
 
-def _shares(_client: int, about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
-    sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
-    return sealed, bytes.fromhex(about[Field.COMMITMENT])
+def _shares(_client: int, fields: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
+    sealed = {int(n): str(text).encode() for n, text in fields[Field.SHARES].items()}
+    return sealed, bytes.fromhex(fields[Field.COMMITMENT])
 
 
-def _revealed(_client: int, about: dict[str, Any]) -> dict[int, bytes]:
-    return {int(n): bytes.fromhex(share) for n, share in about[Field.SHARES].items()}
+def _revealed(_client: int, fields: dict[str, Any]) -> dict[int, bytes]:
+    return {int(n): bytes.fromhex(share) for n, share in fields[Field.SHARES].items()}

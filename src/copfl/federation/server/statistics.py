@@ -1,4 +1,7 @@
-"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract."""
+"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract.
+
+`machines.server_app` runs it instead of `rounds` when the run config says session.agree=true.
+"""
 
 import time
 from collections.abc import Mapping
@@ -68,7 +71,12 @@ class StatisticsServer:
         return max(needed, self.settings.rules.threshold) if is_secure else needed
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client: the means of the columns, in the second pass."""
+        """The message to one client: the means of the columns, in the second pass.
+
+        Args:
+            client: The receiver.
+            further: Fields beside those of the message itself.
+        """
         return wire.encode(self.centres, self.exchange.head("down", self.round, client), about=further)
 
     def _sum_of_each(self, now: ServerRound, members: list[int]) -> Vector:
@@ -89,9 +97,9 @@ class StatisticsServer:
 
         while len(vectors) < self.needed or now.pending:
             self.exchange.registry.refresh(self.exchange.transport)
-            asked = {client for client, _ in now.pending.values()}
+            pending_clients = {client for client, _ in now.pending.values()}
             for client in members:
-                is_due = client not in vectors and client not in asked
+                is_due = client not in vectors and client not in pending_clients
                 is_due &= time.monotonic() >= now.retry_at.get(client, 0.0)
                 if is_due and client in self.exchange.registry.nodes:
                     self.exchange.send(now, client, self.down(client))

@@ -47,7 +47,13 @@ def require_flower() -> None:
 
 
 def set_environment(metrics: str | None, log_format: str | None, log_level: str | None) -> None:
-    """Passes the options to every process of the federation, before Flower reads them."""
+    """Passes the options to every process of the federation, before Flower reads them.
+
+    Args:
+        metrics: The option --metrics.
+        log_format: The option --log-format.
+        log_level: The option --log-level.
+    """
     from copfl.federation.operations.events import environment
 
     os.environ.update(environment(metrics, log_format, log_level))
@@ -59,7 +65,12 @@ def given(**values: Any) -> dict[str, Any]:
 
 
 def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
-    """The keys of a run config or a node's that the command line sets: these options, and --set."""
+    """The keys of a run config or a node's that the command line sets: these options, and --set.
+
+    Args:
+        settings: What --set has, as KEY=VALUE.
+        values: Options with a name of their own, by key; None: not on the line.
+    """
     config = given(**values)
     for text in settings or []:
         if "=" not in text:
@@ -70,7 +81,12 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
 
 
 def read_proposal(file: Path | None, config: dict[str, Any]) -> "SignedProposal | None":
-    """The proposal in the file, which has all settings of a run: none of them may be on the line."""
+    """The proposal in the file, which has all settings of a run: none of them may be on the line.
+
+    Args:
+        file: The option --proposal.
+        config: Keys of a run config that are on the line.
+    """
     from copfl.federation.protocol.proposal_text import chosen
 
     signed = None if file is None else chosen((), str(file))

@@ -144,11 +144,11 @@ def log(
     from copfl.federation.node import audit_log
     from copfl.federation.protocol.chained_log import AUDIT, verified
 
-    found = verified(state / AUDIT, noted or ())
+    audit = verified(state / AUDIT, noted or ())
     if not verify:
-        print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
-    if found.problem:
-        print(f"BROKEN      {found.problem}")
+        print("".join(f"{audit_log.as_text(line)}\n" for line in audit.lines), end="")
+    if audit.problem:
+        print(f"BROKEN      {audit.problem}")
         raise typer.Exit(1)
-    cut = "; the last line is cut off: a kill, or it is being written" if found.is_cut else ""
-    print(f"intact      {len(found.lines)} lines, last hash {found.last_hash}{cut}")
+    cut = "; the last line is cut off: a kill, or it is being written" if audit.is_cut else ""
+    print(f"intact      {len(audit.lines)} lines, last hash {audit.last_hash}{cut}")

@@ -110,7 +110,12 @@ class LocalFederation:
                 process.wait(10)
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a program in its own group, with its output in logs/NAME.log."""
+        """Starts a program in its own group, with its output in logs/NAME.log.
+
+        Args:
+            name: Of the program here, and of its log.
+            command: The program and its arguments.
+        """
         with open(self.logs / f"{name}.log", "ab") as log:
             self.log_begins[name] = log.tell()
             process = subprocess.Popen(
@@ -124,7 +129,12 @@ class LocalFederation:
         return process
 
     def call(self, command: Sequence[str], seconds: float = 120) -> str:
-        """The output of a program that ends by itself; RunError if it fails."""
+        """The output of a program that ends by itself; RunError if it fails.
+
+        Args:
+            command: The program and its arguments.
+            seconds: How long it may take.
+        """
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds, **self.options)
         text: str = done.stdout.decode(errors="replace")
         if done.returncode:
@@ -132,7 +142,12 @@ class LocalFederation:
         return text
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to a program and its group."""
+        """Sends a signal to a program and its group.
+
+        Args:
+            name: Of the program here.
+            number: The signal.
+        """
         process = self.running[name]
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -142,7 +157,12 @@ class LocalFederation:
         return tagged(self.tag)
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The end of a program's log."""
+        """The end of a program's log.
+
+        Args:
+            name: Of the program here.
+            lines: At most so many.
+        """
         path = self.logs / f"{name}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
@@ -169,7 +189,12 @@ class LocalFederation:
         raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
 
     def add_node(self, name: str, node_config: Mapping[str, Any]) -> None:
-        """Registers a node, with a new key if it has none, and starts it."""
+        """Registers a node, with a new key if it has none, and starts it.
+
+        Args:
+            name: Of the node here, and of the file of its key.
+            node_config: What its owner sets.
+        """
         if self.secure:
             self.call(["flwr", "supernode", "register", f"{self._key(name)}.pub", "copfl"])
         self.start_node(name, node_config)
@@ -182,7 +207,12 @@ class LocalFederation:
         return path
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
-        """Starts a node; a second start is the node's return."""
+        """Starts a node; a second start is the node's return.
+
+        Args:
+            name: Of the node here, and of the file of its key.
+            node_config: What its owner sets.
+        """
         key = self._key(name)
         node_config = {"policy": str(self.policy), "key": str(key), **node_config}
         if self.supernode:
@@ -202,8 +232,8 @@ class LocalFederation:
         make_member_keys(self.home, int(settings["run.clients"]))
         named = {**config, "session.run": settings.get("session.run") or new_name()}
         signed = propose(self.folder, named, self.coordinator, read_roster(self.home))
-        given = as_text({**named, KEY: signed.text})
-        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", given])
+        run_config = as_text({**named, KEY: signed.text})
+        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", run_config])
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs as Flower lists them."""

@@ -1,4 +1,4 @@
-"""The ServerApp: the server's rounds over Flower."""
+"""The ServerApp: the server's rounds over Flower. Flower calls `main` in a process of its own, for each run."""
 
 import dataclasses
 import os
@@ -37,7 +37,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs the rounds, or personalises the model of a finished run for new clients."""
+    """Runs the rounds, or personalises the model of a finished run for new clients.
+
+    Args:
+        grid: Flower's network.
+        context: Flower's: the run config, and the number of its run.
+    """
     configure_logging()
     end_with_parent(os.getppid())  # Flower's own end may take minutes if the SuperLink was killed
     try:
@@ -77,8 +82,8 @@ def _main(grid: Grid, context: Context) -> None:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         if signed is not None:
             write_bytes(folder.path / SIGNED, signed.document)
-        about = {**plain, "session.run": run, "flower-run": context.run_id}
-        write_json(folder.path / "config.json", about)
+        recorded = {**plain, "session.run": run, "flower-run": context.run_id}
+        write_json(folder.path / "config.json", recorded)
         for _ in server.rounds():
             pass
 

@@ -256,10 +256,10 @@ class ConnectedNode:
                 self._push(_message(self.reply.read_bytes()), is_repeated=True)
             elif self.message.exists():
                 message = _message(self.message.read_bytes())
-                about = message.metadata
+                metadata = message.metadata
                 if (
-                    about.dst_node_id == self.connection.node_id
-                    and time.time() < about.created_at + about.ttl
+                    metadata.dst_node_id == self.connection.node_id
+                    and time.time() < metadata.created_at + metadata.ttl
                 ):
                     self._handle(message)
         except (Exception, RunNotRunningException) as error:  # of another version, damaged, or not wanted
@@ -273,13 +273,13 @@ class ConnectedNode:
     def _handle(self, message: Any) -> None:
         """Sends the answer to a message."""
         run, started = message.metadata.run_id, time.monotonic()
-        asked = as_message(message)
+        received = as_message(message)
         try:
             if run != self.run:
                 self.run_config, self.run = self._run_config(run), run
-            answer = respond(asked, self.run_config, self.options, os.getpid())
+            answer = respond(received, self.run_config, self.options, os.getpid())
         except UsageError as error:  # of the app
-            answer = logged(NodeAnswer(refusal(error)), asked, {}, self.options)
+            answer = logged(NodeAnswer(refusal(error)), received, {}, self.options)
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
@@ -291,19 +291,19 @@ class ConnectedNode:
             error = {"at": at, "reason": printable(fields[Field.REFUSED])}
             write_bytes(self.last_error, json.dumps(error).encode(), durable=False, private=True)
             return
-        about = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
-        text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
-        logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
+        event = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
+        text = f"copfl: answered {event['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
+        logger.info(text, extra={"fields": event | {"bytes": len(answer[1])}})
 
     def _run_config(self, run: int) -> dict[str, Any]:
         """The run config of an app, whose code is neither installed nor executed."""
-        about = self.connection.get_run(run)
-        content = self.connection.get_fab(about.fab_hash, run).content
+        flower_run = self.connection.get_run(run)
+        content = self.connection.get_fab(flower_run.fab_hash, run).content
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 if archive.getinfo(PROJECT).file_size > MAX_PROJECT:
                     raise ValueError("its settings are too large")
-            return dict(get_fused_config_from_fab(content, about))
+            return dict(get_fused_config_from_fab(content, flower_run))
         except Exception as error:  # another machine made the file
             raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
 
@@ -318,17 +318,17 @@ class ConnectedNode:
         """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
         with no_object_id_recompute():
             missing, session = self.connection.send(reply, get_object_tree(reply), seconds)
-            parts = get_all_nested_objects(reply)
+            objects = get_all_nested_objects(reply)
             uploaded: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if is_repeated and not missing:  # announced before: Flower finds the session by the part
-                session, missing = "", set(parts)
+                session, missing = "", set(objects)
                 uploaded = contextlib.suppress(ObjectPushError)  # Flower refuses a part that it has
 
-            def push(part: str, content: bytes) -> None:
+            def push(object_id: str, content: bytes) -> None:
                 with uploaded:
-                    self.connection.push_object(reply.metadata.run_id, session, part, content)
+                    self.connection.push_object(reply.metadata.run_id, session, object_id, content)
 
-            push_objects(parts, push, object_ids_to_push=missing)
+            push_objects(objects, push, object_ids_to_push=missing)
 
 
 def _message(content: bytes) -> Any:

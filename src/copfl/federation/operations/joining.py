@@ -1,6 +1,6 @@
 """A site takes part: what its owner reads before the consent, and the folder that the node has afterwards.
 
-Without torch.
+`copfl site join`, `start` and `leave` call it. Nothing is made or sent before the owner has consented. Without torch.
 """
 
 import datetime
@@ -112,21 +112,21 @@ def open_invitation(content: bytes, name: str) -> SignedInvitation:
     return signed
 
 
-def policy_of(invitation: Invitation, own: Path | None = None) -> str:
+def policy_of(invitation: Invitation, policy: Path | None = None) -> str:
     """The text of the policy of a site that joins: the strict one, which knows the coordinator alone.
 
     Args:
         invitation: The one that the site accepts.
-        own: A policy of the owner's instead, to which the coordinator is added.
+        policy: A policy of the owner's instead, to which the coordinator is added.
     """
     line, name = "coordinators = []", fingerprint(invitation.coordinator)
-    if own is not None:
-        read_policy(own)  # its errors
-        text = own.read_text("utf-8")
+    if policy is not None:
+        read_policy(policy)  # its errors
+        text = policy.read_text("utf-8")
         if name in text:
             return text
         if line not in text:
-            raise UsageError(f'{own} must have the line coordinators = ["{name}"] under [proposals]')
+            raise UsageError(f'{policy} must have the line coordinators = ["{name}"] under [proposals]')
     else:
         # The first list of members is accepted with the invitation, and a further member needs the owner.
         text = strict().replace('members = "approved"', 'members = "first"')
@@ -134,7 +134,12 @@ def policy_of(invitation: Invitation, own: Path | None = None) -> str:
 
 
 def refused(invitation: Invitation, policy: str) -> list[str]:
-    """What of the invitation the policy does not allow; none if it is all allowed."""
+    """What of the invitation the policy does not allow; none if it is all allowed.
+
+    Args:
+        invitation: The one that was received.
+        policy: The text of the policy of the site.
+    """
     lines = explained(parsed(policy), invitation.settings)
     return [line.removeprefix("refused").strip() for line in lines if line.startswith("refused")]
 
@@ -147,20 +152,25 @@ def parsed(policy: str) -> Policy:
 
 
 def checked(invitation: Invitation, data: str) -> Checked | None:
-    """How the site's data differ from the contract; None if there is no contract, or the data are a function."""
+    """How the site's data differ from the contract; None if there is no contract, or the data are a function.
+
+    Args:
+        invitation: The one that was received.
+        data: Where the site's data are: a path, or module:function.
+    """
     contract = invitation.contract
     if contract is None or ":" in data:
         return None
     return check(contract, Path(data))
 
 
-def described(invitation: Invitation, data: str, found: Checked | None, policy: str) -> Iterator[str]:
+def described(invitation: Invitation, data: str, compared: Checked | None, policy: str) -> Iterator[str]:
     """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
 
     Args:
         invitation: The one that was received.
         data: Where the site's data are.
-        found: How they differ from the contract.
+        compared: How they differ from the contract.
         policy: The text of the policy of the site.
     """
     tables = nested(invitation.settings)
@@ -200,11 +210,11 @@ def described(invitation: Invitation, data: str, found: Checked | None, policy: 
         else "no noise is added, so no epsilon can be stated: the trained model may tell something of rare rows"
     )
     yield f"allowed      that, and nothing else: other settings wait for your approval; rules in {POLICY}"
-    if found is None:
+    if compared is None:
         yield f"your data    {data}, which no contract describes"
         return
-    yield f"your data    {data}, {found.rows:,} rows: they {'fit' if found.fits else 'DO NOT FIT'} the contract"
-    for difference in found.differences:
+    yield f"your data    {data}, {compared.rows:,} rows: they {'fit' if compared.fits else 'DO NOT FIT'} the contract"
+    for difference in compared.differences:
         yield f"  {'note' if difference.is_note else 'differs':<9}  {difference.text}"
 
 
@@ -248,7 +258,12 @@ def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], pol
 
 
 def check_folder(folder: Path, invitation: Invitation) -> None:
-    """UsageError if a folder is of another federation, or is no site's."""
+    """UsageError if a folder is of another federation, or is no site's.
+
+    Args:
+        folder: Where the site would be.
+        invitation: The one that was received.
+    """
     earlier = invitation_of(folder)
     if earlier is None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -273,24 +288,28 @@ def read(folder: Path) -> JoinedSite:
     return JoinedSite(folder.resolve(), signed.invitation, options)
 
 
-def answer(site: JoinedSite, found: Checked | None = None) -> tuple[InvitationAnswer, bytes]:
+def answer(site: JoinedSite, compared: Checked | None = None) -> tuple[InvitationAnswer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 
     Args:
         site: The one that joins.
-        found: How its data differ from the contract; only the names of the contract's columns are told.
+        compared: How its data differ from the contract; only the names of the contract's columns are told.
     """
     misfits = (
         ()
-        if found is None
-        else tuple(dict.fromkeys(Misfit(d.column[:100], d.what) for d in found.differences if not d.is_note))
+        if compared is None
+        else tuple(
+            dict.fromkeys(Misfit(d.column[:100], d.what) for d in compared.differences if not d.is_note)
+        )
     )
     state = LEAVES if site.has_left else MISFITS if misfits else JOINS
     key = site.key
-    said = InvitationAnswer(invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits)
-    document = said.signed(key)
+    answered = InvitationAnswer(
+        invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits
+    )
+    document = answered.signed(key)
     write_bytes(site.folder / ANSWER, document, private=True)
-    return said, document
+    return answered, document
 
 
 def leave(site: JoinedSite) -> None:

@@ -66,7 +66,7 @@ def init(
         secure: Whether certificates are made; the default for every host but this machine.
         trial: Whether a key is made for every member, and all private keys stay in the folder: for a
             federation whose machines have one owner, as on this machine, where it is the default. Else
-            members make their own keys, and those of the coordinator and of the authority are in
+            members make their own keys, and the keys of the coordinator and of the authority are in
             `authority_of(folder)`, outside of the server's.
         contract: What the members' data are; None: they are like the data set of the settings.
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
@@ -189,7 +189,7 @@ def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
     """The table [samples] of data like this.
 
     Args:
-        dataset: Data like those of the members.
+        dataset: Data like the members'.
         model: The settings of the model, whose tokenizer texts need.
     """
     if dataset.kind == NEXT_TOKEN:

@@ -110,8 +110,8 @@ def serve(folder: Path, listen: str | None = None) -> NoReturn:
     """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys.
 
     Args:
-        folder: that of the app.
-        listen: the address HOST:PORT behind a reverse proxy; None: the app's port, for all machines.
+        folder: The folder of the app.
+        listen: The address HOST:PORT behind a reverse proxy; None: the app's port, for all machines.
     """
     app, folder = read_app(folder), folder.resolve()
     host, port, secure = str(app["host"]), int(app["port"]), bool(app["secure"])
@@ -218,10 +218,10 @@ def start_run(
     """The state of a run after its last round; the server runs in this folder, on this machine.
 
     Args:
-        folder: that of the app.
-        config: keys of the run config that are set for this run.
-        resume: whether to continue the run from its last checkpoint.
-        proposal: one that the coordinator signed elsewhere; None: it is signed here.
+        folder: The folder of the app.
+        config: Keys of the run config that are set for this run.
+        resume: Whether to continue the run from its last checkpoint.
+        proposal: One that the coordinator signed elsewhere; None: it is signed here.
     """
     config = config if proposal is None else overrides(folder, proposal.proposal)
     if config.get(AGREE):
@@ -241,9 +241,9 @@ def agree(folder: Path, config: Mapping[str, Any], *, proposal: SignedProposal |
     """The frozen data contract, from sums over all members; the app in the folder has it afterwards.
 
     Args:
-        folder: that of the app, whose server runs on this machine.
-        config: keys of the run config that are set for this run.
-        proposal: one with session.agree=true that the coordinator signed elsewhere; None: it is signed here.
+        folder: The folder of the app, whose server runs on this machine.
+        config: Keys of the run config that are set for this run.
+        proposal: One with session.agree=true that the coordinator signed elsewhere; None: it is signed here.
     """
     config = {**config, AGREE: True} if proposal is None else overrides(folder, proposal.proposal)
     if not config.get(AGREE):

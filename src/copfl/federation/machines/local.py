@@ -77,7 +77,7 @@ def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
 
 
 def site_nodes(folder: Path, sites: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """The nodes' configurations, of which each has the data of one site.
+    """The nodes' configurations: each has the data of one site.
 
     Args:
         folder: The folder of the app.
@@ -97,7 +97,7 @@ def site_problems(folder: Path, sites: Sequence[Path]) -> list[str]:
     """In which the sites' data differ from the app's contract; UsageError if a node could not train on some.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         sites: The data of each node.
     """
     text = read_app(folder)["config"].get("samples", {}).get("contract")
@@ -132,7 +132,7 @@ def up(
     """The record of each round of the app in the folder, run on this machine; all processes end with it.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         sites: The data of each node, in order; none: a data set is partitioned. If the data contract is open,
             the nodes agree on the encoders first.
         nodes: Number of nodes; None: the app's number of clients.
@@ -199,7 +199,7 @@ def follow(
 
     Args:
         federation: The processes.
-        process: That of the run's log.
+        process: The one that prints the run's log.
         folder: The server's of the run.
         rounds: How many the run has.
         pause: Seconds between two looks at the folder.
@@ -261,7 +261,7 @@ def join(
     """A new client's primary metric before and after its local updates of a finished run's model.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         data: The new client's: a file, a folder or module:function.
         test: A file of test rows of a table; None: some of its rows.
         state: Its state-dir; None: nodes/new-client in the app's folder.

@@ -65,7 +65,7 @@ class LocalFederation:
         self.policy = write_policy(
             self.folder / LOCAL_HOME / FILE, dataclasses.replace(allowed, proposals=agreed)
         )
-        self.supernode = supernode  # Flower's own nodes instead of those of copfl
+        self.supernode = supernode  # Flower's own nodes instead of copfl's
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.log_begins: dict[str, int] = {}  # where in its log the last start of a program is

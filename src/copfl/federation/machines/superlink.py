@@ -1,8 +1,8 @@
-"""Flower's SuperLink, which starts no code but copfl's own and that of the folder in which it runs.
+"""Flower's SuperLink, which starts no code but copfl's own and the code of its own folder.
 
 Whoever reaches the SuperLink's control interface can submit an app, and Flower executes its ServerApp. Here
-an app is refused when it is submitted, unless its ServerApp is that of copfl, its other files are those of
-the server's folder, and the policy of the server's owner allows its run config.
+an app is refused when it is submitted, unless its ServerApp is copfl's, its other files are the same
+in the server's folder, and the policy of the server's owner allows its run config.
 """
 
 import io

@@ -100,7 +100,7 @@ def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
     configure_logging()
     if address.key is not None:
         options = {**options, "key": str(address.key.expanduser().absolute())}
-    config = NodeConfig.parse(options)  # its errors, and those of the policy, come before anything is sent
+    config = NodeConfig.parse(options)  # its errors, and the policy's, come before anything is sent
     policy = policy_of(config.policy, config.state_dir)
     if not (coordinators(policy, config) or policy.proposals.unsigned or policy.proposals.by_hand):
         logger.warning(

@@ -3,7 +3,8 @@
 What a node was asked for and has not accepted waits in `state-dir/.proposals`. There is also what the owner
 approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused.
 What one coordinator revokes says nothing of another's members: a node may take part in two federations.
-Members are people who were compared: those of a coordinator are remembered, and a further one needs the owner.
+Members are people who were compared: a coordinator's members are remembered, and a further one
+needs the owner.
 """
 
 from collections.abc import Mapping

@@ -45,11 +45,11 @@ def entry_of(
     """What an answer of this node says, as a line of its log.
 
     Args:
-        request: the kind of the server's message.
-        asked: the server's message.
-        answer: the node's.
-        proposal: the one that a coordinator signed, accepted or not; None if there is none.
-        epsilon: of the answer.
+        request: The kind of the server's message.
+        asked: The server's message.
+        answer: The node's.
+        proposal: The one that a coordinator signed, accepted or not; None if there is none.
+        epsilon: Of the answer.
     """
     asked, answered = parsed(question[0]), parsed(answer[0])
     run, round, reason = (

@@ -45,7 +45,7 @@ def train_alone(
     """The client as the simulation's baseline trains it: in these rounds, on their batches, with their tests.
 
     Args:
-        settings: Those of the federation.
+        settings: The federation's.
         data: The node's.
         client: Its number.
         rounds: Those in which it took part.

@@ -31,11 +31,11 @@ def write_bundle(
     scores: Sequence[Score],
     select: str = "last",
 ) -> None:
-    """Writes the bundle of a model into the folder of its run, in place of that of an earlier round.
+    """Writes the bundle of a model into the folder of its run, in place of an earlier round's.
 
     Args:
-        folder: That of the run, in the node's state-dir.
-        settings: Those of the federation.
+        folder: The folder of the run, in the node's state-dir.
+        settings: The federation's.
         general: See `description_of`.
         head: Of the message to the client: the run, the round and the client.
         model: What was measured.

@@ -21,9 +21,9 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
     """What a node with this policy does with the requests of an app: a line each, refusals first.
 
     Args:
-        policy: the node's.
-        run_config: the app's.
-        state_dir: the node's folder, which has what its data have spent.
+        policy: The node's.
+        run_config: The app's.
+        state_dir: The node's folder, which has what its data have spent.
     """
     refused = refusals(policy, run_config)
     lines = [f"refused     {refusal.why}  [{refusal.line}]" for refusal in refused]

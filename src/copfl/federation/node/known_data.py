@@ -54,7 +54,7 @@ class KnownData:
         return self._path(name).exists()
 
     def hashes(self, name: str) -> Hashes:
-        """Those of the data of this name."""
+        """The hashes of the data of this name."""
         damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError):
             return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)

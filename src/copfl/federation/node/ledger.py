@@ -3,8 +3,8 @@
 A line has the mechanism, its noise, its sampling and its steps. The accountant composes the lines of the same
 data by Renyi divergences: a sum of epsilons would be larger, and would add up their deltas too. Lines belong
 to data by the hashes of their samples, so neither another run name nor a rollback begins a new budget. A line
-is on disk before its value leaves. It has the least noise that a receiver can see: of a secure sum that of
-the fewest clients that can be in one, until the node has seen who was. A value that is sent again is one
+is on disk before its value leaves. It has the least noise that a receiver can see: a secure sum counts as
+one of the fewest clients that can be in it, until the node has seen who was. A value that is sent again is one
 release. Without torch until an epsilon is computed.
 """
 
@@ -120,7 +120,7 @@ def epsilon(releases: Iterable[Release], delta: float) -> float:
 
     Args:
         releases: Of the same data.
-        delta: The probability with which the bound may fail.
+        delta: The probability that the bound fails.
     """
     from copfl.wrappers.privacy import epsilon_of
 

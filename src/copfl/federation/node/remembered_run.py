@@ -41,8 +41,8 @@ def remember(folder: Path, settings: TrainingSettings, node: Node, samples: str)
     """Writes the file of a run, if it has changed.
 
     Args:
-        folder: That of the run, in the node's state-dir.
-        settings: Those of the federation.
+        folder: The folder of the run, in the node's state-dir.
+        settings: The federation's.
         node: With the number of its client.
         samples: The name of its data.
     """
@@ -72,7 +72,7 @@ def known_rows(folder: Path, data: Path) -> int:
     0 where the folder was moved without the rest of the state-dir, which knows them.
 
     Args:
-        folder: That of the run, in the node's state-dir.
+        folder: The folder of the run, in the node's state-dir.
         data: The table.
     """
     known_data = KnownData(folder.parent / MEMORY)

@@ -51,7 +51,7 @@ class Resident:
         self._random = torch.random.get_rng_state()
 
     def answer(self, accepted: Accepted, kind: str, content: Content) -> NodeAnswer:
-        """The answer to a message: that of a new process, bit for bit. An error becomes a refusal.
+        """The answer to a message, as a new process would give it, bit for bit. An error becomes a refusal.
 
         Args:
             accepted: The node, and what it trains on.

@@ -2,7 +2,7 @@
 
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
 one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
-after a rollback, or if the server changes the model by a little. The same holds for two sums of which one
+after a rollback, or if the server changes the model by a little. The same holds for two sums if one of them
 leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
 unless the node's owner allows them to change.
 """

@@ -48,7 +48,7 @@ class SecureSession:
     replies: dict[str, Packet] = field(default_factory=dict)  # without MASKED, which is computed again
     secrets: Secrets | None = None
     cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
-    settings: str = ""  # digest of the settings with which it began
+    settings: str = ""  # digest of the settings when it began
     context: str = ""  # of the masks
     vector: str = ""  # digest of the masked vector that was sent
     samples: str = ""  # the data that are in the vector, as `KnownData` names them
@@ -120,10 +120,10 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     """The answer to a message of a phase of a sum.
 
     Args:
-        settings: what all members must agree on.
-        node: the one that is asked; its proposal has the members of sums.
-        packet: the server's message.
-        summand: what this node adds, and what it remembers of it.
+        settings: What all members must agree on.
+        node: The one that is asked; its proposal has the members of sums.
+        packet: The server's message.
+        summand: What this node adds, and what it remembers of it.
     """
     head = head_of(settings, node, packet)
     head_fields = wire.opened_head(packet)

@@ -151,13 +151,13 @@ UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadDa
 def local_update(
     settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
 ) -> Packet:
-    """The answer to a message of a round: the upload, or that of a phase if aggregation is secure.
+    """The answer to a message of a round: the upload, or the answer in a phase of a secure sum.
 
     Args:
-        settings: those of the accepted proposal.
-        node: the one that is asked; its proposal has the members of sums.
-        packet: the server's message.
-        load_data: reads the node's data.
+        settings: What the accepted proposal says.
+        node: The one that is asked; its proposal has the members of sums.
+        packet: The server's message.
+        load_data: Reads the node's data.
     """
     how = settings.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
     if how not in UPDATES:

@@ -90,7 +90,7 @@ class GivenStatistics(KnownData):
 
         Args:
             added: The members.
-            number: Of the pass: those of the second are those of the first.
+            number: Of the pass: the members of the second are the members of the first.
             allowed: With how many sets of members the owner allows.
         """
         with alone(self.folder / FILE):
@@ -141,12 +141,12 @@ class SiteStatistics(NamedTuple):
 
 
 def answer(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
-    """The answer to a message of the statistics phase: sums of this node, or that of a phase of a secure sum.
+    """The answer to a message of the statistics phase: its sums, or its answer in a phase of a secure sum.
 
     Args:
-        terms: those of the accepted proposal.
-        node: the one that is asked; its proposal has the members of sums.
-        packet: the server's message.
+        terms: What the accepted proposal says.
+        node: The one that is asked; its proposal has the members of sums.
+        packet: The server's message.
     """
     how = terms.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
     if how not in ANSWERS:

@@ -64,7 +64,7 @@ class TrainedUpdate(NamedTuple):
         if self.settings.federation.session.rollback:
             halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
-        # After a failure the record is that of before: whether there is one does not depend on the data.
+        # After a failure the record stays as it was: whether there is one does not depend on the data.
         self.records.save(head, self.client if self.output is None else self.output.client, keep=counted)
         numbered = node.numbered(self.head.client)
         remembered_run.remember(self.records.folder, self.settings, numbered, self.samples)
@@ -221,8 +221,8 @@ def plan_of(
     """The client's batches of one round.
 
     Args:
-        settings: Those of the federation.
-        algorithm: Its algorithm, or that of the training alone.
+        settings: The federation's.
+        algorithm: Its algorithm, or the one that trains alone.
         client: The client's record before the round.
         head: Of the message that asks for the round.
         data: The node's.

@@ -234,7 +234,7 @@ def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], pol
     """The folder of a site whose owner has consented; its key is made, and kept if there is one.
 
     Args:
-        folder: A new folder, or that of the same site, whose coordinator has written a new invitation.
+        folder: A new folder, or the one of the same site, whose coordinator has written a new invitation.
         signed: What the owner consented to.
         options: Of the node, such as data.
         policy: The text of its policy.

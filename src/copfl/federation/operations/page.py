@@ -35,7 +35,7 @@ class FederationPage:
     """The page of the app in a folder, for `copfl.report.serving`.
 
     Args:
-        folder: That of the app, on the server.
+        folder: The folder of the app, on the server.
         run: The run that it shows; None: always the last one.
     """
 

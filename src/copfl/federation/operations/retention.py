@@ -27,10 +27,10 @@ def clean(folder: Path, *, days: float = DAYS, keep: int = KEEP, is_rehearsal: b
     """Removes what was written last before so many days, and is not of the last runs.
 
     Args:
-        folder: of the app, or a node's state-dir.
-        days: since the last change.
-        keep: of the last runs, so many stay whatever their age; at least 1.
-        is_rehearsal: whether nothing is removed.
+        folder: Of the app, or a node's state-dir.
+        days: Since the last change.
+        keep: Of the last runs, so many stay whatever their age; at least 1.
+        is_rehearsal: Whether nothing is removed.
     """
     at_least(1, keep=keep)
     at_least(0, days=days)

@@ -21,8 +21,8 @@ from copfl.tables import Table, capital, listed, number, size
 
 NAMED = 5  # members that a sentence names
 CURVES = 8  # members that have a curve each; more are shown as a table in colours
-TABLE_ROUNDS = 60  # rounds of which a table has a row
-HEAT_ROUNDS = 100  # rounds of which a table in colours has a column: the last ones
+TABLE_ROUNDS = 60  # at most so many rounds have a row of a table
+HEAT_ROUNDS = 100  # at most so many, the last ones, have a column of a table in colours
 LOG_LINES = 300  # of the audit log that the page has
 HIDDEN = (
     "Hidden by secure aggregation: the nodes send masked uploads, and the server learns their sum. So it has "
@@ -37,7 +37,7 @@ NO_INTERVAL = (
 
 
 def sections(watched: Watched) -> Iterator[Section]:
-    """One after another, those of the rounds only where there are some."""
+    """One after another; where no round has ended, the log alone."""
     if watched.rounds:
         metric, rounds = metric_of(watched), watched.rounds
         is_hidden = any(r.is_summed for r in rounds) and not any(metric.name in r.per_client for r in rounds)
@@ -375,7 +375,7 @@ def _times(value: float | None, factor: float, whole: float = 1.0) -> Value:
 
 
 def clock(at: datetime.datetime | None, watched: Watched) -> str:
-    """The time, with the date if it is another day than that of the page.
+    """The time, with the date if it is another day than the page's.
 
     Args:
         at: The time; None: there is none.

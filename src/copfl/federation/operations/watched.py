@@ -119,7 +119,7 @@ class Watched:
 
 
 def read(folder: Path, run: str | None = None) -> Watched:
-    """The state of a run, by default of the last one; RunError if the folder is not that of a server.
+    """The state of a run, by default of the last one; RunError if the folder is no server's.
 
     Args:
         folder: Of the app on the server.
@@ -314,12 +314,12 @@ def _members(
     """The members of the signed proposal, then those admitted since; without both, the clients of the log.
 
     Args:
-        signed: the proposal.
-        roster: who is admitted, and whose key is revoked.
-        history: the events of the run.
-        is_running: whether a server has the run's folder.
-        needed: number of replies that a round needs.
-        now: when all this was read.
+        signed: The proposal.
+        roster: Who is admitted, and whose key is revoked.
+        history: The events of the run.
+        is_running: Whether a server has the run's folder.
+        needed: Number of replies that a round needs.
+        now: When all this was read.
     """
     begun = bool(history.last_event)
     by_number = {other.number: other for other in (signed.members if signed else ())}

@@ -26,12 +26,12 @@ def require_size(
     The owner has entered every other model, and knows its size.
 
     Args:
-        bounds: those of the policy.
-        model: the settings of the model.
-        adapter: those of its adapter; an empty record for none.
-        shape: of one sample.
-        classes: number of outputs.
-        batch: number of samples that the model is given at once.
+        bounds: What the policy allows.
+        model: The settings of the model.
+        adapter: The settings of its adapter; an empty record for none.
+        shape: Of one sample.
+        classes: Number of outputs.
+        batch: Number of samples that the model is given at once.
     """
     if model.name not in models.MODELS:
         return
@@ -70,9 +70,9 @@ def forward_bytes(module: nn.Module, shape: Shape, batch: int) -> float:
     Infinite if a tensor has more entries than torch can count.
 
     Args:
-        module: the model, on the meta device.
-        shape: of one sample; of sentences the shapes of their arrays.
-        batch: number of samples.
+        module: The model, on the meta device.
+        shape: Of one sample; of sentences the shapes of their arrays.
+        batch: Number of samples.
     """
     outputs = _Outputs()
     try:
@@ -89,7 +89,7 @@ def forward_bytes(module: nn.Module, shape: Shape, batch: int) -> float:
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the memory that operations return; a view has that of its base."""
+    """Collects the memory that operations return; a view has its base's."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -85,7 +85,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _completed(tables: Tables) -> Tables:
-    """The tables with the defaults of keys that are left out. Those of components are in `check_tables`."""
+    """The tables with the defaults of keys that are left out. Defaults of components are checked by `check_tables`."""
     completed = {title: {**DEFAULTS.get(title, {}), **tables.get(title, {})} for title in TITLES}
     completed["run"] = {
         key: value
@@ -124,7 +124,7 @@ def _value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {cohort} clients")
     if tables["run"].get("benefit") is True:
         yield from _benefit_refusals(policy, is_secure, selected)
-    # A table without the noise has that of the wrapper, which the node does not count on.
+    # A table without noise gets the wrapper's default; the node does not count on it.
     yield from _noise_refusals(policy.privacy, tables["privacy"].get("noise", 0.0), is_secure, selected)
 
 
@@ -266,8 +266,8 @@ def check_tables(policy: Policy, tables: Mapping[str, Mapping[str, Any]]) -> Non
     """PolicyError if a default of an algorithm, an optimizer or a model is not allowed.
 
     Args:
-        policy: that of this machine's owner.
-        tables: those of the settings, which have every default.
+        policy: The policy of this machine's owner.
+        tables: The settings, with every default.
     """
     refused: list[Refusal] = []
     for title in (title for title in COMPONENTS if title != "addons"):  # their defaults add nothing

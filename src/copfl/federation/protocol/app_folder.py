@@ -71,7 +71,7 @@ def run_names(path: Path) -> list[str]:
 
 
 def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
-    """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server.
+    """Where the SuperLink is, seen from this machine: the one of `up` while it runs, or else the server's.
 
     Args:
         folder: The folder of the app.

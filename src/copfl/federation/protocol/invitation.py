@@ -1,7 +1,7 @@
 """An invitation: one signed file with all that a site needs to take part, and the answer that it sends back.
 
 The signature shows that nobody changed the file after the coordinator wrote it. Who wrote it, the words show, which
-the coordinator reads out by telephone; in the same call the site reads out those of its answer. Without torch.
+the coordinator reads out by telephone; in the same call the site reads out the words of its answer. Without torch.
 """
 
 import datetime

@@ -44,7 +44,7 @@ class Field:
     COHORT = "cohort"  # the members by client
     SIGNATURE = "signature"
     REFUSED = "refused"  # from a node: why it does not answer
-    CATEGORIES = "categories"  # from a client: those of its columns that are open
+    CATEGORIES = "categories"  # from a client: the values of its columns that are open
     STATISTICS = "statistics"  # from a client: its masked vector is of statistics
     LOSSES = "losses"  # from a client: with the models of the two halves of a round
     NEW_CLIENT = "new_client"  # the kind of a new client's answer

@@ -138,7 +138,7 @@ def _secret(path: Path) -> bytes:
 def epsilon_of_upload(algorithm: object, *, secure: bool) -> float | None:
     """The epsilon of one answer of a node, towards the server; None if uploads have no noise.
 
-    In a secure sum it is that of the sum, if every member adds its part of the noise.
+    In a secure sum it is the sum's, if every member adds its part of the noise.
 
     Args:
         algorithm: The one that trains; only one that adds noise has an epsilon.

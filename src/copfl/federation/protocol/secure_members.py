@@ -1,6 +1,6 @@
 """Who takes part in a secure sum: the members' long-term keys, and what they sign.
 
-A member is a node's own key; the signed proposal lists those of all members. Its signature of the fresh keys
+A member is a node's own key; the signed proposal lists the keys of all members. Its signature of the fresh keys
 of a sum shows the others that the server did not replace them. Its signature of the cohort and of the
 context, which has the model and the settings, shows that all members were asked for the same sum.
 """

@@ -1,4 +1,4 @@
-"""SecAgg+: the sum of the clients' vectors, of which the server can read no single one. Without messages.
+"""SecAgg+: the sum of the clients' vectors; the server can read no single one. Without messages.
 
     keys        each client makes two key pairs and sends the public keys, signed
     shares      each client draws a seed; it sends others encrypted shares of the seed and of its masking key
@@ -7,9 +7,9 @@
     revealed    each client that sees enough signatures of the same list sends a share of the seed of every
                 client in it, and a share of the masking key of every other client: never both
 
-The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
+The protocol is by Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
 in `secure_members`; key agreement, Shamir's shares and encryption in `secret_sharing`. Flower's generator of
-masks is not used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried. The masks here are a
+masks is not used: it reduces the 32 bytes of a key to 32 bits, which can all be tried. The masks here are a
 stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 
@@ -51,7 +51,7 @@ class Rules:
     threshold: int = 0  # shares that reveal a secret: holders that must answer in a phase; 0: the smallest
     range: float = 65536.0  # the largest absolute value of an entry
     bits: int = 36  # of an entry, with its sign
-    neighbours: int = 0  # clients with which each shares its secrets; 0: all
+    neighbours: int = 0  # clients that get shares of a client's secrets; 0: all
 
     def __post_init__(self) -> None:
         if self.clients < SMALLEST_COHORT:
@@ -192,7 +192,7 @@ def stream(key: bytes, size: int, rules: Rules) -> Words:
 
 
 def neighbours(order: Sequence[int], count: int) -> dict[int, list[int]]:
-    """The clients with which each client shares its secrets: the nearest in a ring; all if count is 0.
+    """The clients that get shares of each client's secrets: the nearest in a ring; all if count is 0.
 
     Args:
         order: The clients, around the ring.

@@ -96,10 +96,10 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
     it has a part of the noise that the sum has.
 
     Args:
-        model: that the client received.
-        clip: the largest norm of its change.
-        deviation: of the noise of one upload.
-        rules: of the sum.
+        model: That the client received.
+        clip: The largest norm of its change.
+        deviation: Of the noise of one upload.
+        rules: Of the sum.
     """
     largest = float(model.abs().max()) + clip + 8 * deviation
     if not largest <= rules.range:

@@ -122,7 +122,7 @@ def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = No
 
     Args:
         run_config: Settings of a federation, flat or as tables.
-        bounds: Those of the machine's owner on a model of copfl's; None: any model.
+        bounds: What the machine's owner allows a model of copfl's; None: any model.
     """
     federation = federation_of(run_config)
     if (text := federation.samples.contract) and not (contract := contract_of(text)).is_frozen:

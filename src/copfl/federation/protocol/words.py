@@ -1,6 +1,6 @@
 """A short name of a document in words that people read to each other by telephone.
 
-The coordinator reads out those of an invitation, the site those of its key: neither file can be another's then.
+The coordinator reads out the words of an invitation, the site the words of its key: so nobody can have replaced either.
 """
 
 import hashlib

@@ -44,9 +44,9 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
     """The contract that a run of the statistics phase froze, which the app has afterwards.
 
     Args:
-        folder: that of the app.
-        run: the name of the run.
-        why: for the error if it froze none.
+        folder: The folder of the app.
+        run: The name of the run.
+        why: For the error if it froze none.
     """
     path = folder / AGREEMENTS / run / AGREED
     if not path.exists():

@@ -27,9 +27,9 @@ def make_certificates(folder: Path, host: str, authority: Path | None = None) ->
     """Writes a new authority, and the server's certificate for this host and localhost.
 
     Args:
-        folder: for ca.pem, server.pem and server.key.
-        host: of the server.
-        authority: the folder for ca.key, which signs certificates; None: the same folder.
+        folder: For ca.pem, server.pem and server.key.
+        host: Of the server.
+        authority: The folder for ca.key, which signs certificates; None: the same folder.
     """
     from cryptography import x509
 

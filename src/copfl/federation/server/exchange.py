@@ -31,7 +31,7 @@ class ServerRound:
 
     number: int  # from 0
     total: Any = None  # the sum of the uploads, in double precision
-    half: Any = None  # that of the first half alone, where halves are compared
+    half: Any = None  # the sum of the first half alone, where halves are compared
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client
@@ -39,7 +39,9 @@ class ServerRound:
     failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
-    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    means: dict[str, float | None] = field(
+        default_factory=dict
+    )  # of metrics whose single values nobody knows
     # What the server itself knows.
     per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
@@ -53,7 +55,7 @@ class Uploads(Protocol):
 
         Args:
             client: The receiver.
-            further: Fields beside those of the message itself.
+            further: Fields that the message has as well.
         """
 
     def add(self, now: ServerRound, client: int, packet: Packet) -> None:
@@ -88,7 +90,7 @@ class Exchange:
     log: Log = silent
     pause: float = 1.0  # at most so many seconds between two polls of the transport
     retry: float = 30.0  # seconds until a client that failed is asked again
-    proposal: Proposal | None = None  # that of the run; it says which key is which client
+    proposal: Proposal | None = None  # the run's; it says which key is which client
     revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from copfl.federation.server.membership import admit, read_roster, revoke
 from copfl.files import write_bytes
 
 SUFFIX = ".invite"
-INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # folders in that of the app
+INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # in the folder of the app
 NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admitted"
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS
 
@@ -60,7 +60,7 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
     """A new invitation, in FOLDER/invitations; an earlier one of the same site is void.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         site: The member's name.
         key: The coordinator's.
         days: Until it expires.
@@ -151,7 +151,7 @@ def receive(folder: Path, document: bytes) -> str:
     """The state of a site after its answer has arrived; UsageError if the answer is refused.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         document: What the site signed.
     """
     answer = read_answer(document)
@@ -216,10 +216,10 @@ def waiting(folder: Path, site: str) -> InvitedSite:
 
 
 def admit_answer(folder: Path, site: str, words: str) -> Member:
-    """Enters a site whose words the coordinator heard; UsageError if they are not those of its key.
+    """Enters a site whose words the coordinator heard; UsageError if its key has other words.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         site: Its name.
         words: What the site read out by telephone.
     """

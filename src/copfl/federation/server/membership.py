@@ -91,11 +91,11 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     """Enters a member with its public key; without a number it gets the next free one.
 
     Args:
-        folder: that of the app.
-        clients: number of clients of the app.
-        name: of the member, for people.
-        public: its key, as `keys.read_public` gives it.
-        number: of its client.
+        folder: The folder of the app.
+        clients: Number of clients of the app.
+        name: Of the member, for people.
+        public: Its key, as `keys.read_public` gives it.
+        number: Of its client.
     """
     roster = read_roster(folder)
     taken_numbers = {member.number for member in roster.members}
@@ -141,10 +141,10 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
     """Enters a member's new key, which its old one signed; the old key is revoked.
 
     Args:
-        folder: that of the app.
-        name: of the member.
-        public: its new key.
-        signature: of the new key, with the old one.
+        folder: The folder of the app.
+        name: Of the member.
+        public: Its new key.
+        signature: Of the new key, with the old one.
     """
     roster = read_roster(folder)
     before = roster.named(name)
@@ -250,10 +250,10 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
     """The signed proposal of a run; the earlier one of this run if nothing has changed.
 
     Args:
-        folder: that of the app.
-        config: keys of the run config beside those of the app, the run's name among them.
-        key: the coordinator's.
-        roster: the members.
+        folder: The folder of the app.
+        config: Further keys of the run config, the run's name among them.
+        key: The coordinator's.
+        roster: The members.
     """
     settings = {**proposal.settings_in(read_app(folder)["config"]), **config}
     members = tuple(m for m in sorted(roster.members) if m.number < int(settings["run.clients"]))
@@ -268,7 +268,7 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
 
 
 def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:
-    """The keys that a run config of the app must change to be that of a proposal.
+    """The keys of the app's run config that differ from a proposal, with the proposal's values.
 
     Args:
         folder: The folder of the app.
@@ -302,7 +302,7 @@ def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> SignedProp
 
 
 def make_coordinator(folder: Path, authority: Path) -> str:
-    """Writes the coordinator's key to the authority's folder and its public part to that of the app.
+    """Writes the coordinator's key to the authority's folder and its public part to the app's.
 
     The result is the fingerprint.
 

@@ -113,7 +113,7 @@ class Registry:
             self._accept(client, node)
 
     def _problem(self, proposal: Proposal, answer: Mapping[str, Any], challenge: str) -> str:
-        """Why an answer to the greeting is not that of a member; empty if it is."""
+        """Why an answer to the greeting is no member's; empty if it is one's."""
         client = answer.get("client")
         member = proposal.numbers.get(client) if type(client) is int else None
         if member is None:

@@ -40,7 +40,7 @@ from copfl.federation.server.secure_exchange import exchange_of
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
-SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: of which model it is
+SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: the model that it is of
 ROUNDING = 1e-6  # of a metric that was computed in single precision
 LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
 MOST_SAMPLES = 1e9  # of one client
@@ -193,7 +193,7 @@ class TrainingServer:
 
         Args:
             client: The receiver.
-            further: Fields beside those of the message itself.
+            further: Fields that the message has as well.
         """
         record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
@@ -243,7 +243,7 @@ class TrainingServer:
 
     @property
     def like(self) -> secure_total.UploadSums:
-        """The structure of the sums of this round, of which the server sees no summand."""
+        """The structure of the sums of this round; the server sees no summand."""
         evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
         if evaluated not in self._likes:
             what = self.algorithm, self.task, self.settings.shape, self.settings.rules
@@ -289,7 +289,7 @@ class TrainingServer:
         norm, change = float(before.norm()), float((later - before).norm())
         usual = max([norm or math.sqrt(before.numel()), *changes])
         noise, most = self.settings.noised, self.federation.secure.change * usual
-        if noise is not None:  # the noise of a mean is below that of one upload
+        if noise is not None:  # a mean has less noise than one upload
             most = max(most, noise.clip * (1 + 4 * upload_noise(noise) * math.sqrt(before.numel())))
         if self.federation.secure.change and change > most:
             raise WireError(
@@ -419,7 +419,7 @@ def check_metrics(reported: object, metrics: Sequence[Metric], rounding: float =
         low, high = -LARGEST_VALUE, LARGEST_VALUE
         for metric in metrics:
             if any(name == f"{metric.name}{suffix}" for suffix in SUFFIXES):
-                # Of those of copfl that are no fractions, errors are positive, and r2 is at most 1.
+                # Of copfl's metrics that are no fractions, errors are positive, and r2 is at most 1.
                 low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
                 high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
         if not low - rounding <= value <= high + rounding:

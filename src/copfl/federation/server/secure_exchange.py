@@ -44,7 +44,7 @@ class SumQuestion(NamedTuple):
 
 @dataclass
 class SecureExchange(Exchange):
-    """An exchange of which the server learns the sum of the clients' vectors alone."""
+    """An exchange in which the server learns the sum of the clients' vectors alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,7 +64,7 @@ class StatisticsServer:
 
     @property
     def needed(self) -> int:
-        """Members that must answer: all, unless the settings say how many; later those of the first pass."""
+        """Members that must answer: all, unless the settings say how many; in the second pass, all of the first."""
         first = self.federation.network.min_replies or self.federation.clients
         needed = len(self.members) if self.round else first
         is_secure = self.federation.secure.aggregation
@@ -75,7 +75,7 @@ class StatisticsServer:
 
         Args:
             client: The receiver.
-            further: Fields beside those of the message itself.
+            further: Fields that the message has as well.
         """
         return wire.encode(self.centres, self.exchange.head("down", self.round, client), about=further)
 
@@ -112,7 +112,7 @@ class StatisticsServer:
         return total
 
     def _sum_of_all(self, now: ServerRound, members: list[int]) -> Vector:
-        """The sum of the members' vectors, of which the server sees none."""
+        """The sum of the members' vectors; the server sees none of them."""
         exchange = self.exchange
         assert isinstance(exchange, SecureExchange)
         question = SumQuestion(self.down, self.settings.question.sizes[self.round], self.needed)

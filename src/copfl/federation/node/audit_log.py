@@ -46,7 +46,7 @@ def entry_of(
 
     Args:
         request: The kind of the server's message.
-        asked: The server's message.
+        question: The server's message.
         answer: The node's.
         proposal: The one that a coordinator signed, accepted or not; None if there is none.
         epsilon: Of the answer.

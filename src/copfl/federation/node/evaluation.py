@@ -77,8 +77,8 @@ def is_best(metric: MetricInfo, measured: MeasuredModels, best_before: float) ->
 
     Args:
         metric: The primary one.
-        found: Of this round.
-        kept: The metric of the best round before it on the validation samples; nan: there is none.
+        measured: The models of this round.
+        best_before: The metric of the best round before it on the validation samples; nan: there is none.
     """
     defaults = {f"{metric.name}{VALIDATED}": math.nan, VALIDATION_LOSS: math.nan, "healthy": 1.0}
     values = defaults | {name: float(value) for name, value in (measured.tested | measured.validated).items()}

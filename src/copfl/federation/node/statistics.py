@@ -65,7 +65,7 @@ class GivenStatistics(KnownData):
         """Notes a pass before it is answered; WireError if it is of another question about the same data.
 
         Args:
-            asked: What is to be answered.
+            wanted: What is to be answered.
             allowed: How many questions about the same data the owner allows.
         """
         with alone(self.folder / FILE):

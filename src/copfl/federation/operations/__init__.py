@@ -2,9 +2,9 @@
 
 Its modules:
 
-    watched, history   a server's folder and its audit log, read without torch: for the two below
-    status, page       `copfl federate status` and `watch`; `sections` has the parts of the page
-    events             the log that a server's run writes: lines, audit log, metrics
-    joining            a site takes part: what its owner reads, and the folder that it has then
-    backup, retention  copies of a folder; what of it may be forgotten
+    watched, history              a server's folder and its audit log, read without torch: for the two below
+    status, page                  `copfl federate status` and `watch`; `sections` has the parts of the page
+    events                        the log that a server's run writes: lines, audit log, metrics
+    joining                       a site takes part: what its owner reads, and the folder that it has then
+    backup, retention             copies of a folder; what of it may be forgotten
 """

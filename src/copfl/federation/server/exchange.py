@@ -39,9 +39,7 @@ class ServerRound:
     failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
-    means: dict[str, float | None] = field(
-        default_factory=dict
-    )  # of metrics whose single values nobody knows
+    means: dict[str, float | None] = field(default_factory=dict)  # of metrics known by their mean alone
     # What the server itself knows.
     per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record

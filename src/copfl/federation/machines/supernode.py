@@ -280,7 +280,11 @@ class ConnectedNode:
             answer = respond(received, self.run_config, self.options, os.getpid())
         except UsageError as error:  # of the app
             answer = logged(NodeAnswer(refusal(error)), received, {}, self.options)
-        self._send(message, answer, started)
+        reply = Message(as_record(answer), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        # Stored before it is sent: a process that is started after a kill sends it again, see `_finish_earlier`.
+        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
+        self._push(reply, time.monotonic() - started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
 
@@ -306,13 +310,6 @@ class ConnectedNode:
             return dict(get_fused_config_from_fab(content, flower_run))
         except Exception as error:  # another machine made the file
             raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
-
-    def _send(self, message: Any, content: Content, started: float) -> None:
-        """Stores the reply and sends it."""
-        reply = Message(as_record(content), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
-        self._push(reply, time.monotonic() - started)
 
     def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
         """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""

@@ -81,7 +81,8 @@ def node_data(settings: TrainingSettings, node: Node) -> NodeData:
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
         samples, left_out = hashes_of(dataset.train.x), 0
-    device = node_device(config.device)
+    with raised_as(UsageError, f"device={config.device} cannot be used: {{}}", UsageError):
+        device = device_of(config.device)  # an error if this machine does not have it
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
     train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
@@ -154,12 +155,6 @@ def log_problems(contract: Contract, table: Table) -> None:
     """
     for problem in check_table(contract, table).problems:
         logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
-
-
-def node_device(name: str) -> torch.device:
-    """The device on which a node trains; UsageError if this machine does not have it."""
-    with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
-        return device_of(name)
 
 
 def task_on(task: Task, device: torch.device) -> Task:

@@ -132,7 +132,9 @@ def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> P
     session, is_repeated = _entered(
         _read(path), phase, head_fields["about"], json.loads(packet.head)["sha256"]
     )
-    if session.settings not in ("", digest := _digest_of(settings)):
+    agreed = settings.layout, settings.federation.tables()  # with the rules of the sum
+    digest = hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()
+    if session.settings not in ("", digest):
         raise WireError("the settings have changed since this sum began; begin another one")
     session = replace(session, settings=digest)
     if is_repeated and phase in session.replies:
@@ -167,12 +169,6 @@ def _entered(
     if name != before.name or not (is_repeated or phase == following):
         raise WireError(f"it asks for the phase {phase!r} of a sum out of turn, or a second time")
     return replace(before, requests={**before.requests, phase: checksum}), is_repeated
-
-
-def _digest_of(settings: Terms) -> str:
-    """Of all settings, the rules of the sum among them."""
-    agreed = settings.layout, settings.federation.tables()
-    return hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()
 
 
 # -- the phases ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def document_of(site: SiteReport) -> Document:
     """The page."""
     origin = site.description.origin
     return Document(
-        title=f"{_whose(site)}: {origin.title}",
+        title=f"{'A new client' if origin.client is None else f'Client {origin.client}'}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
         conclusion=[*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)],
         tiles=_tiles(site),
@@ -52,11 +52,6 @@ def text_of(site: SiteReport) -> str:
     paragraphs += [textwrap.fill(text, WIDTH) for text in document.conclusion]
     paragraphs += [as_text(table, WIDTH) for table in tables]
     return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
-
-
-def _whose(site: SiteReport) -> str:
-    client = site.description.origin.client
-    return "A new client" if client is None else f"Client {client}"
 
 
 def _which_round(site: SiteReport) -> str:
@@ -259,12 +254,9 @@ def _left_tables(site: SiteReport) -> list[Table]:
         f"{log.last_hash[:16]}.",
     ]
     notes += [f"All runs on these data: {site.spent}."] if site.spent else []
-    rows = [[left.kind, f"{left.messages:,}", f"{left.bytes:,}"] for left in (*log.left, _total(log.left))]
+    total = SentKind("all", sum(left.messages for left in log.left), sum(left.bytes for left in log.left))
+    rows = [[left.kind, f"{left.messages:,}", f"{left.bytes:,}"] for left in (*log.left, total)]
     return [Table("Answers to the server in this run", ["kind", "messages", "bytes"], rows, notes)]
-
-
-def _total(left: Sequence[SentKind]) -> SentKind:
-    return SentKind("all", sum(part.messages for part in left), sum(part.bytes for part in left))
 
 
 def _commands(site: SiteReport) -> Table:

@@ -315,11 +315,8 @@ def answer(site: JoinedSite, compared: Checked | None = None) -> tuple[Invitatio
 def leave(site: JoinedSite) -> None:
     """Ends the participation: a running node ends within seconds, and none starts again."""
     private_folder(site.folder / WORKER)
-    write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": time_now()}).encode(), private=True)
-
-
-def time_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": now}).encode(), private=True)
 
 
 def write_unit(site: JoinedSite) -> Path:

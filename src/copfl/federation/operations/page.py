@@ -4,7 +4,7 @@
 """
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from copfl.federation.operations.watched import (
     ABSENT,
     ANSWERED,
     MemberState,
-    RoundRecord,
     Watched,
     fingerprint_of,
     read,
@@ -131,7 +130,9 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
         since = moment(watched.history.last_at, watched)
         note = watched.reason or (f"last event {since}" if since else "")
         tiles.append(("run", watched.state.removeprefix("is ").removeprefix("was "), note))
-        tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", _pace(watched.rounds)))
+        seconds = [record.seconds for record in watched.rounds]
+        pace = f"{float(np.median(seconds)):.1f} s each (median)" if seconds else ""
+        tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", pace))
     waited = [member for member in watched.members if member.is_waited_for]
     if watched.is_running and watched.history.current is not None:
         absent = sum(member.state == ABSENT for member in waited)
@@ -146,10 +147,6 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
             delta = watched.settings.get("privacy.delta")
             tiles.append(("epsilon", f"{epsilon:.2f}", f"of this run, at delta {delta}"))
     return tiles
-
-
-def _pace(rounds: Sequence[RoundRecord]) -> str:
-    return f"{float(np.median([r.seconds for r in rounds])):.1f} s each (median)" if rounds else ""
 
 
 def _invited(watched: Watched) -> Iterator[Table]:

@@ -388,14 +388,12 @@ class MaskedSum:
             affected = [n for n in self.linked[client] if n in self.survivors and n in self.sealed]
             if lost and not affected:
                 continue
-            secret = _combined(
-                [
-                    shares_of_sender[client]
-                    for shares_of_sender in revealed.values()
-                    if client in shares_of_sender
-                ],
-                self.rules,
-            )
+            shares = [of_sender[client] for of_sender in revealed.values() if client in of_sender]
+            if len(shares) < self.rules.threshold:
+                raise WireError(
+                    f"{len(shares)} clients revealed their shares; {self.rules.threshold} are needed"
+                )
+            secret = secret_sharing.combine_shares(shares[: self.rules.threshold])
             if not lost:
                 if commitment(secret) != self.commitments[client]:
                     raise WireError(f"the shares of client {client}'s seed do not fit together")
@@ -408,12 +406,6 @@ class MaskedSum:
                 key = self.keys[other].masking
                 total -= _pair_mask(private, key, self.context, other, client, (size, self.rules))
         return dequantised(total, self.rules)
-
-
-def _combined(shares: Sequence[bytes], rules: Rules) -> bytes:
-    if len(shares) < rules.threshold:
-        raise WireError(f"{len(shares)} clients revealed their shares; {rules.threshold} are needed")
-    return secret_sharing.combine_shares(list(shares)[: rules.threshold])
 
 
 # -- files and messages --------------------------------------------------------------------------------------

@@ -152,13 +152,11 @@ def _names(content: object) -> dict[str, list[str]]:
         raise WireError("it names no categories")
     for names in content.values():
         is_list = isinstance(names, list) and len(names) <= MOST_CATEGORIES
-        if not is_list or not all(map(_is_name, names)):
+        if not is_list or not all(
+            isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable() for name in names
+        ):
             raise WireError(
                 f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, "
                 f"of at most {LONGEST_NAME} characters"
             )
     return {str(column): list(names) for column, names in content.items()}
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()

@@ -67,8 +67,8 @@ def personalise(
     name = task.metrics[0].name
     if data.bundled is not None:
         after_join = MeasuredModels({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
-        what = settings, data.bundled, head, trained, scores_of(task.metrics, after_join, data.test)
-        write_bundle(records.folder, *what)
+        measured = scores_of(task.metrics, after_join, data.test)
+        write_bundle(records.folder, settings, data.bundled, head, trained, measured)
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
     line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
     if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise

@@ -65,8 +65,8 @@ class UpdateSummand:
             )
         else:
             with torch.no_grad():
-                what = settings.algorithm, settings.task, settings.federation.clients, trained.output.upload
-                total = secure_total.summand_of(*what)
+                clients, upload = settings.federation.clients, trained.output.upload
+                total = secure_total.summand_of(settings.algorithm, settings.task, clients, upload)
             reported = update.reports_metrics(settings, request.node)
             sums = secure_total.sums_of(total, trained.metrics, settings.rules, reported=reported)
             if problem := secure_total.problem_of(sums, settings.rules):
@@ -90,8 +90,10 @@ class UpdateSummand:
         """
         run, federation = settings.run.run, settings.federation
         evaluated = is_evaluated(round, federation.rounds, run.eval_every)
-        what = settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment
-        return tree.each(torch.zeros_like, secure_total.example(*what, evaluated))
+        like = secure_total.example(
+            settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment, evaluated
+        )
+        return tree.each(torch.zeros_like, like)
 
     def enter(self, request: PhaseRequest, cohort: frozenset[str]) -> None:
         """The data are added up with one cohort, see `secure_memory`.

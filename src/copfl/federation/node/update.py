@@ -82,8 +82,8 @@ class TrainedUpdate(NamedTuple):
                 scores += worth.scores(TEST, [metric.name for metric in task.metrics])
                 output = dataclasses.replace(bundled.output, temperature=worth.temperature)
                 bundled = dataclasses.replace(bundled, output=output)
-            what = self.settings, bundled, self.head, self.output.trained, scores
-            write_bundle(self.records.folder, *what, select=run.select)
+            model = self.output.trained
+            write_bundle(self.records.folder, self.settings, bundled, self.head, model, scores, run.select)
 
 
 def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> TrainedUpdate:

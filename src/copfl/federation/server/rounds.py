@@ -246,8 +246,9 @@ class TrainingServer:
         """The structure of the sums of this round; the server sees no summand."""
         evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
         if evaluated not in self._likes:
-            what = self.algorithm, self.task, self.settings.shape, self.settings.rules
-            self._likes[evaluated] = secure_total.example(*what, self.federation.augment, evaluated)
+            shape, rules, augment = self.settings.shape, self.settings.rules, self.federation.augment
+            example = secure_total.example(self.algorithm, self.task, shape, rules, augment, evaluated)
+            self._likes[evaluated] = example
         return self._likes[evaluated]
 
     @property

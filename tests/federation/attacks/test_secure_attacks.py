@@ -110,6 +110,9 @@ class Malicious:
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self.shown_survivors: dict[int, Collection[int]] = {}
+        self.counted: dict[
+            int, int
+        ] = {}  # from which of its records a client is told to start; -1: the initial one
         self.persists = False  # although a node reveals no shares
         self.asked: list[tuple[str, int]] = []
 
@@ -120,6 +123,8 @@ class Malicious:
             "down" if phase == "masked" else phase, self.run, self.settings.layout, self.round, client
         )
         record = self.model(client) if phase == "masked" else ()
+        if phase == "masked":
+            fields = {**fields, Field.COUNTED: self.counted.get(client, -1)}
         packet = wire.encode(record, head, about={Field.SESSION: self.session, **fields})
         node_config = self.nodes[client]
         return secure_update.local_update(self.settings, node_of(node_config, self.proposal), packet)
@@ -151,7 +156,7 @@ class Malicious:
             found.commitments[n] = bytes.fromhex(answer[Field.COMMITMENT])
         for n in survivors or order:
             texts = {str(m): text.decode() for m, text in found.sealed_for(n).items()}
-            packet = self.ask("masked", n, {Field.SHARES: texts, Field.COUNTED: -1})
+            packet = self.ask("masked", n, {Field.SHARES: texts})
             size = int.from_bytes(packet.body[:8], "little")  # of safetensors' own head
             content = packet.body[8 + size :]
             found.add(n, content, len(content) // rules.width)
@@ -252,6 +257,21 @@ def test_the_settings_that_leave_out_rows() -> None:
         rows("drop", **{"run.validation": 0.2})
         == "but 0.2 for validation with seed 0; complete in age, outcome"
     )
+
+
+def test_a_second_sum_with_one_member_from_another_record_is_refused(nodes: Nodes) -> None:
+    """All others send the same again, so the difference of both sums was what one member's own rows give."""
+    config = {"algorithm.name": "fedper"}  # a member's record has its own head
+    Malicious(nodes, config=config).total(ALL)
+    first, second = (Malicious(nodes, config=config, round=1) for _ in range(2))
+    first.counted = second.counted = dict.fromkeys(ALL, 0)
+    first.total(ALL)
+    second.total(ALL)  # the same again: no further question
+    second = Malicious(nodes, config=config, round=1)
+    second.counted = {n: 0 for n in ALL if n != 2}
+    with pytest.raises(WireError, match="with another record of its own"):
+        second.total(ALL)
+    assert second.asked[-1] == ("masked", 2)
 
 
 def test_a_member_lost_after_the_keys_is_noticed(summed: Nodes) -> None:

@@ -33,7 +33,7 @@ from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.proposal import Proposal, Rotation, rotation_statement
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement
 from copfl.federation.protocol.secure_sum import Floats, Keys, Sum, neighbours
-from copfl.federation.protocol.settings import settings_of
+from copfl.federation.protocol.settings import federation_of, settings_of
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import key_of, proposed
@@ -243,20 +243,25 @@ def test_a_second_sum_that_leaves_out_rows_is_refused(summed: Nodes) -> None:
 
 
 def test_the_settings_that_leave_out_rows() -> None:
-    def rows(missing: str, **keys: Any) -> str:
-        age = Column(name="age", type="number", mean=0.0, deviation=1.0)
-        target = Column(name="outcome", type="category", categories=("ill", "well"))
-        contract = Contract(missing=missing, columns=(age,), targets=(target,))
-        table = {"samples.shape": [1], "samples.classes": ["ill", "well"], "model.name": "mlp"}
-        return secure_update.rows_of(settings_of({**table, "samples.contract": contract.as_json(), **keys}))
+    """Also those that decide which rows are test rows. Another column or target is another model, which is allowed."""
+    target = Column(name="outcome", type="category", categories=("ill", "well"))
 
-    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == ""
+    def rows(missing: str, client: int = 0, names: tuple[str, ...] = ("age",), **keys: Any) -> str:
+        columns = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in names)
+        of_contract = {name: keys.pop(name) for name in ("group", "time", "split") if name in keys}
+        contract = Contract(missing=missing, columns=columns, targets=(target,), **of_contract)
+        table = {"model.name": "mlp", "samples.contract": contract.as_json()}
+        return secure_memory.rows_of(federation_of(table | keys), client)
+
+    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == rows("fill", 2) == ""
+    assert rows("fill", names=("age", "lab")) == ""
     assert rows("drop") == "complete in age, outcome"
     assert rows("fill", **{"run.validation": 0.15}) != rows("fill", **{"run.validation": 0.1500000001})
-    assert (
-        rows("drop", **{"run.validation": 0.2})
-        == "but 0.2 for validation with seed 0; complete in age, outcome"
-    )
+    validated = rows("drop", 1, **{"run.validation": 0.2})
+    assert validated == "but 0.2 for validation with seed 0 as client 1; complete in age, outcome"
+    assert rows("fill", split=1) == "split 1"
+    assert rows("fill", time="day") == "before the last by day"
+    assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
 
 
 def test_a_second_sum_with_one_member_from_another_record_is_refused(nodes: Nodes) -> None:

@@ -12,14 +12,13 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.evaluation import is_evaluated
 from copfl.core.payload import innermost
-from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
 from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.message import decode, head_of
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_memory import Added, Memory
+from copfl.federation.node.secure_memory import Added, Memory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Asked, Contribution, added_up
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
@@ -44,7 +43,8 @@ class Training:
         data = self.load_data(settings, asked.node.numbered(asked.head.client))
         samples = memory.name_of(data.samples)
         invited = asked.identities(asked.session.cohort.values())
-        asked_for = Added(samples, invited, rows_of(settings), frozenset())
+        rows = rows_of(settings.federation, asked.head.client)
+        asked_for = Added(samples, invited, rows, frozenset())
         memory.history(samples).expect(asked_for, asked.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(decode(settings, asked.node, packet)[1]).w
@@ -85,19 +85,10 @@ class Training:
         memory, session = Memory(asked.node.memory), asked.session
         assert isinstance(asked.settings, Settings)
         uploads = frozenset([session.upload])
-        added = Added(session.samples, cohort, rows_of(asked.settings), uploads)
+        rows = rows_of(asked.settings.federation, asked.head.client)
+        added = Added(session.samples, cohort, rows, uploads)
         memory.history(session.samples).admit(added, asked.node.config.cohort_changes)
         memory.remember(added)
-
-
-def rows_of(settings: Settings) -> str:
-    """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
-    run, text = settings.run.run, settings.federation.samples.contract
-    kept = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
-    if text and (contract := Contract.read(text)).missing == "drop":
-        columns = (*contract.target_names, *(column.name for column in contract.features))
-        kept.append(f"complete in {', '.join(sorted(columns))}")
-    return "; ".join(kept)
 
 
 def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
@@ -109,7 +100,7 @@ def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: Loa
     data = load_data(settings, node.numbered(head.client))
     alone = frozenset([node.identity(node.key.public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    plain = Added(samples, alone, rows_of(settings), frozenset())
+    plain = Added(samples, alone, rows_of(settings.federation, head.client), frozenset())
     history.expect(plain, node.config.cohort_changes)  # before it trains
     reply = update.local_update(settings, node, packet, lambda *_: data)
     if history:

@@ -20,10 +20,12 @@ from copfl.data.tables.files import read_table
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases
 from copfl.federation.node.data import log_problems
-from copfl.federation.node.known_data import KnownData, hashes_of
+from copfl.federation.node.known_data import KnownData, cells_of, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
+from copfl.federation.node.secure_memory import Added as SumOfData
+from copfl.federation.node.secure_memory import Memory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
 from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
@@ -174,6 +176,16 @@ class Sums:
         assert isinstance(asked.settings, StatisticsTerms)
         added = Added(asked.session.samples, asked.settings.digest, cohort)
         Given(asked.node.memory).add(added, asked.head.round, asked.node.policy.statistics.questions)
+        _remember(asked, cohort)
+
+
+def _remember(asked: secure_phases.Asked, cohort: frozenset[str]) -> None:
+    """Notes the sum where those of a training are, from which it could be subtracted; WireError if it could."""
+    memory, rows = Memory(asked.node.memory), rows_of(asked.settings.federation, asked.head.client)
+    samples = memory.name_of(hashes_of(cells_of(read_table(_file_of(asked.node)))))
+    added = SumOfData(samples, cohort, rows, frozenset([asked.session.upload]))
+    memory.history(samples).admit(added, asked.node.config.cohort_changes)
+    memory.remember(added)
 
 
 def _in_sum(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
@@ -210,9 +222,15 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
 
 def node_site(terms: StatisticsTerms, node: Node) -> Site:
     """The rows of the node's table."""
-    source, test = Path(node.config.data).expanduser(), node.config.test
-    if not node.config.data or not source.is_file():
-        raise UsageError("statistics are those of a table: the node's data must be a file")
-    files = [source, *([] if test is None else [test])]
+    test = node.config.test
+    files = [_file_of(node), *([] if test is None else [test])]
     log_problems(terms.contract, read_table(files[0]))
     return site_of(terms.contract, files)
+
+
+def _file_of(node: Node) -> Path:
+    """The node's table."""
+    source = Path(node.config.data).expanduser()
+    if not node.config.data or not source.is_file():
+        raise UsageError("statistics are those of a table: the node's data must be a file")
+    return source

@@ -46,7 +46,7 @@ def personalise(
     if not updates or fields.get(Field.UPDATES) != updates:
         raise WireError(f"the run has {updates} local updates of new clients, and the message others")
     node, records = node.numbered(head.client), ClientRecords(node.folder, head.run)
-    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
+    records.ask(head.round, packet.body, -1, may_return=settings.federation.session.rollback)
     data = load_data(settings, node)
     algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)

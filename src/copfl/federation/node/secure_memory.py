@@ -3,8 +3,8 @@
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
 one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
 after a rollback, or if the server changes the model by a little. The same holds for two sums if one of them
-leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
-unless the node's owner allows them to change.
+leaves out rows of a node, and for sums of statistics as for sums of a training. So a node's data are added up
+with one cohort and one selection of rows only, unless the node's owner allows them to change.
 """
 
 import logging
@@ -12,10 +12,12 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
+from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
 from copfl.federation.protocol.files import stored, write_json
+from copfl.settings.federation import Federation
 
 FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
@@ -82,6 +84,31 @@ class SumHistory(tuple[RememberedSum, ...]):
             f"{fingerprint(cohort)}: the difference of two sums over different members reveals single "
             f"uploads; wait for the same members, or ask the node's owner to set {CHANGES}={changes}"
         )
+
+
+def rows_of(federation: Federation, client: int) -> str:
+    """Which of a node's rows train, by the settings that leave some out or draw test rows; empty: all of them.
+
+    By what is asked for alone: whether it leaves out a row depends on the data. Another target and other columns
+    are another model, which is allowed; they draw other test rows, too.
+
+    Args:
+        federation: Its settings.
+        client: The number of the node's client, which decides on the draw of validation rows.
+    """
+    run, text = federation.run.run, federation.samples.contract
+    choices = []
+    if run.validation:
+        choices.append(f"but {run.validation!r} for validation with seed {run.seed} as client {client}")
+    if text:
+        contract = Contract.read(text)
+        columns = (*contract.target_names, *(column.name for column in contract.features))
+        together = contract.group, contract.time
+        if contract.missing == "drop":
+            choices.append(f"complete in {', '.join(sorted(filter(None, (*columns, *together))))}")
+        named = {"together by": contract.group, "before the last by": contract.time, "split": contract.split}
+        choices += [f"{what} {value}" for what, value in named.items() if value]
+    return "; ".join(choices)
 
 
 def fingerprint(members: Collection[str]) -> str:

@@ -15,14 +15,13 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.evaluation import is_evaluated
 from copfl.core.payload import innermost
-from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
 from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.message import decode, head_of
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_memory import RememberedSum, SumMemory
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
@@ -52,7 +51,8 @@ class UpdateSummand:
         data = self.load_data(settings, request.node.numbered(request.head.client))
         samples = memory.name_of(data.samples)
         invited = request.identities(request.session.cohort.values())
-        planned_sum = RememberedSum(samples, invited, rows_of(settings), frozenset())
+        rows = rows_of(settings.federation, request.head.client)
+        planned_sum = RememberedSum(samples, invited, rows, frozenset())
         memory.history(samples).expect(planned_sum, request.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(decode(settings, request.node, packet)[1]).w
@@ -105,19 +105,10 @@ class UpdateSummand:
         memory, session = SumMemory(request.node.memory), request.session
         assert isinstance(request.settings, TrainingSettings)
         uploads = frozenset([session.upload])
-        added = RememberedSum(session.samples, cohort, rows_of(request.settings), uploads)
+        rows = rows_of(request.settings.federation, request.head.client)
+        added = RememberedSum(session.samples, cohort, rows, uploads)
         memory.history(session.samples).admit(added, request.node.config.cohort_changes)
         memory.remember(added)
-
-
-def rows_of(settings: TrainingSettings) -> str:
-    """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
-    run, text = settings.run.run, settings.federation.samples.contract
-    choices = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
-    if text and (contract := Contract.read(text)).missing == "drop":
-        columns = (*contract.target_names, *(column.name for column in contract.features))
-        choices.append(f"complete in {', '.join(sorted(columns))}")
-    return "; ".join(choices)
 
 
 def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
@@ -129,7 +120,7 @@ def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_d
     data = load_data(settings, node.numbered(head.client))
     alone = frozenset([node.identity(node.key.public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    plain = RememberedSum(samples, alone, rows_of(settings), frozenset())
+    plain = RememberedSum(samples, alone, rows_of(settings.federation, head.client), frozenset())
     history.expect(plain, node.config.cohort_changes)  # before it trains
     reply = update.local_update(settings, node, packet, lambda *_: data)
     if history:

@@ -20,10 +20,11 @@ from copfl.data.tables.files import read_table
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases
 from copfl.federation.node.data import log_problems
-from copfl.federation.node.known_data import KnownData, hashes_of
+from copfl.federation.node.known_data import KnownData, cells_of, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
 from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
@@ -184,17 +185,26 @@ class StatisticsSummand:
         return Contribution(words, prepared.samples, prepared.upload, fields, lambda: None)
 
     def enter(self, request: secure_phases.PhaseRequest, cohort: frozenset[str]) -> None:
-        """The data are added up with one cohort, in both passes.
+        """The data are added up with one cohort, in both passes, and in a training.
 
         Args:
             request: The phase CONSISTENT.
             cohort: The identities of the members whose vectors are in the sum.
         """
         assert isinstance(request.settings, StatisticsTerms)
+        node = request.node
         added = StatisticsCohort(request.session.samples, request.settings.digest, cohort)
-        GivenStatistics(request.node.memory).add(
-            added, request.head.round, request.node.policy.statistics.questions
-        )
+        GivenStatistics(node.memory).add(added, request.head.round, node.policy.statistics.questions)
+        _remember(request, cohort)
+
+
+def _remember(request: secure_phases.PhaseRequest, cohort: frozenset[str]) -> None:
+    """Notes the sum where the sums of a training are, which could be subtracted from it; WireError if one could."""
+    memory, rows = SumMemory(request.node.memory), rows_of(request.settings.federation, request.head.client)
+    samples = memory.name_of(hashes_of(cells_of(read_table(_file_of(request.node)))))
+    added = RememberedSum(samples, cohort, rows, frozenset([request.session.upload]))
+    memory.history(samples).admit(added, request.node.config.cohort_changes)
+    memory.remember(added)
 
 
 def _in_sum(terms: StatisticsTerms, node: Node, packet: Packet) -> Packet:
@@ -238,9 +248,15 @@ def node_site(terms: StatisticsTerms, node: Node) -> Site:
         terms: What all members agree on.
         node: The one whose owner named the table.
     """
-    source, test = Path(node.config.data).expanduser(), node.config.test
-    if not node.config.data or not source.is_file():
-        raise UsageError("statistics are those of a table: the node's data must be a file")
-    files = [source, *([] if test is None else [test])]
+    test = node.config.test
+    files = [_file_of(node), *([] if test is None else [test])]
     log_problems(terms.contract, read_table(files[0]))
     return site_of(terms.contract, files)
+
+
+def _file_of(node: Node) -> Path:
+    """The node's table."""
+    source = Path(node.config.data).expanduser()
+    if not node.config.data or not source.is_file():
+        raise UsageError("statistics are those of a table: the node's data must be a file")
+    return source

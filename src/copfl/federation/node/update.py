@@ -100,7 +100,7 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
-    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
+    records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
     algorithm, task = settings.algorithm, data.task
     if isinstance(algorithm, SecretNoise):

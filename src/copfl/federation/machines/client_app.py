@@ -1,4 +1,7 @@
-"""The ClientApp: passes requests of the server to the node's worker. Without torch: a process per message."""
+"""The ClientApp: passes requests of the server to the node's worker. Without torch: a process per message.
+
+Flower's own SuperNode starts it. copfl's (`supernode`) does the same in one process, without the app.
+"""
 
 import os
 

@@ -1,4 +1,7 @@
-"""The processes of a federation on this machine: a SuperLink, a SuperNode per client, and runs."""
+"""The processes of a federation on this machine: a SuperLink, a SuperNode per client, and runs.
+
+All of them end with the context, however it ends: `processes` sees to it.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""What left a node, written down on the node: lines of a chained log in its state-dir. Without torch."""
+"""What left a node, written down on the node: lines of a chained log in its state-dir. Without torch.
+
+`respond.logged` writes a line for each answer before it leaves, and `copfl site log` prints them.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,4 +1,7 @@
-"""What a node notes of each round of a run: its models on its own samples. The file never leaves the node."""
+"""What a node notes of each round of a run: its models on its own samples. The file never leaves the node.
+
+`update` enters a round, `report` reads them all and enters the rounds of training alone in a file of their own.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""One machine of a federation, as its owner set it up. Without torch."""
+"""One machine of a federation, as its owner set it up. Without torch.
+
+`acceptance.accept` makes the record, and everything behind the door gets it as an argument.
+"""
 
 from pathlib import Path
 from typing import NamedTuple

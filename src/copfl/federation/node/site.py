@@ -1,4 +1,4 @@
-"""What a site of a federation knows about its own model: the content of its report."""
+"""What a site of a federation knows about its own model: the content of its report, which `report` makes."""
 
 import math
 from dataclasses import dataclass

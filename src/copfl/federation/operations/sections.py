@@ -1,4 +1,7 @@
-"""The sections of the coordinator's page: charts and tables of the rounds, the weights, and the audit log."""
+"""The sections of the coordinator's page: charts and tables of the rounds, the weights, and the audit log.
+
+`page` puts them below its head. With secure sums a section says what is hidden, and why.
+"""
 
 import datetime
 import math

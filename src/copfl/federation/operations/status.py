@@ -1,4 +1,7 @@
-"""The state of a federation's server or of a node, as `copfl federate status` prints it. Without torch."""
+"""The state of a federation's server or of a node, as `copfl federate status` prints it. Without torch.
+
+`status` is the state as numbers and texts, for --json too; `as_text` are the lines for people.
+"""
 
 import contextlib
 import datetime

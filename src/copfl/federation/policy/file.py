@@ -1,4 +1,8 @@
-"""Policies as files: read for every message, written for the owner."""
+"""Policies as files: read for every message, written for the owner.
+
+`policy_of` is a node's, `server_policy` the server's. Without a file a node has the default policy, which allows
+copfl's own names and signed proposals; a server allows unsigned runs too, because nodes have their own say.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""What a model of a run config needs: counted on torch's meta device, where nothing has memory."""
+"""What a model of a run config needs: counted on torch's meta device, where nothing has memory.
+
+`protocol.settings` asks before the model is made, `node.resident` again for a batch of the node's own samples.
+"""
 
 import math
 from typing import Any

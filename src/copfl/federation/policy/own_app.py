@@ -1,4 +1,7 @@
-"""The policy of somebody who executes an app of their own: what the app names is entered."""
+"""The policy of somebody who executes an app of their own: what the app names is entered.
+
+`copfl federate init` writes it for the server, `copfl federate up` for all nodes of a trial: they have one owner.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Code of a machine's owner that a policy allows: one file, by its hash, from the owner's folder."""
+"""Code of a machine's owner that a policy allows: one file, by its hash, from the owner's folder.
+
+`load` is called when the check has passed and before the settings are made, which then find the module as imported.
+"""
 
 import hashlib
 import importlib.machinery

@@ -1,4 +1,7 @@
-"""The policy of a machine's owner."""
+"""The policy of a machine's owner, with every default.
+
+`strict.txt` has one that allows little, with a comment on each line; `copfl site policy FILE` writes it.
+"""
 
 import math
 import re

@@ -1,4 +1,8 @@
-"""Small files of a federation: read with one error, written whole, readable by this user alone. Without torch."""
+"""Small files of a federation: read with one error, written whole, readable by this user alone. Without torch.
+
+A node's and a server's small JSON files are read with `stored`. What only one process may read and write again, such
+as what was given away, is done within `alone`.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""What a node's owner set: read and checked once, from the options of a command or of Flower. Without torch."""
+"""What a node's owner set: read and checked once, from the options of a command or of Flower. Without torch.
+
+The door (`node.respond`) parses it for each message; from there on it is a field of the `Node`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""The data contract of an app: read for a check, and frozen when the members have agreed. Without torch."""
+"""The data contract of an app: read for a check, and frozen when the members have agreed. Without torch.
+
+`machines.deployed` and `machines.local` freeze it after the statistics; `copfl site check` reads it.
+"""
 
 from pathlib import Path
 

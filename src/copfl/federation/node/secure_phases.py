@@ -1,5 +1,9 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
+`protocol.secure_sum` has the five phases and their arithmetic. Here is what a node checks of a message and remembers:
+`added_up` is called for every message, `_entered` decides whether it is the next one, and a function for each phase
+makes the answer. What is added up is a `Summand`: local updates (`secure_update`) or statistics (`statistics`).
+
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
 answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data
 have changed since: two vectors with the same masks differ by the uploads alone. All phases have the same
@@ -63,12 +67,13 @@ class PhaseRequest(NamedTuple):
     settings: Terms
     node: Node
     head: Head
-    about: dict[str, Any]
-    session: SecureSession
-    summand: "Summand"
+    about: dict[str, Any]  # the fields of the server's message
+    session: SecureSession  # what this node did in the phases before
+    summand: "Summand"  # what is added up
 
     @property
     def subject(self) -> Subject:
+        """Which sum this node's signatures are about."""
         return Subject(self.head.run, self.head.round, self.session.name)
 
     def identities(self, cohort: Iterable[str]) -> frozenset[str]:
@@ -77,6 +82,7 @@ class PhaseRequest(NamedTuple):
 
     @property
     def secrets(self) -> Secrets:
+        """This node's, of this sum; WireError before the first phase and after the last."""
         if self.session.secrets is None:
             raise WireError("this node has no keys of this sum")
         return self.session.secrets

@@ -87,7 +87,13 @@ class TrainedUpdate(NamedTuple):
 
 
 def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> TrainedUpdate:
-    """The client's local update for one round.
+    """The client's local update for one round. What is stored or sent of it is the caller's, see `TrainedUpdate.save`.
+
+    1. The message is decoded, and the record is read from which the client starts.
+    2. The node notes what it was asked, before anything is computed: it trains on one model in a round.
+    3. Its data are loaded, and the algorithm gets the key of the node's noise.
+    4. It trains, and measures its models. A failure is passed on as it is: its text may describe samples.
+    5. The release is entered into the ledger: before it leaves, and also if the caller adds it to a sum.
 
     Args:
         settings: The federation's.

@@ -21,7 +21,7 @@ import torch
 from copfl.errors import RunError
 from copfl.federation.node import secure_update
 from copfl.federation.node.acceptance import accept
-from copfl.federation.node.request import Accepted
+from copfl.federation.node.node import Accepted
 from copfl.federation.node.resident import Resident
 from copfl.federation.node.respond import respond
 from copfl.federation.policy.record import (

@@ -28,7 +28,7 @@ from copfl.experiment.analysis.benefit import (
 from copfl.federation.node import halves, secure_update
 from copfl.federation.node.audit_log import entry_of
 from copfl.federation.node.explanation import explained
-from copfl.federation.node.message import message_like
+from copfl.federation.node.incoming import message_like
 from copfl.federation.policy.record import Policy, PrivacyRules, SumRules
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol import halves as kinds

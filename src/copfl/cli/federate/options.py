@@ -54,7 +54,7 @@ def set_environment(metrics: str | None, log_format: str | None, log_level: str 
         log_format: The option --log-format.
         log_level: The option --log-level.
     """
-    from copfl.federation.operations.events import environment
+    from copfl.federation.operations.run_log import environment
 
     os.environ.update(environment(metrics, log_format, log_level))
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from copfl.errors import CopflError, RunError
 from copfl.federation.machines.flower_transport import FlowerTransport
 from copfl.federation.machines.processes import end_with_parent
-from copfl.federation.operations.events import operations
+from copfl.federation.operations.run_log import operations
 from copfl.federation.policy import own_code
 from copfl.federation.policy.file import server_policy
 from copfl.federation.policy.request import admitted, check_tables

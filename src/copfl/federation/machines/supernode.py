@@ -50,7 +50,7 @@ from copfl.federation.machines.flower_api import (
 )
 from copfl.federation.machines.flower_transport import as_message, as_record
 from copfl.federation.node.acceptance import coordinators
-from copfl.federation.node.request import NodeAnswer
+from copfl.federation.node.node import NodeAnswer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT

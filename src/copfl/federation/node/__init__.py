@@ -3,8 +3,8 @@
 Its modules:
 
     respond, acceptance           the door; which proposals are accepted
-    node, request, worker         the node as a record; the process that answers, and what it is passed
-    resident, message             what stays in memory between messages; what is checked of a message first
+    node, worker                  the node and its answer as records; the process that answers
+    resident, incoming            what stays in memory between messages; what is checked of a message first
     update, join                  the answers of a training, and of a new client
     secure_update, statistics     what is added up in secure sums; secure_phases has the phases of one
     data, known_data              the samples; by which names the node remembers them

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, raised_as
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import Accepted
+from copfl.federation.node.node import Accepted, Node
 from copfl.federation.policy.file import policy_of
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal

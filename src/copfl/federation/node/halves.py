@@ -16,7 +16,7 @@ from copfl import wire
 from copfl.core.halves import loss_with
 from copfl.errors import WireError
 from copfl.federation.node.data import LoadData, NodeData, moved
-from copfl.federation.node.message import head_of, message_like
+from copfl.federation.node.incoming import head_of, message_like
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.files import stored, write_json

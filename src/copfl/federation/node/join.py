@@ -15,9 +15,9 @@ from copfl.federation.node import remembered_run
 from copfl.federation.node.bundle import write_bundle
 from copfl.federation.node.data import LoadData, moved, node_data
 from copfl.federation.node.evaluation import MeasuredModels, scores_of
+from copfl.federation.node.incoming import decode
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Ledger, Release
-from copfl.federation.node.message import decode
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.update import plan_of

@@ -21,10 +21,9 @@ from copfl.data.samples import shape_of
 from copfl.errors import CopflError, DataError, UsageError, raised_as
 from copfl.federation.node import secure_update, statistics
 from copfl.federation.node.data import NodeData, node_data
+from copfl.federation.node.incoming import count_refusal, require_few_refusals
 from copfl.federation.node.join import personalise
-from copfl.federation.node.message import count_refusal, require_few_refusals
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import Accepted, NodeAnswer
+from copfl.federation.node.node import Accepted, Node, NodeAnswer
 from copfl.federation.node.secure_phases import MASKED
 from copfl.federation.policy import own_code
 from copfl.federation.policy.model_size import require_size

@@ -11,8 +11,7 @@ from typing import Any
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.federation.node import audit_log
 from copfl.federation.node.acceptance import accept
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import NodeAnswer
+from copfl.federation.node.node import Node, NodeAnswer
 from copfl.federation.node.worker import call
 from copfl.federation.protocol.messages import (
     HELLO,

@@ -22,8 +22,8 @@ import torch
 
 from copfl import wire
 from copfl.errors import WireError, raised_as
+from copfl.federation.node.incoming import head_of
 from copfl.federation.node.ledger import Ledger
-from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.policy.request import require_cohort

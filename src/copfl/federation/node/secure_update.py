@@ -19,7 +19,7 @@ from copfl.errors import WireError
 from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import compare_halves
-from copfl.federation.node.message import decode, head_of
+from copfl.federation.node.incoming import decode, head_of
 from copfl.federation.node.node import Node
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up

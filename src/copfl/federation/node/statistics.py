@@ -20,9 +20,9 @@ from copfl.data.tables.files import read_table
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases
 from copfl.federation.node.data import log_problems
+from copfl.federation.node.incoming import head_of
 from copfl.federation.node.known_data import KnownData, cells_of, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
-from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, added_up

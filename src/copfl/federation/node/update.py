@@ -24,9 +24,9 @@ from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
+from copfl.federation.node.incoming import decode
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
-from copfl.federation.node.message import decode
 from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.files import write_json

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from copfl.errors import RunError
 from copfl.experiment.process import ENVIRONMENT
-from copfl.federation.node.request import Accepted, NodeAnswer
+from copfl.federation.node.node import Accepted, NodeAnswer
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.messages import Content

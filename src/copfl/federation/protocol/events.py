@@ -1,6 +1,6 @@
 """The names of what happens in a federation, and the log that takes them.
 
-The server's rounds, its registry and its exchange write them (`operations.events` makes the log); `operations.history`
+The server's rounds, its registry and its exchange write them (`operations.run_log` makes the log); `operations.history`
 reads them back.
 """
 

@@ -12,6 +12,7 @@ from copfl.cli.federate.options import LogFormat, LogLevel, app_config, require_
 from copfl.cli.options import argument, option
 from copfl.cli.report import report_of_node
 from copfl.errors import CopflError, UsageError, raised_as, stoppable
+from copfl.foreign import printable
 
 if TYPE_CHECKING:
     from copfl.federation.operations.joining import JoinedSite
@@ -69,7 +70,7 @@ def join(
             "nothing was made or sent"
         )
     compared = joining.checked(invited, data)
-    print("\n".join(joining.described(invited, data, compared, rules)))
+    print("\n".join(map(printable, joining.described(invited, data, compared, rules))))
     nothing = "nothing was made or sent"
     if (words is None or not yes) and not sys.stdin.isatty():
         raise UsageError(f'this is no terminal to ask in: give --words "..." and --yes; {nothing}')

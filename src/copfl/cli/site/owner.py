@@ -9,6 +9,7 @@ import typer
 from copfl.cli.federate.options import require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError
+from copfl.foreign import printable
 
 SHOWN = 8  # names of columns in a sentence
 StateFolder = Annotated[Path, argument("The state-dir of a node.")]
@@ -37,7 +38,7 @@ def check(
         if open_names := listed([column.name for column in agreed.open], SHOWN):
             print(
                 f"{'note':<9} means and categories that the contract leaves open are not compared: "
-                f"{open_names}"
+                f"{printable(open_names)}"
             )
         verdict = "fits" if checked.fits else "does not fit"
         print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
@@ -104,13 +105,13 @@ def approve(
     from copfl.federation.protocol import proposal_text
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
-    print("\n".join(proposal_text.described(signed.proposal)))
+    print("\n".join(map(printable, proposal_text.described(signed.proposal))))
     if new := acceptance.strangers(state, signed.proposal):
         print(
             f"new members  {', '.join(member.name for member in new)}: compare their fingerprints with them"
         )
     lines = explained(policy_of(policy, state), signed.proposal.settings)
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
     if not yes and not typer.confirm("Approve it?"):

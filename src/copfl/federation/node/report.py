@@ -32,7 +32,7 @@ from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.federation.policy.file import policy_of
-from copfl.federation.protocol.chained_log import AUDIT, verified
+from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.files import write_bytes
@@ -112,7 +112,7 @@ def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
     if not (run / GAIN).is_file():
         return None
     damaged = f"{run / GAIN} is damaged ({{}}); remove it, and `copfl report` trains alone again"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(foreign.inside(run, run / GAIN))
         if content["of"] != _key(run, rounds):
             return None
@@ -146,8 +146,8 @@ def _kept_rivals(run: Path) -> Rivals | None:
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); remove it, and `copfl report` trains them again"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = json.loads(path.read_text("utf-8"))
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
+        content = foreign.read_json(foreign.inside(run, path))
         return rivals_file.from_json(content["rivals"]) if content["of"] == _hash_of_model(run) else None
 
 
@@ -216,7 +216,11 @@ def _audit(state: Path, run: str) -> AuditSummary | None:
     """The audit log of the node, by what left in this run; None where there is no log."""
     if not (state / AUDIT).exists():
         return None
-    log = verified(state / AUDIT)
+    with raised_as(RunError, f"{state / AUDIT} cannot be used ({{}})", *foreign.DAMAGE):
+        return _summary(verified(foreign.inside(state, state / AUDIT)), run)
+
+
+def _summary(log: Verified, run: str) -> AuditSummary:
     answers = [line for line in log.lines if line.get("event") == audit_log.SENT]
     ours = [line for line in answers if line.get("run") == run]
     messages, sizes = Counter[str](), Counter[str]()

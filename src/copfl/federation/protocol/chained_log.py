@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.errors import RunError, raised_as
 from copfl.federation.protocol.files import MALFORMED
 
@@ -135,7 +136,7 @@ def verified(path: Path, noted: Sequence[str] = ()) -> Verified:
     lines, problem, previous, cut = list[dict[str, Any]](), "", FIRST_PREVIOUS, False
     for number, content in enumerate(raw, 1):
         try:
-            fields = json.loads(content)
+            fields = foreign.json_of(content)  # a person reads them in a terminal
             is_next = fields["n"] == number and fields["previous"] == previous
             # After a line that is none, the next one must say that a kill cut it off, and no other line may say so.
             is_intact = _is_whole(content) and cut == (fields["event"] == RECOVERED)

@@ -9,10 +9,10 @@ from copfl.cli.options import argument, option
 from copfl.errors import UsageError
 from copfl.settings.toml import assignment
 
-# Options of several commands.
 if TYPE_CHECKING:
     from copfl.federation.protocol.proposal import SignedProposal
 
+# Options of several commands.
 AppFolder = Annotated[Path, argument("The app's folder.")]
 Secure = Annotated[
     bool | None,

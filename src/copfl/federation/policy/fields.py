@@ -137,17 +137,21 @@ NAMED = tuple(
 )
 
 
-def _judged(policy: Policy, field: DeclaredSetting, key: str, value: Any, base: AllowedBase | None) -> Judged:
+def _judged(
+    policy: Policy, setting: DeclaredSetting, key: str, value: Any, base: AllowedBase | None
+) -> Judged:
     """The value of a key beside the policy's line for it."""
-    match field.line:
+    match setting.line:
         case None:
             return Judged(KEYS, NO_SETTING)
         case Refused(line, why):
             return Judged(line, why)
         case Free(line):
-            return Judged(line, field.wrong_by_type(value))
+            return Judged(line, setting.wrong_by_type(value))
         case AtMost(most, least, line):
-            wrong = field.wrong_outside(value, field.least if least is None else least, _bound(policy, most))
+            wrong = setting.wrong_outside(
+                value, setting.least if least is None else least, _bound(policy, most)
+            )
             return Judged(line or (most if isinstance(most, str) else KEYS), wrong)
         case ProductAtMost(most):
             return Judged(most, shape(value, _bound(policy, most)))
@@ -156,14 +160,16 @@ def _judged(policy: Policy, field: DeclaredSetting, key: str, value: Any, base: 
         case OneOf(line):
             return Judged(line, one_of(value, *getattr(policy, line)))
         case ComponentName(line):
-            return _component(policy, line, value)
+            if isinstance(value, str) and ":" in value:  # a reference to code that the policy may have
+                return Judged("code", one_of(value, *(code.reference for code in policy.code)))
+            return Judged(line, one_of(value, *getattr(policy, line)))
         case AdapterName(line):
             is_code = value in [code.reference for code in policy.code]
             return Judged(line, "" if is_code else _adapter(policy, value))
         case FunctionNames(line):
-            return _functions(policy, line, value, is_list=get_origin(field.hint) is tuple)
+            return _functions(policy, line, value, is_list=get_origin(setting.hint) is tuple)
         case FileName(file_key):
-            unset = [""] if field.default == "" else []
+            unset = [""] if setting.default == "" else []
             return Judged("files", one_of(value, *unset, *policy.file_names(file_key)))
         case ModelPart(part):
             return _model_part(policy, part, value, base)
@@ -179,14 +185,8 @@ def _judged(policy: Policy, field: DeclaredSetting, key: str, value: Any, base: 
 
 
 def _bound(policy: Policy, most: str | float) -> Any:
+    """A bound that is written in the schema, or the policy's, by its line."""
     return attrgetter(most)(policy) if isinstance(most, str) else most
-
-
-def _component(policy: Policy, line: str, value: Any) -> Judged:
-    """The name of a component: on the policy's list, or a reference to code that the policy has."""
-    if isinstance(value, str) and ":" in value:
-        return Judged("code", one_of(value, *(code.reference for code in policy.code)))
-    return Judged(line, one_of(value, *getattr(policy, line)))
 
 
 def _adapter(policy: Policy, value: Any) -> str:
@@ -226,11 +226,9 @@ def _model_part(policy: Policy, part: str, value: Any, base: AllowedBase | None)
         codes = [code.reference for code in policy.code]
         source, colon, _ = str(value).partition(":")
         line = "bases" if colon and source in SOURCES else "code" if colon else "models"
-        allowed_names = {"bases": [b.name for b in policy.bases], "code": codes, "models": policy.models}[
-            line
-        ]
+        listed = {"bases": [entry.name for entry in policy.bases], "code": codes, "models": policy.models}
         is_known = value in (*policy.models, *codes) or base is not None
-        return Judged(line, "" if is_known else one_of(None, *allowed_names))
+        return Judged(line, "" if is_known else one_of(None, *listed[line]))
     if base is None:
         return Judged("bases", "is of a base that the policy does not have")
     allowed = ["none", *(["default"] if base.sha256 else []), *policy.file_names("weights")]

@@ -38,7 +38,7 @@ from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.local import follow, partition_nodes
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.protocol.app_folder import read_app
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings import toml
 from copfl.settings.complete import complete
@@ -98,7 +98,7 @@ def distance(app: Path, nodes: list[dict[str, Any]]) -> float:
     """How far the server and the clients are from where the simulation ends."""
     torch.set_num_threads(1)
     run_config = flattened(nested(read_app(app)["config"])) | {"session.run": "benchmark"}
-    settings: Settings = settings_of(run_config)
+    settings: TrainingSettings = settings_of(run_config)
     dataset = load("digits")
     state = simulated(settings, Federation(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
     rows, last = state.clients.rows(torch.arange(len(nodes))), settings.federation.rounds - 1

@@ -43,7 +43,7 @@ import torch
 
 from copfl import wire
 from copfl.core.algorithm import blank_samples, example_output
-from copfl.federation.node.message import decode
+from copfl.federation.node.incoming import decode
 from copfl.federation.protocol.messages import HELLO, Content, Field, Reply
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder

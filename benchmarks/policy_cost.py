@@ -31,7 +31,7 @@ from tests.federation.network import CONFIG, DirectTransport, digits, write_node
 from copfl.federation.node.acceptance import accept
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy.file import FILE, read_policy, write_policy, write_strict
-from copfl.federation.policy.record import Policy, Privacy, Proposals
+from copfl.federation.policy.record import Policy, PrivacyRules, ProposalRules
 from copfl.federation.protocol.messages import HELLO, Content, Reply
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import settings_of
@@ -74,8 +74,8 @@ def measured(config: dict[str, Any], is_strict: bool) -> float:
                 write_strict(path)
                 policy = read_policy(path)
                 if config.get("privacy.noise"):
-                    policy = dataclasses.replace(policy, privacy=Privacy(lifetime_epsilon=1e6))
-            write_policy(path, dataclasses.replace(policy, proposals=Proposals(unsigned=True)))
+                    policy = dataclasses.replace(policy, privacy=PrivacyRules(lifetime_epsilon=1e6))
+            write_policy(path, dataclasses.replace(policy, proposals=ProposalRules(unsigned=True)))
         transport = Answered(config, dict(enumerate(nodes, 100)))
         folder = ServerFolder(str(Path(name) / "runs"), "test", resume=False)
         server = new_server(transport.settings, transport, folder, pause=0, retry=0)

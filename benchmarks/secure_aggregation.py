@@ -32,7 +32,7 @@ from copfl.federation.node.respond import greeting
 from copfl.federation.policy.record import Policy
 from copfl.federation.protocol.messages import HELLO, Content, Reply, refusal
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
 from copfl.wire import Packet
@@ -44,7 +44,7 @@ COLUMNS = ("up_kB", "down_kB", "client_s", "server_s")
 class Calls:
     """The clients, called in this process; their processor time is counted."""
 
-    def __init__(self, settings: Settings, data: list[NodeData], folder: Path) -> None:
+    def __init__(self, settings: TrainingSettings, data: list[NodeData], folder: Path) -> None:
         self.settings, self.data = settings, data
         configs = [{"client": n, "state-dir": str(folder / str(n))} for n in range(len(data))]
         self.clients = [Node(NodeConfig.parse(config), Policy()) for config in configs]

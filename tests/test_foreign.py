@@ -6,6 +6,7 @@ Python's audit hook sees imports, executed code, programs, connections and files
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ from copfl.experiment import records
 from copfl.experiment.bundle import description
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.finished import cross_site
+from copfl.experiment.first_run import file as choice_file
+from copfl.experiment.first_run.candidates import Choice, Validated
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
@@ -498,9 +501,18 @@ def test_random_bundles(world: World, mark: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
-@pytest.mark.parametrize("file", ["environment.json", "audit.json", "gains.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["environment.json", "audit.json", "gains.json", "rivals.json", "choice.json", "probabilities.json"],
+)
 def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Path) -> None:
-    folder = copied(world.run, tmp_path / "bundles" / "run")
+    of_table = world.run.parent / "of-table"  # what is trained on a table has more files
+    has_it = file in ("environment.json", "audit.json", "gains.json")
+    folder = copied(world.run if has_it else of_table, tmp_path / "bundles" / "run")
+    if file == "choice.json":
+        by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
+        validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
+        choice_file.write(Choice("levels", ("levels", "forest"), validated), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)
@@ -509,6 +521,58 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
             if n % 8 == 0:  # a page takes some ten milliseconds
                 ends(lambda: page_of(folder))
         assert forbidden(seen, folder) == []
+
+
+HOSTILE_TEXT = "\x1b]0;evil\x07\x1b[2J\r\u202e"
+
+
+def test_texts_in_the_files_of_a_first_run(world: World, mark: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Which `resume` reads too."""
+    folder = copied(world.run.parent / "of-table", tmp_path / "bundles" / "run")
+    validated = {"by_site": {"levels": [0.5, 0.7]}, "left_out": {HOSTILE_TEXT: HOSTILE_TEXT}}
+    choice = {"federation": "levels", "sites": ["levels", HOSTILE_TEXT]}
+    content = choice | {"validated": validated | {"is_rmse": False, "folds": 5}}
+    for text in (json.dumps(content), "[" * 10_000, "[]", json.dumps({**content, HOSTILE_TEXT: []})):
+        (folder / "choice.json").write_text(text)
+        for words in (("resume", folder), ("report", folder)):
+            run_watched(mark, world, [partial(command_ends, capsys, *words)])
+    (folder / "choice.json").unlink()
+    edited("rivals.json", "chosen", value=HOSTILE_TEXT)(folder)
+    edited("rivals.json", "metrics", value=[{HOSTILE_TEXT: 1}])(folder)
+    edited("probabilities.json", "calibration", value=[{"low": "x"}])(folder)
+    run_watched(mark, world, [partial(command_ends, capsys, "report", folder)])
+
+
+@pytest.mark.parametrize("case", ["rivals", "brackets", "a link", "the log"])
+def test_what_a_report_of_a_node_prints(
+    case: str, world: World, mark: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Its rivals and its audit log are data of whoever wrote the folder."""
+    folder = copied(world.node, tmp_path / "bundles" / "state")
+    digest = hashlib.sha256((folder / "test/model/weights.safetensors").read_bytes()).hexdigest()
+    metric, numbers = {"name": "accuracy", "higher_is_better": True, "fraction": True}, {"accuracy": [0.5]}
+    rivals: dict[str, Any] = {"metrics": [metric], "chosen": "constant", "by_site": ["constant"]}
+    rivals |= {"values": {"constant": {"validated": [0.5], "tested": numbers}}, "personal": numbers}
+    rivals |= {"interval": [[0, 1]], "left_out": {"forest": HOSTILE_TEXT}, "inputs": HOSTILE_TEXT}
+    file = folder / "test" / "rivals.json"
+    file.write_text(json.dumps({"of": digest, "rivals": rivals}))
+    if case == "brackets":
+        file.write_text("[" * 10_000)
+    elif case == "a link":
+        linked("test/rivals.json", "")(folder)
+    elif case == "the log":
+        line = {"n": 1, "previous": "", "event": "sent", "run": "test", "left": [HOSTILE_TEXT], "hash": "x"}
+        (folder / "audit.jsonl").write_text(
+            json.dumps(line) + "\n" + json.dumps(line | {"epsilon": "x"}) + "\n"
+        )
+    words = ("report", folder, "--no-baseline", "--no-rivals", "--out", tmp_path / "out" / "r.html")
+    run_watched(mark, world, [partial(command_ends, capsys, *words)])
+    if case == "a link":
+        assert "leads out of" in called(capsys, *words).err
+    if case == "the log":
+        shown = called(capsys, "site", "log", folder)
+        assert shown.code == 1  # its chain is broken
+        harmless(shown._replace(code=0))
 
 
 def test_random_partitions(world: World, mark: Path, tmp_path: Path) -> None:

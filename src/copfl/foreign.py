@@ -9,9 +9,11 @@ import tomllib
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
+
+T = TypeVar("T")
 
 MOST_BYTES = 2**30  # of one file; the partition of a hundred million samples has fewer
 MOST_DEPTH = 64  # lists and tables within each other
@@ -89,6 +91,20 @@ def read_bytes(path: Path) -> bytes:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; OSError or ValueError where it cannot be read."""
     return json_of(read_bytes(path))
+
+
+def of_run(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """What a file of JSON in a run folder says, None where there is no file; RunError if it is damaged.
+
+    Args:
+        path: The file, which a run writes again.
+        parse: Makes the value of its content.
+    """
+    if not path.is_file():
+        return None
+    damaged = f"cannot read {path} ({{}}); delete it, and `copfl resume {path.parent}` makes it again"
+    with raised_as(RunError, damaged, OSError, *DAMAGE):
+        return parse(read_json(path))
 
 
 def inside(folder: Path, path: Path) -> Path:

@@ -59,7 +59,7 @@ def write_rows(path: Path, header: str = "age,ward,outcome") -> Path:
     return path
 
 
-def joined(app: Path, site: str, folder: Path) -> joining.Site:
+def joined(app: Path, site: str, folder: Path) -> joining.JoinedSite:
     """A site whose owner has consented."""
     signed = joining.open_invitation(file_of(app, site).read_bytes(), site)
     data = write_rows(folder / f"{site}.csv")

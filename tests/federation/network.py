@@ -25,12 +25,12 @@ from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy.file import FILE, policy_of, write_policy
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.protocol.events import Log
 from copfl.federation.protocol.messages import HELLO, JOIN, TRAIN, Content, Message, Reply
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import Proposal
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
 from copfl.wire import Head, Packet
@@ -75,7 +75,7 @@ def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> 
     return configs
 
 
-UNSIGNED = Proposals(unsigned=True)
+UNSIGNED = ProposalRules(unsigned=True)
 
 
 def unsigned(config: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class DirectTransport:
     """Calls the nodes. `fault` may change an upload, or return the error of its delivery, or None: it is lost."""
 
     def __init__(
-        self, settings: Settings, nodes: dict[int, dict[str, Any]], fault: Fault | None = None
+        self, settings: TrainingSettings, nodes: dict[int, dict[str, Any]], fault: Fault | None = None
     ) -> None:
         self.settings, self.online, self.fault = settings, nodes, fault
         self.residents = defaultdict[int, Resident](
@@ -177,7 +177,7 @@ def play(
     return Played(list(itertools.islice(server.rounds(), stop)), server_of(settings, runs), log, transport)
 
 
-def server_of(settings: Settings, runs: Path) -> Any:
+def server_of(settings: TrainingSettings, runs: Path) -> Any:
     """The server's record in the run's checkpoint."""
     like, run = (
         settings.algorithm.server_init(settings.task, settings.federation.clients),
@@ -187,14 +187,14 @@ def server_of(settings: Settings, runs: Path) -> Any:
     return folder.load(like, lambda round: Head("server", run, settings.layout, round, -1))[0].record
 
 
-def client_of(settings: Settings, config: dict[str, Any], client: int, round: int) -> Any:
+def client_of(settings: TrainingSettings, config: dict[str, Any], client: int, round: int) -> Any:
     """The client's record after a round, out of its node's folder."""
     head = Head("client", settings.federation.session.run, settings.layout, round, client)
     records = ClientRecords(Path(config["state-dir"]), settings.federation.session.run)
     return records.load(head, settings.algorithm.client_init(settings.task))
 
 
-def simulated(settings: Settings, federation: Federation) -> State:
+def simulated(settings: TrainingSettings, federation: Federation) -> State:
     """The same run in the simulation."""
     config = settings.run.run
     state = begin(settings.algorithm, settings.task, federation.clients)

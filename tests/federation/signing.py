@@ -10,7 +10,7 @@ from copfl.federation.node import resident, respond
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import Content, Message, Reply
-from copfl.federation.protocol.proposal import Member, Signed
+from copfl.federation.protocol.proposal import Member, SignedProposal
 from copfl.wire import Packet
 from tests.federation.network import DirectTransport, node_of
 
@@ -27,7 +27,7 @@ def members_of(nodes: list[dict[str, Any]]) -> tuple[Member, ...]:
     return tuple(Member(n, f"clinic-{n}", key_of(config).public) for n, config in enumerate(nodes))
 
 
-def proposed(config: dict[str, Any], nodes: list[dict[str, Any]], **options: Any) -> Signed:
+def proposed(config: dict[str, Any], nodes: list[dict[str, Any]], **options: Any) -> SignedProposal:
     """The coordinator's proposal of this run config, with the nodes as members."""
     given: dict[str, Any] = {"members": members_of(nodes), "revoked": (), "key": COORDINATOR} | options
     return proposal.sign(config, **given)

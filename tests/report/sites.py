@@ -8,7 +8,7 @@ from typing import Any
 
 from copfl.core.metrics import ACCURACY
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
-from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.stats import Interval
 
 
@@ -17,7 +17,7 @@ def gain(difference: float, low: float, high: float) -> SiteGain:
 
 
 LOG = AuditSummary(
-    [Left("keys", 5, 900), Left("update and metrics", 5, 2_500_000)], 1, 1.25, 3, 14, "", "ab" * 32
+    [SentKind("keys", 5, 900), SentKind("update and metrics", 5, 2_500_000)], 1, 1.25, 3, 14, "", "ab" * 32
 )
 DESCRIPTION = Description(
     model={"name": "mlp"},
@@ -43,7 +43,7 @@ ROUNDS = [
     )
     for n in range(1, 6)
 ]
-SITE = Site(
+SITE = SiteReport(
     state=Path("/var/lib/copfl"),
     run="20261117-101500-ab12cd",
     model=Path("/var/lib/copfl/20261117-101500-ab12cd/model"),
@@ -58,6 +58,6 @@ SITE = Site(
 )
 
 
-def changed(**fields: Any) -> Site:
+def changed(**fields: Any) -> SiteReport:
     """The site with other fields."""
     return dataclasses.replace(SITE, **fields)

@@ -6,9 +6,10 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from copfl import foreign
 from copfl.cli import options
 from copfl.cli.options import argument, option
-from copfl.errors import UsageError, raised_as
+from copfl.errors import RunError, UsageError, raised_as
 from copfl.files import write_bytes
 
 if TYPE_CHECKING:
@@ -99,10 +100,13 @@ def report_of_node(
     named_code.name(named_code.modules_in(data))
     site = site_of(state, data, baseline=baseline, tell=tell, rivals=rivals)
     target = out or state / "report.html"
-    content = document.render(site_page.document_of(site)).encode()
+    damaged = f"a file of {state} is damaged ({{}}); restore it from a copy"
+    with raised_as(RunError, damaged, *foreign.DAMAGE):
+        content = document.render(site_page.document_of(site)).encode()
+        text = foreign.printable_lines(site_page.text_of(site))
     write_bytes(target, content, durable=False, private=True)
     if not quiet:
-        print(f"{site_page.text_of(site)}\n\n{target}")
+        print(f"{text}\n\n{target}")
 
 
 def watch(

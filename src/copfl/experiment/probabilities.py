@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from copfl import files
+from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
 from copfl.core.evaluation import predicted
@@ -131,11 +131,20 @@ def write(found: Probabilities, folder: Path) -> None:
 
 def read(folder: Path) -> Probabilities | None:
     """The content of the file in a run folder; None where there is none."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text("utf-8"))
-    bins = tuple(CalibrationBin(**one) for one in content.pop("calibration"))
+    return foreign.of_run(folder / FILE, _probabilities)
+
+
+def _probabilities(content: dict[str, Any]) -> Probabilities:
+    bins = tuple(
+        CalibrationBin(
+            float(one["low"]),
+            float(one["high"]),
+            int(one["samples"]),
+            float(one["confidence"]),
+            float(one["accuracy"]),
+        )
+        for one in content["calibration"]
+    )
     values = {name: np.array(content[name], np.float64) for name in Probabilities._fields[:-1]}
     return Probabilities(**values, calibration=bins)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl import files
+from copfl import files, foreign
 from copfl.core.metrics import MetricInfo
 from copfl.rivals.records import Rivals, RivalValues
 from copfl.stats import Interval
@@ -43,8 +43,7 @@ def write(rivals: Rivals, folder: Path) -> None:
 
 def read(folder: Path) -> Rivals | None:
     """The content of the file in a run folder; None where there is none."""
-    path = folder / FILE
-    return from_json(json.loads(path.read_text("utf-8"))) if path.is_file() else None
+    return foreign.of_run(folder / FILE, from_json)
 
 
 def from_json(content: dict[str, Any]) -> Rivals:
@@ -62,12 +61,12 @@ def from_json(content: dict[str, Any]) -> Rivals:
             name: RivalValues(np.array(values["validated"], np.float64), numbers(values["tested"]))
             for name, values in content["values"].items()
         },
-        chosen=content["chosen"],
-        by_site=tuple(content["by_site"]),
+        chosen=str(content["chosen"]),
+        by_site=tuple(map(str, content["by_site"])),
         personal=numbers(content["personal"]),
         interval=tuple(
             Interval(bound(low, -np.inf), bound(high, np.inf)) for low, high in content["interval"]
         ),
-        left_out=content["left_out"],
-        inputs=content["inputs"],
+        left_out={str(name): str(why) for name, why in content["left_out"].items()},
+        inputs=str(content["inputs"]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl import foreign
+from copfl.data.contract.file import write_contract
 from copfl.errors import RunError
 from copfl.federation.machines import admission, supernode
 from copfl.federation.operations import joining
 from copfl.federation.policy.file import read_policy
-from copfl.federation.protocol.keys import fingerprint
+from copfl.federation.protocol.invitation import invite
+from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.server import invitations
 from copfl.federation.server.membership import read_roster
 from tests.commands import Answer, called
@@ -252,3 +256,34 @@ def test_init_ends_with_what_to_send_to_whom(tmp_path: Path, capsys: pytest.Capt
         f"invited      north has not answered; words of its invitation: {invitation_in(folder, 'north').words}"
         in (done.out)
     )
+
+
+def test_nothing_of_an_invitation_moves_a_cursor_or_writes_a_line(clinic: Clinic) -> None:
+    """Anybody may have written the file: its words are compared after the owner has read it."""
+    real = invitation_in(clinic.app, "north")
+    contract = real.contract
+    assert contract is not None
+    evil = "\x1b[1A\x1b[2K\nThe words are right\u202e"
+    first, *others = contract.columns
+    target = dataclasses.replace(contract.targets[0], name=evil)
+    columns = (dataclasses.replace(first, name=f"{evil}age"), *others)
+    hostile = dataclasses.replace(contract, columns=columns, targets=(target,))
+    settings = {**real.settings, "samples.contract": hostile.as_json()}
+    signed = invite(
+        "north",
+        0,
+        federation="clinic",
+        address=real.address,
+        authority=real.authority,
+        run_config=settings,
+        key=SigningKey(new_key()),
+    )
+    clinic.file.write_bytes(signed.document)
+    contract_file = clinic.folder / "contract.toml"
+    write_contract(contract_file, hostile)
+    checked = clinic.call("site", "check", contract_file, "--data", clinic.data)
+    for shown in (clinic.join(), checked):
+        assert shown.code in (1, 2)
+        assert "The words are right" in shown.out
+        assert shown.out == foreign.printable_lines(shown.out)
+        assert not any(line.startswith("The words are right") for line in shown.out.splitlines())

@@ -26,16 +26,16 @@ from copfl.federation.node import ledger, update
 from copfl.federation.node.data import node_data
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Ledger, Release, epsilon
-from copfl.federation.node.secure_phases import Asked, Session
-from copfl.federation.node.secure_update import Training
-from copfl.federation.policy.record import Policy, Privacy
+from copfl.federation.node.secure_phases import PhaseRequest, SecureSession
+from copfl.federation.node.secure_update import UpdateSummand
+from copfl.federation.policy.record import Policy, PrivacyRules
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.noise import SecretNoise, upload_noise
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.secure_sum import Rules, Words, dequantised
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.wire import Head
 from tests.data.sites import rows_of, write_rows
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
@@ -52,7 +52,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     return write_nodes(digits(), tmp_path)[0]
 
 
-def upload_for_zeros(settings: Settings, config: dict[str, Any]) -> torch.Tensor:
+def upload_for_zeros(settings: TrainingSettings, config: dict[str, Any]) -> torch.Tensor:
     """What a node sends to a server that sends a model of zeros: then the upload is the change of the weights."""
     down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
     head = Head("down", "test", settings.layout, 0, 0)
@@ -62,7 +62,7 @@ def upload_for_zeros(settings: Settings, config: dict[str, Any]) -> torch.Tensor
     return max(tree.leaves(trained.output.upload), key=torch.numel)
 
 
-def noise_of(settings: Settings) -> float:
+def noise_of(settings: TrainingSettings) -> float:
     """The noise of one upload, over the clip."""
     assert isinstance(settings.algorithm, SecretNoise)
     return upload_noise(settings.algorithm)
@@ -90,7 +90,7 @@ def test_each_upload_has_the_least_noise_whatever_the_fraction_of_clients(
 ) -> None:
     """Of 1.02 clients a round selects two, which divide the noise: each upload had 0.71 of the least noise."""
     policy, keys = (
-        Policy(privacy=Privacy(noise=1.0)),
+        Policy(privacy=PrivacyRules(noise=1.0)),
         {"run.clients": clients, "run.participation": participation},
     )
     asked = CONFIG | {"algorithm.name": "fedavg", "network.min_replies": 0} | keys
@@ -146,7 +146,7 @@ def test_requests_that_spend_at_the_same_time_share_one_limit(
 
     def is_entered(value: str) -> bool:
         try:
-            Ledger(tmp_path).enter(one._replace(value=value), Privacy(lifetime_epsilon=limit))
+            Ledger(tmp_path).enter(one._replace(value=value), PrivacyRules(lifetime_epsilon=limit))
         except PolicyError:
             return False
         return True
@@ -207,7 +207,9 @@ def test_a_noised_upload_is_never_refused_for_its_values(
         model[0] = first
         message = down._replace(down=down.down._replace(w=model))
         packet = wire.encode(message, head, about={"counted": -1})
-        asked = Asked(settings, node_of(config), head, {}, Session(cohort=cohort), Training(node_data))
+        asked = PhaseRequest(
+            settings, node_of(config), head, {}, SecureSession(cohort=cohort), UpdateSummand(node_data)
+        )
         return asked.summand.contribution(asked, packet).words
 
     with pytest.raises(WireError, match="a noised value may be"):

@@ -21,17 +21,29 @@ from copfl.data.contract.contract import Column, Contract
 from copfl.errors import UsageError
 from copfl.federation.node import acceptance
 from copfl.federation.policy.file import FILE, strict, write_policy
-from copfl.federation.policy.record import Bounds, Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules, RequestBounds
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import Content, Field
 from copfl.federation.protocol.proposal import KEY, Member, Rotation, rotation_statement
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import like_centres, terms_of
+from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.secure_exchange import exchange_of
+from copfl.federation.server.statistics import StatisticsServer
 from copfl.wire import Head
 from tests.data.sites import rows_of, write_rows
 from tests.federation.network import CONFIG, digits, write_nodes
-from tests.federation.signing import COORDINATOR, answer, key_of, knowing, members_of, proposed, state_of
+from tests.federation.signing import (
+    COORDINATOR,
+    MessageTransport,
+    answer,
+    key_of,
+    knowing,
+    members_of,
+    proposed,
+    state_of,
+)
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
@@ -104,6 +116,43 @@ def test_a_second_pass_without_the_first_is_refused(tmp_path: Path) -> None:
     assert not refused(passed(node, BUT_ONE, "b", 1))
 
 
+SUMMED = tuple(dataclasses.replace(column, mean=None, deviation=None, missing=True) for column in NUMBERS)
+MEAN = {"mean": 50.0, "deviation": 10.0}
+
+
+def test_a_training_on_other_rows_than_the_statistics_is_refused(tmp_path: Path) -> None:
+    """The first sums of trees are of a column's values. Without one row they were, less the statistics, its cells."""
+    nodes = []
+    for n in range(3):
+        (tmp_path / str(n)).mkdir()
+        nodes.append(site(tmp_path / str(n)))
+    open_one = dataclasses.replace(OF_ALL, columns=SUMMED[:1])
+    secure: dict[str, Any] = {"run.clients": 3, "secure.aggregation": True, "network.min_replies": 3}
+    agreed = {**secure, "session.agree": True, "session.run": "a", "samples.contract": open_one.as_json()}
+    signed = proposed(agreed, nodes)
+    transport = MessageTransport({**agreed, KEY: signed.text}, nodes)
+    folder = ServerFolder(str(tmp_path / "runs"), "a", resume=False)
+    folder.path.mkdir(parents=True)
+    terms = terms_of(agreed)
+    exchange = exchange_of(terms, transport, folder, pause=0, retry=0, proposal=signed.proposal)
+    frozen = StatisticsServer(terms, exchange).agreed()
+    fewer = dataclasses.replace(frozen, missing="drop", columns=(*frozen.columns, SUMMED[1])).replaced(
+        {"lab": MEAN}
+    )
+
+    def why(contract: Contract, run: str) -> str:
+        settings: dict[str, Any] = {"algorithm.name": "trees", "model.name": "trees", "session.run": run}
+        settings |= {"samples.contract": contract.as_json(), "samples.classes": ["ill", "well"]}
+        shape = {"samples.shape": [len(contract.columns)]}
+        federation = Federation(tmp_path, nodes=nodes, **secure, **settings, **shape)
+        return refused(federation.masked(federation.model()))
+
+    assert "two sums over different rows reveals them" in why(fewer, "b")
+    assert "two sums over different rows" in why(dataclasses.replace(frozen, split=1), "c")
+    assert "two sums over different rows" in why(dataclasses.replace(frozen, group="ward"), "d")
+    assert not why(frozen, "e")
+
+
 # -- training: refusals tell nothing, and one model a round --------------------------------------------------
 
 SECURE = CONFIG | {
@@ -118,17 +167,24 @@ SECURE = CONFIG | {
 class Federation:
     """Three nodes, of which a malicious server shows the first one models of its own."""
 
-    def __init__(self, folder: Path, policy: Policy | None = None, **settings: Any) -> None:
-        self.nodes = [knowing(config) for config in write_nodes(digits(), folder / "nodes", named=False)]
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy | None = None,
+        nodes: list[dict[str, Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        made = nodes or write_nodes(digits(), folder / "nodes", named=False)
+        self.nodes = [knowing(config) for config in made]
         if policy is not None:
             write_policy(state_of(self.nodes[0]) / FILE, policy)
-        self.config = SECURE | settings
+        self.config = (SECURE if nodes is None else {}) | settings
         self.run_config = {**self.config, KEY: proposed(self.config, self.nodes).text}
         self.settings = settings_of(self.config)
         self.sessions = 0
 
     def ask(self, kind: str, n: int, record: Any, about: dict[str, Any], round: int = 0) -> Content:
-        head = Head(kind, "test", self.settings.layout, round, n)
+        head = Head(kind, str(self.config["session.run"]), self.settings.layout, round, n)
         packet = wire.encode(record, head, about=about)
         return answer(self.nodes[n], self.run_config, "train", packet)
 
@@ -206,7 +262,7 @@ def test_a_phase_that_failed_is_not_asked_again(tmp_path: Path, monkeypatch: pyt
 
 def test_refusals_for_the_data_are_bounded(tmp_path: Path) -> None:
     """Each is a bit about the data for each proposal; the policy says how many there are in a day."""
-    federation = Federation(tmp_path, Policy(bounds=Bounds(refusals_per_day=3)))
+    federation = Federation(tmp_path, Policy(bounds=RequestBounds(refusals_per_day=3)))
     data = Path(federation.nodes[0]["data"])
     with np.load(data) as arrays:
         content = dict(arrays)
@@ -272,4 +328,4 @@ def test_the_first_list_of_members_is_kept(tmp_path: Path) -> None:
 
 def test_a_policy_names_no_other_rule() -> None:
     with pytest.raises(UsageError, match=r"proposals.members in a policy"):
-        Policy(proposals=Proposals(members="all"))
+        Policy(proposals=ProposalRules(members="all"))

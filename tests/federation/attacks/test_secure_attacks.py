@@ -32,8 +32,8 @@ from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.proposal import Proposal, Rotation, rotation_statement
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement
-from copfl.federation.protocol.secure_sum import Floats, Keys, Sum, neighbours
-from copfl.federation.protocol.settings import settings_of
+from copfl.federation.protocol.secure_sum import Floats, Keys, MaskedSum, neighbours
+from copfl.federation.protocol.settings import federation_of, settings_of
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import key_of, proposed
@@ -110,6 +110,9 @@ class Malicious:
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self.shown_survivors: dict[int, Collection[int]] = {}
+        self.counted: dict[
+            int, int
+        ] = {}  # from which of its records a client is told to start; -1: the initial one
         self.persists = False  # although a node reveals no shares
         self.asked: list[tuple[str, int]] = []
 
@@ -120,6 +123,8 @@ class Malicious:
             "down" if phase == "masked" else phase, self.run, self.settings.layout, self.round, client
         )
         record = self.model(client) if phase == "masked" else ()
+        if phase == "masked":
+            fields = {**fields, Field.COUNTED: self.counted.get(client, -1)}
         packet = wire.encode(record, head, about={Field.SESSION: self.session, **fields})
         node_config = self.nodes[client]
         return secure_update.local_update(self.settings, node_of(node_config, self.proposal), packet)
@@ -139,7 +144,7 @@ class Malicious:
         begun = {n: self.about("keys", n, {}) for n in order}
         keys = {n: Keys(*map(bytes.fromhex, begun[n][Field.KEYS])) for n in order}
         cohort = {n: begun[n][Field.MEMBER] for n in order}
-        found = Sum(rules, keys, neighbours(order, 0), {}, {})
+        found = MaskedSum(rules, keys, neighbours(order, 0), {}, {})
         shown = {
             Field.COHORT: {str(n): member for n, member in cohort.items()},
             Field.KEYS: {str(n): [key.hex() for key in pair] for n, pair in keys.items()},
@@ -151,7 +156,7 @@ class Malicious:
             found.commitments[n] = bytes.fromhex(answer[Field.COMMITMENT])
         for n in survivors or order:
             texts = {str(m): text.decode() for m, text in found.sealed_for(n).items()}
-            packet = self.ask("masked", n, {Field.SHARES: texts, Field.COUNTED: -1})
+            packet = self.ask("masked", n, {Field.SHARES: texts})
             size = int.from_bytes(packet.body[:8], "little")  # of safetensors' own head
             content = packet.body[8 + size :]
             found.add(n, content, len(content) // rules.width)
@@ -238,20 +243,40 @@ def test_a_second_sum_that_leaves_out_rows_is_refused(summed: Nodes) -> None:
 
 
 def test_the_settings_that_leave_out_rows() -> None:
-    def rows(missing: str, **keys: Any) -> str:
-        age = Column(name="age", type="number", mean=0.0, deviation=1.0)
-        target = Column(name="outcome", type="category", categories=("ill", "well"))
-        contract = Contract(missing=missing, columns=(age,), targets=(target,))
-        table = {"samples.shape": [1], "samples.classes": ["ill", "well"], "model.name": "mlp"}
-        return secure_update.rows_of(settings_of({**table, "samples.contract": contract.as_json(), **keys}))
+    """Also those that decide which rows are test rows. Another column or target is another model, which is allowed."""
+    target = Column(name="outcome", type="category", categories=("ill", "well"))
 
-    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == ""
+    def rows(missing: str, client: int = 0, names: tuple[str, ...] = ("age",), **keys: Any) -> str:
+        columns = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in names)
+        of_contract = {name: keys.pop(name) for name in ("group", "time", "split") if name in keys}
+        contract = Contract(missing=missing, columns=columns, targets=(target,), **of_contract)
+        table = {"model.name": "mlp", "samples.contract": contract.as_json()}
+        return secure_memory.rows_of(federation_of(table | keys), client)
+
+    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == rows("fill", 2) == ""
+    assert rows("fill", names=("age", "lab")) == ""
     assert rows("drop") == "complete in age, outcome"
     assert rows("fill", **{"run.validation": 0.15}) != rows("fill", **{"run.validation": 0.1500000001})
-    assert (
-        rows("drop", **{"run.validation": 0.2})
-        == "but 0.2 for validation with seed 0; complete in age, outcome"
-    )
+    validated = rows("drop", 1, **{"run.validation": 0.2})
+    assert validated == "but 0.2 for validation with seed 0 as client 1; complete in age, outcome"
+    assert rows("fill", split=1) == "split 1"
+    assert rows("fill", time="day") == "before the last by day"
+    assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
+
+
+def test_a_second_sum_with_one_member_from_another_record_is_refused(nodes: Nodes) -> None:
+    """All others send the same again, so the difference of both sums was what one member's own rows give."""
+    config = {"algorithm.name": "fedper"}  # a member's record has its own head
+    Malicious(nodes, config=config).total(ALL)
+    first, second = (Malicious(nodes, config=config, round=1) for _ in range(2))
+    first.counted = second.counted = dict.fromkeys(ALL, 0)
+    first.total(ALL)
+    second.total(ALL)  # the same again: no further question
+    second = Malicious(nodes, config=config, round=1)
+    second.counted = {n: 0 for n in ALL if n != 2}
+    with pytest.raises(WireError, match="with another record of its own"):
+        second.total(ALL)
+    assert second.asked[-1] == ("masked", 2)
 
 
 def test_a_member_lost_after_the_keys_is_noticed(summed: Nodes) -> None:
@@ -347,7 +372,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     """Killed before its file is written, and again after it: the sum is the same, and is remembered once."""
     write, ask, kills = secure_phases.write_session, Malicious.ask, list[str]()
 
-    def killed(path: Path, session: secure_phases.Session) -> None:
+    def killed(path: Path, session: secure_phases.SecureSession) -> None:
         if list(session.requests)[-1] == phase and len(kills) < 2:
             kills.append(phase)
             if len(kills) == 2:
@@ -557,7 +582,7 @@ def test_a_sum_without_this_node_or_of_strangers_or_too_few_is_not_signed(
     with pytest.raises(WireError, match=r"at least 3|threshold is 4|did not take part"):
         forged.total(ALL)
     assert forged.asked[-1] == ("consistent", 0)
-    assert secure_memory.Memory(Path(nodes[0]["state-dir"]) / ".secure").is_empty
+    assert secure_memory.SumMemory(Path(nodes[0]["state-dir"]) / ".secure").is_empty
 
 
 # -- hashes of samples ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError
 from copfl.federation.node import audit_log
-from copfl.federation.node.audit_log import Entry, append
+from copfl.federation.node.audit_log import AuditEntry, append
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.keys import fingerprint
@@ -25,7 +25,7 @@ from tests.commands import called
 from tests.federation.network import CONFIG, digits, write_nodes
 from tests.federation.signing import COORDINATOR, MessageTransport, answer, knowing, proposed, state_of
 
-ENTRY = Entry("sent", "ab", "cd", "test", 1, "train", ("update",), 10, None, "")
+ENTRY = AuditEntry("sent", "ab", "cd", "test", 1, "train", ("update",), 10, None, "")
 
 
 def test_nothing_is_sent_without_its_line(tmp_path: Path) -> None:

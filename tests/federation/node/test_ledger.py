@@ -23,7 +23,7 @@ from copfl.federation.node.ledger import FILE as LEDGER
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release, epsilon, spent
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.policy.file import FILE, write_policy
-from copfl.federation.policy.record import Policy, Privacy, SecureAggregation
+from copfl.federation.policy.record import Policy, PrivacyRules, SumRules
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.messages import Field
@@ -40,7 +40,7 @@ pytest.importorskip("dp_accounting", reason='dp-accounting is not installed: pip
 PLAIN = CONFIG | {"algorithm.name": "fedavg"}
 PRIVATE = {"privacy.noise": 8.0, "privacy.clip": 0.2}
 NOISED = CONFIG | {"algorithm.name": "fedavg", "privacy.noise": 8.0, "privacy.clip": 0.2, "run.rounds": 1}
-UNLIMITED = Privacy()
+UNLIMITED = PrivacyRules()
 ONE = 1.8474  # the epsilon of one of these uploads at delta 1e-5
 
 
@@ -53,7 +53,7 @@ def ledger_of(config: dict[str, Any]) -> Ledger:
 
 
 def limit(configs: list[dict[str, Any]], lifetime_epsilon: float, **fields: Any) -> None:
-    privacy = Privacy(lifetime_epsilon=lifetime_epsilon, **fields)
+    privacy = PrivacyRules(lifetime_epsilon=lifetime_epsilon, **fields)
     for config in configs:
         write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=privacy))
 
@@ -123,7 +123,7 @@ def test_runs_under_other_names_do_not_average_the_noise_away(tmp_path: Path) ->
         except PolicyError as error:
             refused = str(error)
     assert answered > 5 / ONE  # composition costs less than a sum
-    found = spent(Path(config["state-dir"]), Privacy(lifetime_epsilon=5.0))
+    found = spent(Path(config["state-dir"]), PrivacyRules(lifetime_epsilon=5.0))
     assert found is not None
     assert found.epsilon is not None
     assert found.epsilon <= 5
@@ -180,7 +180,7 @@ def test_data_that_left_without_noise_have_no_budget_left(tmp_path: Path) -> Non
 
 
 def test_a_run_without_noise_is_refused_where_epsilon_is_limited() -> None:
-    policy = Policy(privacy=Privacy(lifetime_epsilon=3.0))
+    policy = Policy(privacy=PrivacyRules(lifetime_epsilon=3.0))
     assert [found.line for found in refusals(policy, {})] == ["privacy.lifetime_epsilon"]
     assert refusals(policy, {"privacy.noise": 1.0}) == ()
 
@@ -236,7 +236,7 @@ def test_what_was_written_before_a_kill_is_counted_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(update.Trained, "save", killed)
+        patch.setattr(update.TrainedUpdate, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             ask(config)
     ledger = ledger_of(config)
@@ -292,13 +292,13 @@ def test_a_sum_of_few_survivors_must_have_the_least_noise(tmp_path: Path) -> Non
     """The noise of five clients is shared among five, and one of them did not answer."""
     nodes = five(tmp_path)
     for config in nodes.values():
-        policy = Policy(privacy=Privacy(noise=8.0), secure_aggregation=SecureAggregation(cohort=3))
+        policy = Policy(privacy=PrivacyRules(noise=8.0), secure_aggregation=SumRules(cohort=3))
         write_policy(Path(config["state-dir"]) / FILE, policy)
     with pytest.raises(PolicyError, match=r"4 uploads has noise 7.155, and 8 is the least \[privacy.noise\]"):
         Malicious(nodes, config=PRIVATE).total(range(5), survivors=range(4))
     Malicious(nodes, config=PRIVATE).total(range(5))
     for config in nodes.values():
-        write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=Privacy(noise=7.1)))
+        write_policy(Path(config["state-dir"]) / FILE, Policy(privacy=PrivacyRules(noise=7.1)))
     other = five(tmp_path / "other")
     Malicious(other, config=PRIVATE).total(range(5), survivors=range(4))
 
@@ -315,7 +315,7 @@ def test_status_and_the_explanation_show_what_is_spent(tmp_path: Path) -> None:
     assert found["privacy"]["epsilon"] == epsilon(ledger_of(config).releases(), 1e-5)
     shown = f"epsilon {found['privacy']['epsilon']:.3g} of 20 at delta 1e-05, 1 releases in 1 runs"
     assert f"privacy     {shown}" in as_text(found)
-    policy = Policy(privacy=Privacy(lifetime_epsilon=20.0))
+    policy = Policy(privacy=PrivacyRules(lifetime_epsilon=20.0))
     lines = explained(policy, NOISED | {"run.rounds": 2}, state)
     assert f"privacy     {shown}" in lines
     after = epsilon([release("", 8 / 3**0.5, "")] * 3, 1e-5)
@@ -330,4 +330,4 @@ def test_status_and_the_explanation_show_what_is_spent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fields", [{"delta": 0.0}, {"delta": 1.0}, {"lifetime_epsilon": math.inf}])
 def test_a_policy_with_no_budget_of_this_kind_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="in a policy must be"):
-        Policy(privacy=Privacy(**fields))
+        Policy(privacy=PrivacyRules(**fields))

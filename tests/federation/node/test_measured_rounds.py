@@ -10,11 +10,11 @@ import torch
 
 from copfl.errors import RunError
 from copfl.federation.node import measured_rounds
-from copfl.federation.node.evaluation import Measured
+from copfl.federation.node.evaluation import MeasuredModels
 
 
-def found(value: float) -> Measured:
-    return Measured({"accuracy": torch.tensor(value)}, {"accuracy_validation": torch.tensor(math.nan)})
+def found(value: float) -> MeasuredModels:
+    return MeasuredModels({"accuracy": torch.tensor(value)}, {"accuracy_validation": torch.tensor(math.nan)})
 
 
 def noted(folder: Path) -> list[tuple[int, float]]:

@@ -38,8 +38,8 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "SAMPLE_DRAWS", 50)
 
 
-def entry(kind: str, bytes: int, epsilon: float | None = None, run: str = "test") -> audit_log.Entry:
-    return audit_log.Entry("sent", None, None, run, 1, "train", (kind,), bytes, epsilon, "")
+def entry(kind: str, bytes: int, epsilon: float | None = None, run: str = "test") -> audit_log.AuditEntry:
+    return audit_log.AuditEntry("sent", None, None, run, 1, "train", (kind,), bytes, epsilon, "")
 
 
 @pytest.fixture(scope="module")

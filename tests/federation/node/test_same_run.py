@@ -21,10 +21,9 @@ from copfl.federation.machines.app import RUN_FILE, init, planned
 from copfl.federation.machines.local import follow, partition_nodes
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.policy import own_code
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
 from copfl.federation.policy.record import Policy
-from copfl.federation.policy.request import refusals
+from copfl.federation.policy.request import admitted, refusals
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.settings import prepared, settings_of
 from copfl.federation.server.folder import ServerFolder

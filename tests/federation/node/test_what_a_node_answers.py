@@ -54,7 +54,7 @@ def test_the_table_has_what_the_code_answers() -> None:
 def test_the_log_has_a_word_for_all_that_leaves() -> None:
     of_halves = {Field.LOSSES} if (False, HALVES) in secure_update.UPDATES else set()
     kinds = {"upload", *PHASES, Field.STATISTICS, Field.NEW_CLIENT, *of_halves}
-    assert kinds == set(audit_log.LEFT)
+    assert kinds == set(audit_log.WHAT_LEAVES)
 
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -21,10 +21,17 @@ import torch
 from copfl.errors import RunError
 from copfl.federation.node import secure_update
 from copfl.federation.node.acceptance import accept
-from copfl.federation.node.request import Accepted
+from copfl.federation.node.node import Accepted
 from copfl.federation.node.resident import Resident
 from copfl.federation.node.respond import respond
-from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Proposals
+from copfl.federation.policy.record import (
+    AllowedBase,
+    AllowedCode,
+    AllowedFile,
+    Policy,
+    ProposalRules,
+    RequestBounds,
+)
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.messages import TRAIN, Content, Message
 from copfl.federation.protocol.node_config import WORKER
@@ -161,15 +168,15 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(
     """Samples that changed on disk are read again, and no others; other settings are other settings."""
     monkeypatch.chdir(tmp_path)
     config, resident = write_nodes(digits(), tmp_path)[0], Resident()
-    settings, node = resident.settings(CONFIG, (), Bounds()), node_of(config)
-    assert resident.settings(dict(CONFIG), (), Bounds()) is settings
+    settings, node = resident.settings(CONFIG, (), RequestBounds()), node_of(config)
+    assert resident.settings(dict(CONFIG), (), RequestBounds()) is settings
     data = resident.data(settings, node)
     (tmp_path / "log.txt").write_text("a file of the working folder")
     assert resident.data(settings, node) is data
     with np.load(config["data"]) as arrays:
         np.savez(config["data"], **{name: arrays[name][:5] for name in arrays})
     assert len(resident.data(settings, node).train.y) == 5
-    assert resident.settings(CONFIG | {"run.batch": 8}, (), Bounds()).run.run.batch == 8
+    assert resident.settings(CONFIG | {"run.batch": 8}, (), RequestBounds()).run.run.batch == 8
 
 
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +210,11 @@ def test_a_worker_gets_all_that_the_door_let_in(tmp_path: Path) -> None:
     assert Accepted.from_json(written.to_json()) == written
     policy = Policy(
         metrics=("accuracy",),
-        proposals=Proposals(unsigned=True),
-        bounds=Bounds(seconds=5.0),
-        code=(Code("ward_net:net", tmp_path, "0" * 64),),
-        bases=(Base("hf:bert", "1" * 64, tmp_path), Base("timm:vit")),
-        files=(File("public", "chest", tmp_path / "x.npz"),),
+        proposals=ProposalRules(unsigned=True),
+        bounds=RequestBounds(seconds=5.0),
+        code=(AllowedCode("ward_net:net", tmp_path, "0" * 64),),
+        bases=(AllowedBase("hf:bert", "1" * 64, tmp_path), AllowedBase("timm:vit")),
+        files=(AllowedFile("public", "chest", tmp_path / "x.npz"),),
     )
     another = Accepted(written.node._replace(policy=policy, proposal=None), {"run.rounds": 1}, policy.code)
     assert Accepted.from_json(another.to_json()) == another

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import UsageError
 from copfl.federation import init
-from copfl.federation.operations.events import endpoint, operations
+from copfl.federation.operations.run_log import endpoint, operations
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.protocol import log_lines
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR

@@ -18,8 +18,8 @@ from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import of_records
 from copfl.federation import init
-from copfl.federation.operations.events import operations
 from copfl.federation.operations.page import FederationPage, document_of
+from copfl.federation.operations.run_log import operations
 from copfl.federation.operations.watched import read
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.settings import settings_of

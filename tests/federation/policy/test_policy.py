@@ -29,13 +29,19 @@ from copfl.federation.machines.superlink import COMPONENTS, check_app
 from copfl.federation.node import respond
 from copfl.federation.node.resident import Resident
 from copfl.federation.policy import names, own_code, request
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.fields import refusals_of
 from copfl.federation.policy.file import FILE, VARIABLE, policy_of, read_policy, write_policy
 from copfl.federation.policy.own_app import allowing
-from copfl.federation.policy.record import Base, Bounds, Code, File, Policy, Privacy
+from copfl.federation.policy.record import (
+    AllowedBase,
+    AllowedCode,
+    AllowedFile,
+    Policy,
+    PrivacyRules,
+    RequestBounds,
+)
 from copfl.federation.policy.refusal import Refusal
-from copfl.federation.policy.request import DEFAULT_CLIP, refusals
+from copfl.federation.policy.request import DEFAULT_CLIP, admitted, refusals
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.chained_log import AUDIT
 from copfl.federation.protocol.messages import HELLO, TRAIN, Content, Message
@@ -56,7 +62,7 @@ from tests.federation.network import CONFIG, UNSIGNED, answered, digits, node_of
 from tests.toys import only_model
 
 LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
-LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
+LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(RequestBounds)}
 LINES |= {"privacy.noise", "privacy.clip", "secure_aggregation.required", "secure_aggregation.cohort"}
 LINES |= {"secure_aggregation.neighbours", "statistics.allowed"}
 
@@ -482,7 +488,7 @@ def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
         ({"losses": ("huber",)}, {"task.loss": "squared"}, "losses"),
         ({"robust": ()}, {"robust.name": "clip"}, "robust"),
         ({"adapters": ()}, {"adapter.name": "lora"}, "adapters"),
-        ({"bounds": Bounds(rounds=5)}, {"run.rounds": 6}, "bounds.rounds"),
+        ({"bounds": RequestBounds(rounds=5)}, {"run.rounds": 6}, "bounds.rounds"),
     ],
 )
 def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:
@@ -499,13 +505,13 @@ def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[s
         ({"metrics": ("auc",)}, {"task.metrics": "[]"}, "metrics"),
         ({"metrics": ("auc",)}, {"task.metrics": " , "}, "metrics"),
         ({"losses": ("huber",)}, {}, "losses"),
-        ({"bounds": Bounds(rounds=5)}, {}, "bounds.rounds"),
-        ({"bounds": Bounds(batch=8)}, {}, "bounds.batch"),
-        ({"bounds": Bounds(clients=2)}, {}, "bounds.clients"),
-        ({"bounds": Bounds(classes=2)}, {}, "bounds.classes"),
-        ({"bounds": Bounds(numbers=10)}, {}, "bounds.numbers"),
-        ({"bounds": Bounds(deadline=10)}, {}, "bounds.deadline"),
-        ({"privacy": Privacy(noise=0.1, clip=0.1)}, {"privacy.noise": 1.0}, "privacy.clip"),
+        ({"bounds": RequestBounds(rounds=5)}, {}, "bounds.rounds"),
+        ({"bounds": RequestBounds(batch=8)}, {}, "bounds.batch"),
+        ({"bounds": RequestBounds(clients=2)}, {}, "bounds.clients"),
+        ({"bounds": RequestBounds(classes=2)}, {}, "bounds.classes"),
+        ({"bounds": RequestBounds(numbers=10)}, {}, "bounds.numbers"),
+        ({"bounds": RequestBounds(deadline=10)}, {}, "bounds.deadline"),
+        ({"privacy": PrivacyRules(noise=0.1, clip=0.1)}, {"privacy.noise": 1.0}, "privacy.clip"),
     ],
 )
 def test_a_key_that_is_left_out_is_what_it_means(
@@ -552,7 +558,7 @@ def test_the_default_of_an_algorithm_is_what_it_means(
 def test_the_least_noise_is_that_of_what_the_server_receives(
     config: dict[str, Any], is_allowed: bool
 ) -> None:
-    found = refusals(Policy(privacy=Privacy(noise=1.0)), config)
+    found = refusals(Policy(privacy=PrivacyRules(noise=1.0)), config)
     assert [refusal.line for refusal in found] == ([] if is_allowed else ["privacy.noise"])
 
 
@@ -592,10 +598,10 @@ def forgotten() -> Iterator[None]:
     own_code._packages.clear()
 
 
-def entry(folder: Path, name: str = "ward_net", content: str = NET) -> Code:
+def entry(folder: Path, name: str = "ward_net", content: str = NET) -> AllowedCode:
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(content)
-    return Code(f"{name}:net", folder, hashlib.sha256(content.encode()).hexdigest())
+    return AllowedCode(f"{name}:net", folder, hashlib.sha256(content.encode()).hexdigest())
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -675,7 +681,7 @@ def test_no_owner_can_allow_the_standard_library_or_an_installed_package(
     top = sys.modules[reference.partition(":")[0].partition(".")[0]]
     for folder in (tmp_path, Path(str(top.__file__)).parent, Path(str(top.__file__)).parents[1]):
         with pytest.raises(UsageError, match=r"is a module of Python|is an installed package"):
-            own_code.load(Policy(code=(Code(reference, folder, "0" * 64),)).code)
+            own_code.load(Policy(code=(AllowedCode(reference, folder, "0" * 64),)).code)
 
 
 @pytest.mark.parametrize(
@@ -683,11 +689,11 @@ def test_no_owner_can_allow_the_standard_library_or_an_installed_package(
 )
 def test_an_entry_of_code_is_one_name_in_one_module(reference: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be module:attribute"):
-        Policy(code=(Code(reference, tmp_path, "0" * 64),))
+        Policy(code=(AllowedCode(reference, tmp_path, "0" * 64),))
 
 
 def test_only_the_very_reference_is_allowed(tmp_path: Path) -> None:
-    allowed = Policy(code=(Code("ward_net:net", tmp_path, "0" * 64),))
+    allowed = Policy(code=(AllowedCode("ward_net:net", tmp_path, "0" * 64),))
     assert refusals(allowed, {"model.name": "ward_net:net", "model.width": 8}) == ()
     assert refusals(allowed, {"task.loss": "ward_net:net", "task.metrics": "accuracy,ward_net:net"}) == ()
     for other in (
@@ -705,7 +711,10 @@ def test_only_the_very_reference_is_allowed(tmp_path: Path) -> None:
 
 def test_files_are_the_owners(tmp_path: Path) -> None:
     allowed = Policy(
-        files=(File("public", "chest", tmp_path / "a.npz"), File("tokenizer", "words", tmp_path))
+        files=(
+            AllowedFile("public", "chest", tmp_path / "a.npz"),
+            AllowedFile("tokenizer", "words", tmp_path),
+        )
     )
     run_config, _ = admitted(
         allowed, {"samples.public": "chest", "algorithm.name": "ktpfl", "model.tokenizer": "words"}
@@ -718,7 +727,7 @@ def test_files_are_the_owners(tmp_path: Path) -> None:
 
 def test_a_base_is_the_owners_by_its_name_or_its_hash(tmp_path: Path) -> None:
     digest = "ab" * 32
-    allowed = Policy(bases=(Base("hf:bert", digest, tmp_path / "bert"),))
+    allowed = Policy(bases=(AllowedBase("hf:bert", digest, tmp_path / "bert"),))
     for config in (
         {"model.name": "hf:bert"},
         {"model.name": "hf:bert", "model.sha256": digest},
@@ -741,10 +750,10 @@ def test_a_policy_is_a_file(tmp_path: Path) -> None:
     written = Policy(
         algorithms=("fedavg",),
         rollback=True,
-        bounds=Bounds(rounds=7),
-        code=(Code("ward_net:net", tmp_path, "0" * 64),),
-        bases=(Base("hf:bert", "1" * 64, tmp_path),),
-        files=(File("public", "chest", tmp_path / "x.npz"),),
+        bounds=RequestBounds(rounds=7),
+        code=(AllowedCode("ward_net:net", tmp_path, "0" * 64),),
+        bases=(AllowedBase("hf:bert", "1" * 64, tmp_path),),
+        files=(AllowedFile("public", "chest", tmp_path / "x.npz"),),
     )
     path = write_policy(tmp_path / "p.toml", written)
     assert read_policy(path) == written
@@ -825,7 +834,7 @@ def test_what_init_names_is_allowed_on_the_server_of_the_app(
     assert refusals(allowed, run_config) == ()
     assert refusals(Policy(), run_config)
     assert allowed.code == (own_code.entered("elsewhere_net:net", tmp_path),)
-    assert allowed.files == (File("public", "public.npz", tmp_path / "public.npz"),)
+    assert allowed.files == (AllowedFile("public", "public.npz", tmp_path / "public.npz"),)
     assert admitted(allowed, run_config).run_config["samples.public"] == str(tmp_path / "public.npz")
 
 
@@ -941,7 +950,7 @@ def test_the_log_of_a_run_has_no_path_of_the_server(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr("copfl.federation.machines.server_app.end_with_parent", lambda _: None)
-    monkeypatch.setattr("copfl.federation.server.rounds.Server.rounds", lambda _: iter(()))
+    monkeypatch.setattr("copfl.federation.server.rounds.TrainingServer.rounds", lambda _: iter(()))
     grid: Any = None
     for run_config in (CONFIG, CONFIG | {"session.resume": True}):  # the second has no checkpoint
         context: Any = SimpleNamespace(run_config=run_config, run_id=1)

@@ -25,13 +25,13 @@ from copfl.federation.node.explanation import explained
 from copfl.federation.node.join import personalise
 from copfl.federation.policy.file import FILE, read_policy, strict, write_policy, write_strict
 from copfl.federation.policy.model_size import forward_bytes
-from copfl.federation.policy.record import Bounds, Policy, Privacy, SecureAggregation
+from copfl.federation.policy.record import Policy, PrivacyRules, RequestBounds, SumRules
 from copfl.federation.policy.request import refusals, require_cohort
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.messages import TRAIN, Content, Field, Message, refusal
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server, check_metrics, check_values, new_server
+from copfl.federation.server.rounds import TrainingServer, check_metrics, check_values, new_server
 from copfl.models import build
 from copfl.parts.averaging import Upload
 from copfl.settings.flat import nested
@@ -60,7 +60,7 @@ def allow(nodes: list[dict[str, Any]], policy: Policy) -> None:
         write_policy(Path(config["state-dir"]) / FILE, agreed)
 
 
-def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
+def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> TrainingServer:
     settings = settings_of(config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
     return new_server(settings, DirectTransport(settings, {}), folder)
@@ -72,20 +72,20 @@ def server_of(tmp_path: Path, config: dict[str, Any] = CONFIG) -> Server:
 @pytest.mark.parametrize(
     ("policy", "config", "line"),
     [
-        (Policy(secure_aggregation=SecureAggregation(required=True)), {}, "secure_aggregation.required"),
+        (Policy(secure_aggregation=SumRules(required=True)), {}, "secure_aggregation.required"),
         (
-            Policy(secure_aggregation=SecureAggregation(required=True)),
+            Policy(secure_aggregation=SumRules(required=True)),
             {"secure.aggregation": False},
             "secure_aggregation.required",
         ),
         (
-            Policy(secure_aggregation=SecureAggregation(cohort=5)),
+            Policy(secure_aggregation=SumRules(cohort=5)),
             {"secure.aggregation": True, "run.clients": 10, "run.participation": 0.4},
             "secure_aggregation.cohort",
         ),
-        (Policy(privacy=Privacy(noise=2.0)), {}, "privacy.noise"),
-        (Policy(privacy=Privacy(noise=2.0)), {"privacy.noise": 1.9}, "privacy.noise"),
-        (Policy(privacy=Privacy(clip=2.0)), {"privacy.noise": 1, "privacy.clip": 2.1}, "privacy.clip"),
+        (Policy(privacy=PrivacyRules(noise=2.0)), {}, "privacy.noise"),
+        (Policy(privacy=PrivacyRules(noise=2.0)), {"privacy.noise": 1.9}, "privacy.noise"),
+        (Policy(privacy=PrivacyRules(clip=2.0)), {"privacy.noise": 1, "privacy.clip": 2.1}, "privacy.clip"),
         (Policy(), {"session.rollback": True}, "rollback"),
         (Policy(), {"session.join": 10**9}, "bounds.updates"),
     ],
@@ -99,12 +99,12 @@ def test_a_run_config_below_the_owners_terms_is_refused(
 @pytest.mark.parametrize(
     ("policy", "config"),
     [
-        (Policy(secure_aggregation=SecureAggregation(required=True, cohort=3)), {"secure.aggregation": True}),
+        (Policy(secure_aggregation=SumRules(required=True, cohort=3)), {"secure.aggregation": True}),
         (
-            Policy(secure_aggregation=SecureAggregation(cohort=4)),
+            Policy(secure_aggregation=SumRules(cohort=4)),
             {"secure.aggregation": True, "run.clients": 10, "run.participation": 0.4},
         ),
-        (Policy(privacy=Privacy(noise=2.0)), {"privacy.noise": 2, "secure.aggregation": True}),
+        (Policy(privacy=PrivacyRules(noise=2.0)), {"privacy.noise": 2, "secure.aggregation": True}),
         (Policy(rollback=True), {"session.rollback": True}),
     ],
 )
@@ -146,7 +146,7 @@ def new_client(tmp_path: Path, updates: int, policy: Policy) -> Packet:
     return personalise(joined_by(server.settings, 1), node_of(config), packet)
 
 
-def joined_by(settings: Settings, updates: int) -> Settings:
+def joined_by(settings: TrainingSettings, updates: int) -> TrainingSettings:
     """The settings of a run in which new clients make so many local updates."""
     session = dataclasses.replace(settings.federation.session, join=updates)
     federation = dataclasses.replace(settings.federation, session=session)
@@ -187,7 +187,7 @@ def test_a_round_that_the_run_does_not_have_is_refused(round: int, tmp_path: Pat
 def test_a_sum_of_too_few_clients_gets_no_share(tmp_path: Path) -> None:
     """The run config selects four clients; one leaves before it sends its vector, and no node goes on."""
     nodes, asked, refused = write_nodes(digits(4), tmp_path / "n"), list[int](), set[int]()
-    allow(nodes, Policy(secure_aggregation=SecureAggregation(cohort=4)))
+    allow(nodes, Policy(secure_aggregation=SumRules(cohort=4)))
 
     def fault(client: int, round: int, packet: Packet) -> Packet | str:
         asked.append(client)
@@ -205,7 +205,7 @@ def test_a_sum_of_too_few_clients_gets_no_share(tmp_path: Path) -> None:
 
 
 def test_a_cohort_is_the_least_number_of_clients() -> None:
-    policy = Policy(secure_aggregation=SecureAggregation(cohort=4))
+    policy = Policy(secure_aggregation=SumRules(cohort=4))
     require_cohort(policy, 4)
     with pytest.raises(UsageError, match=r"\[secure_aggregation.cohort\]"):
         require_cohort(policy, 3)
@@ -233,7 +233,7 @@ def test_a_worker_is_ended_above_the_time_or_the_memory_of_a_request(
     first = asked(config, server.down(0))
     pids = processes(folder_of(config))
     slow = server_of(tmp_path, CONFIG | {"algorithm.epochs": 100, "run.batch": 1}).down(0)
-    allow([config], Policy(bounds=Bounds(seconds=1.0)))
+    allow([config], Policy(bounds=RequestBounds(seconds=1.0)))
     started = time.monotonic()
     head, _ = asked(config, slow, **{"algorithm.epochs": 100, "run.batch": 1})
     assert "refuses the request: it took too long [bounds.seconds]" in head
@@ -242,7 +242,7 @@ def test_a_worker_is_ended_above_the_time_or_the_memory_of_a_request(
     assert not set(pids) & set(processes(folder_of(config)))
     allow([config], Policy())
     assert asked(config, server.down(0)) == first  # by another worker
-    allow([config], Policy(bounds=Bounds(memory=0.05)))
+    allow([config], Policy(bounds=RequestBounds(memory=0.05)))
     head, _ = asked(config, server.down(0))
     assert "refuses the request: it took too much memory [bounds.memory]" in head
     assert list(folder_of(config).iterdir()) == []
@@ -355,7 +355,7 @@ def test_the_strict_policy_has_every_line_and_is_strict(tmp_path: Path) -> None:
     for table in (policy.bounds, policy.secure_aggregation, policy.privacy):
         assert all(f"\n{name} = " in text for name in vars(table))
     for name, most in vars(policy.bounds).items():
-        assert most < getattr(Bounds(), name)
+        assert most < getattr(RequestBounds(), name)
     assert policy.secure_aggregation.required
     assert (policy.reports, policy.benefit, Policy().benefit) == ("sums", False, False)
     assert (policy.code, policy.bases, policy.files, policy.rollback) == ((), (), (), False)
@@ -428,9 +428,9 @@ def test_models_have_as_many_parameters_as_are_counted(name: str) -> None:
     keys |= {"samples.text": True} if name in ("embedding", "causal_cnn") else {}
     keys |= {"samples.kind": "next_token", "samples.classes": 257} if name == "causal_cnn" else {}
     count = len(settings_of(keys).task.initial)
-    settings_of(keys, Bounds(parameters=count + 5000))  # statistics of batch norm are no parameters
+    settings_of(keys, RequestBounds(parameters=count + 5000))  # statistics of batch norm are no parameters
     with pytest.raises(UsageError, match=r"\[bounds.parameters\]"):
-        settings_of(keys, Bounds(parameters=count // 2))
+        settings_of(keys, RequestBounds(parameters=count // 2))
 
 
 TOKENS = {"input_ids": (20,), "attention_mask": (20,)}
@@ -490,7 +490,7 @@ def test_a_model_with_few_parameters_may_need_much_memory(
         "copfl.federation.protocol.settings.build_model", lambda *_: pytest.fail("it was built")
     )
     config = write_nodes(digits(), tmp_path)[0]
-    policy = Policy(bounds=Bounds(memory=16.0))
+    policy = Policy(bounds=RequestBounds(memory=16.0))
     allow([config], policy)
     run_config = {"session.run": "test", "run.clients": 3, "algorithm.name": "fedavg", **keys}
     assert refusals(policy, run_config) == ()
@@ -509,7 +509,7 @@ def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(
     content = new_server(settings, DirectTransport(settings, {}), folder).down(0)
 
     def answer(memory: float) -> str:
-        allow([config], Policy(bounds=Bounds(memory=memory)))
+        allow([config], Policy(bounds=RequestBounds(memory=memory)))
         return answered(config, run_config, content)[0]
 
     samples = len(np.load(config["data"])["y"])
@@ -525,7 +525,7 @@ def test_the_layers_of_a_model_are_bounded() -> None:
 
 def test_runs_under_other_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_nodes(digits(), tmp_path / "n")[0]
-    allow([config], Policy(bounds=Bounds(runs_per_day=2)))
+    allow([config], Policy(bounds=RequestBounds(runs_per_day=2)))
 
     def ask(run: str) -> Packet:
         settings = settings_of(CONFIG | {"session.run": run, "algorithm.name": "fedavg"})

@@ -130,7 +130,7 @@ def test_another_coordinator_name_or_contract_is_named() -> None:
 
 
 def test_an_answer_is_of_its_key_alone() -> None:
-    said = invitations.Answer(invitation="0" * 64, key=SITE.public, state=invitations.JOINS)
+    said = invitations.InvitationAnswer(invitation="0" * 64, key=SITE.public, state=invitations.JOINS)
     document = said.signed(SITE)
     assert invitations.read_answer(document) == said
     misfit = invitations.Misfit("age", "missing_column")
@@ -152,7 +152,7 @@ def test_an_answer_is_of_its_key_alone() -> None:
 
 
 def test_the_words_of_an_answer_are_of_key_and_invitation() -> None:
-    said = invitations.Answer(invitation="0" * 64, key=SITE.public, state=invitations.JOINS)
+    said = invitations.InvitationAnswer(invitation="0" * 64, key=SITE.public, state=invitations.JOINS)
     others = (dataclasses.replace(said, key=KEY.public), dataclasses.replace(said, invitation="1" * 64))
     assert said.words not in {other.words for other in others}
 

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 from copfl.errors import UsageError
 from copfl.federation.node.acceptance import FOLDER, MOST_PENDING, approve, pending
 from copfl.federation.policy.file import FILE, strict, write_policy
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import HELLO, JOIN, TRAIN, Field
@@ -31,7 +31,7 @@ from copfl.federation.protocol.proposal import (
 )
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import Server, new_server
+from copfl.federation.server.rounds import TrainingServer, new_server
 from tests.commands import called
 from tests.federation.network import (
     CONFIG,
@@ -197,7 +197,7 @@ def test_a_coordinator_that_the_node_does_not_know_is_refused(nodes: list[dict[s
     assert fingerprint(stranger.public) in text
     assert "[proposals.coordinators]" in text
     assert not refused(nodes[0], CONFIG | {KEY: proposed(CONFIG, nodes).text})
-    pinned = Policy(proposals=Proposals(coordinators=(fingerprint(stranger.public),)))
+    pinned = Policy(proposals=ProposalRules(coordinators=(fingerprint(stranger.public),)))
     write_policy(state_of(nodes[0]) / FILE, pinned)
     assert not refused(nodes[0], run_config)
 
@@ -225,7 +225,7 @@ def test_a_proposal_waits_for_the_owner(
     nodes: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     node, state = nodes[0], state_of(nodes[0])
-    write_policy(state / FILE, Policy(proposals=Proposals(by_hand=True)))
+    write_policy(state / FILE, Policy(proposals=ProposalRules(by_hand=True)))
     signed = proposed(CONFIG, nodes)
     run_config = CONFIG | {KEY: signed.text}
     assert "[proposals.by_hand]" in refused(node, run_config)
@@ -286,7 +286,7 @@ def test_a_coordinator_revokes_members_of_its_own_federation_alone(
     first = CONFIG | {KEY: proposed(CONFIG, nodes).text}
     other, members = SigningKey(new_key()), members_of(nodes)
     trusting = nodes[0] | {"policy": str(tmp_path / "policy.toml")}
-    both = Proposals(coordinators=(fingerprint(COORDINATOR.public), fingerprint(other.public)))
+    both = ProposalRules(coordinators=(fingerprint(COORDINATOR.public), fingerprint(other.public)))
     write_policy(tmp_path / "policy.toml", Policy(proposals=both))
     revoking = proposed(CONFIG, nodes, members=members[:2], revoked=(members[2].key,), key=other)
     assert not refused(trusting, CONFIG | {KEY: revoking.text})
@@ -419,8 +419,8 @@ def test_a_node_whose_owner_approves_later_is_greeted_again(
 ) -> None:
     monkeypatch.setattr("copfl.federation.server.registry.RETRY", 0.0)
     server, lines = signed_run(CONFIG | {"run.rounds": 1}, nodes, tmp_path / "runs")
-    assert isinstance(server, Server)
-    write_policy(state_of(nodes[0]) / FILE, Policy(proposals=Proposals(by_hand=True)))
+    assert isinstance(server, TrainingServer)
+    write_policy(state_of(nodes[0]) / FILE, Policy(proposals=ProposalRules(by_hand=True)))
     for _ in range(3):
         server.exchange.registry.refresh(server.exchange.transport)
     assert sorted(server.exchange.registry.nodes) == [1, 2]

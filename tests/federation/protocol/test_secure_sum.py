@@ -11,7 +11,7 @@ import pytest
 
 from copfl.errors import UsageError, WireError
 from copfl.federation.protocol import secure_graph, secure_sum
-from copfl.federation.protocol.secure_sum import Floats, Rules, Secrets, Sum, neighbours, quantised
+from copfl.federation.protocol.secure_sum import Floats, MaskedSum, Rules, Secrets, neighbours, quantised
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -28,7 +28,7 @@ def total(values: dict[int, Floats], rules: Rules, lost: Mapping[str, Collection
 
     begun = {n: secure_sum.begin(n) for n in left("keys", values)}
     linked = neighbours(sorted(begun), rules.neighbours)
-    server = Sum(rules, {n: keys for n, (_, keys) in begun.items()}, linked, {}, {})
+    server = MaskedSum(rules, {n: keys for n, (_, keys) in begun.items()}, linked, {}, {})
     secrets: dict[int, Secrets] = {}
     for n in left("shares", begun):
         secrets[n], server.sealed[n] = secure_sum.share(begun[n][0], server.keys_for(n), rules)
@@ -158,10 +158,10 @@ def test_a_client_never_reveals_both_secrets_of_another() -> None:
 
 def added(
     rules: Rules, values: Mapping[int, Floats], contexts: Sequence[bytes]
-) -> tuple[Sum, dict[int, dict[int, bytes]]]:
+) -> tuple[MaskedSum, dict[int, dict[int, bytes]]]:
     """The server after three clients have sent their vectors, and what they reveal to it."""
     begun = [secure_sum.begin(n) for n in range(3)]
-    server = Sum(rules, {n: k for n, (_, k) in enumerate(begun)}, neighbours(range(3), 0), {}, {})
+    server = MaskedSum(rules, {n: k for n, (_, k) in enumerate(begun)}, neighbours(range(3), 0), {}, {})
     secrets = {}
     for n in range(3):
         secrets[n], server.sealed[n] = secure_sum.share(begun[n][0], server.keys_for(n), rules)

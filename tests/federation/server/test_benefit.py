@@ -28,14 +28,14 @@ from copfl.experiment.analysis.benefit import (
 from copfl.federation.node import halves, secure_update
 from copfl.federation.node.audit_log import entry_of
 from copfl.federation.node.explanation import explained
-from copfl.federation.node.message import message_like
-from copfl.federation.policy.record import Policy, Privacy, SecureAggregation
+from copfl.federation.node.incoming import message_like
+from copfl.federation.policy.record import Policy, PrivacyRules, SumRules
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol import halves as kinds
 from copfl.federation.protocol.halves import LOSSES
 from copfl.federation.protocol.messages import TRAIN, Field
-from copfl.federation.protocol.settings import Settings, settings_of
-from copfl.federation.server.exchange import Round
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
+from copfl.federation.server.exchange import ServerRound
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import _record, new_server
 from copfl.stats import Numbers
@@ -195,7 +195,7 @@ def test_a_nodes_log_has_what_left(about: dict[str, Any], left: tuple[str, ...])
 def test_what_a_node_calls_a_half_is_no_halfs() -> None:
     """A node reports metrics under any name; these are the server's."""
     reported = {HALF: 1.0, DIFFERENCE: 5.0, "samples": 7.0, "accuracy": 0.5}
-    now = Round(0, reports={0: {Field.METRICS: reported}}, bytes_up={0: 1}, bytes_down={0: 1})
+    now = ServerRound(0, reports={0: {Field.METRICS: reported}}, bytes_up={0: 1}, bytes_down={0: 1})
     assert sorted(_record(now, {}, 1.0)["per_client"]) == ["accuracy", "bytes_down", "bytes_up"]
 
 
@@ -209,7 +209,7 @@ def last_message(federated: Federated, client: int) -> Packet:
     return [p for p, head in heads if (head.get("kind"), head.get("client")) == (kinds.HALVES, client)][-1]
 
 
-def other_models(packet: Packet, settings: Settings) -> Packet:
+def other_models(packet: Packet, settings: TrainingSettings) -> Packet:
     """The same message with models that differ a little."""
     head = json.loads(packet.head)
     like = message_like(settings, head["client"])
@@ -293,12 +293,12 @@ def test_what_has_no_halves_is_refused_before_a_run(change: dict[str, Any], erro
         (Policy(benefit=True, reports="none"), {}, []),
         (Policy(benefit=True), {"run.clients": 5}, ["secure_aggregation.cohort"]),
         (
-            Policy(benefit=True, secure_aggregation=SecureAggregation(cohort=4)),
+            Policy(benefit=True, secure_aggregation=SumRules(cohort=4)),
             {},
             ["secure_aggregation.cohort"],
         ),
         (Policy(benefit=True), {"run.benefit": "yes"}, ["benefit"]),
-        (Policy(benefit=True, privacy=Privacy(lifetime_epsilon=3.0)), {}, ["privacy.lifetime_epsilon"]),
+        (Policy(benefit=True, privacy=PrivacyRules(lifetime_epsilon=3.0)), {}, ["privacy.lifetime_epsilon"]),
     ],
 )
 def test_the_owner_decides_on_the_benefit(policy: Policy, config: dict[str, Any], lines: list[str]) -> None:
@@ -348,7 +348,9 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
     folder, log = ServerFolder(str(tmp_path), "test", resume=False), list[str]()
     server = new_server(settings, DirectTransport(settings, {}), folder, kept(log))
     total = settings.algorithm.summand(settings.task, server.state, torch.tensor(0), server.upload)
-    now = Round(0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)])
+    now = ServerRound(
+        0, reports={n: {} for n in range(CLIENTS)}, dtypes=[t.dtype for t in tree.leaves(total)]
+    )
     now.half = tree.wide(
         tree.each(lambda t: torch.full_like(t, 1e9) if t.dim() else torch.ones_like(t), total)
     )

@@ -17,7 +17,7 @@ from copfl.federation.operations import joining, watched
 from copfl.federation.operations.page import FederationPage
 from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
-from copfl.federation.protocol.invitation import JOINS, Answer
+from copfl.federation.protocol.invitation import JOINS, InvitationAnswer
 from copfl.federation.protocol.keys import SigningKey, new_key
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY
@@ -55,7 +55,7 @@ def test_a_thief_who_answers_first_is_not_admitted(tmp_path: Path) -> None:
     """The site is told that another key was faster, and the coordinator that there are two."""
     app = coordinated(tmp_path, "north")
     thief = SigningKey(new_key())
-    stolen = Answer(invitation=invitation_in(app, "north").digest, key=thief.public, state=JOINS)
+    stolen = InvitationAnswer(invitation=invitation_in(app, "north").digest, key=thief.public, state=JOINS)
     assert invitations.receive(app, stolen.signed(thief)) == WAITS
     site = joined(app, "north", tmp_path)
     own, document = joining.answer(site)

@@ -17,7 +17,7 @@ from copfl.federation import init
 from copfl.federation.machines import deployed
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.policy.file import read_policy
-from copfl.federation.policy.record import OPEN, Policy, Proposals
+from copfl.federation.policy.record import OPEN, Policy, ProposalRules
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.keys import fingerprint, read_key, read_public
 from copfl.federation.protocol.proposal import KEY, differences, read, settings_in
@@ -201,7 +201,7 @@ def test_the_server_starts_what_its_coordinator_signed_alone(admitted: Path, tmp
     with pytest.raises(UsageError, match=r"run\.rounds is 9, and 3 in the proposal"):
         server_proposal(policy, good | {"run.rounds": 9})
     with pytest.raises(UsageError, match=r"is signed by .*\[proposals.coordinators\]"):
-        server_proposal(Policy(proposals=Proposals(coordinators=(fingerprint("x"),))), good)
+        server_proposal(Policy(proposals=ProposalRules(coordinators=(fingerprint("x"),))), good)
     assert server_proposal(OPEN, run_config) is None
 
 

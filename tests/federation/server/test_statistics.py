@@ -19,7 +19,7 @@ from copfl.federation.machines import deployed
 from copfl.federation.machines.app import init
 from copfl.federation.machines.local import up
 from copfl.federation.policy.file import FILE, write_policy
-from copfl.federation.policy.record import Policy, Privacy, Statistics
+from copfl.federation.policy.record import Policy, PrivacyRules, StatisticsRules
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.chained_log import verified
@@ -262,10 +262,10 @@ def test_other_centres_are_another_question(nodes: list[dict[str, Any]], tmp_pat
 @pytest.mark.parametrize(
     ("policy", "secure", "line"),
     [
-        (Policy(statistics=Statistics(allowed="none")), True, "statistics.allowed"),
-        (Policy(statistics=Statistics(allowed="sums")), False, "statistics.allowed"),
-        (Policy(privacy=Privacy(noise=1.0)), True, "privacy.noise"),
-        (Policy(privacy=Privacy(lifetime_epsilon=3.0)), False, "privacy.lifetime_epsilon"),
+        (Policy(statistics=StatisticsRules(allowed="none")), True, "statistics.allowed"),
+        (Policy(statistics=StatisticsRules(allowed="sums")), False, "statistics.allowed"),
+        (Policy(privacy=PrivacyRules(noise=1.0)), True, "privacy.noise"),
+        (Policy(privacy=PrivacyRules(lifetime_epsilon=3.0)), False, "privacy.lifetime_epsilon"),
     ],
 )
 def test_a_policy_keeps_statistics_at_home(
@@ -286,7 +286,7 @@ def test_a_policy_keeps_statistics_at_home(
 
 
 def test_the_smallest_count_is_the_nodes_own(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_policy(state_of(nodes[2]) / FILE, Policy(statistics=Statistics(smallest_count=40)))
+    write_policy(state_of(nodes[2]) / FILE, Policy(statistics=StatisticsRules(smallest_count=40)))
     made = agree(config_of(CONTRACT), nodes, tmp_path / "runs").contract
     assert made.columns[3].categories == ("heart", "lung", "skin")  # no bone: 36 rows in the west
 

@@ -37,7 +37,12 @@ def invite(
 
 
 def invitation_text(folder: Path, invitation: "Invitation") -> str:
-    """What the coordinator does with an invitation."""
+    """What the coordinator does with an invitation.
+
+    Args:
+        folder: The folder of the app.
+        invitation: The one that was written.
+    """
     from copfl.federation.server import invitations
 
     file, site = invitations.file_of(folder, invitation.site), invitation.site
@@ -97,8 +102,8 @@ def admit(
         words = typer.prompt(f"The words that {site} reads out by telephone")
     member = invitations.admit_answer(folder, site, words)
     print(f"{member.name} is client {member.number}; its node connects within seconds")
-    if missing := [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]:
-        print(f"Missing: {', '.join(f'{one.invitation.site} ({one.state})' for one in missing)}")
+    if missing := [other for other in invitations.invited(folder) if other.state != invitations.ADMITTED]:
+        print(f"Missing: {', '.join(f'{other.invitation.site} ({other.state})' for other in missing)}")
     else:
         print(f"All sites are there. Train: copfl federate run {folder}")
 
@@ -119,9 +124,9 @@ def members(*, folder: AppFolder) -> None:
     for revoked, name in roster.revoked.items():
         print(f"revoked      {fingerprint(revoked)}  {name}")
     print(f"all members  {members_fingerprint(roster.members)}")
-    for one in invitations.invited(folder):
-        about = one.invitation
-        print(f"invited      {about.site} {one.state}; words of its invitation: {about.words}")
+    for site in invitations.invited(folder):
+        invitation = site.invitation
+        print(f"invited      {invitation.site} {site.state}; words of its invitation: {invitation.words}")
 
 
 def propose(
@@ -155,8 +160,8 @@ def revoke(*, folder: AppFolder, member: MemberName) -> None:
     from copfl.federation.protocol.keys import fingerprint
     from copfl.federation.server import membership
 
-    gone = membership.revoke(folder, member)
-    print(f"{gone.name}, client {gone.number}, is revoked: fingerprint {fingerprint(gone.key)}")
+    revoked = membership.revoke(folder, member)
+    print(f"{revoked.name}, client {revoked.number}, is revoked: fingerprint {fingerprint(revoked.key)}")
     print("Nodes learn it with the next proposal: start one, so that they refuse those from before.")
 
 

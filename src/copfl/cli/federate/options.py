@@ -9,10 +9,10 @@ from copfl.cli.options import argument, option
 from copfl.errors import UsageError
 from copfl.settings.toml import assignment
 
-# Options of several commands.
 if TYPE_CHECKING:
-    from copfl.federation.protocol.proposal import Signed
+    from copfl.federation.protocol.proposal import SignedProposal
 
+# Options of several commands.
 AppFolder = Annotated[Path, argument("The app's folder.")]
 Secure = Annotated[
     bool | None,
@@ -47,8 +47,14 @@ def require_flower() -> None:
 
 
 def set_environment(metrics: str | None, log_format: str | None, log_level: str | None) -> None:
-    """Passes the options to every process of the federation, before Flower reads them."""
-    from copfl.federation.operations.events import environment
+    """Passes the options to every process of the federation, before Flower reads them.
+
+    Args:
+        metrics: The option --metrics.
+        log_format: The option --log-format.
+        log_level: The option --log-level.
+    """
+    from copfl.federation.operations.run_log import environment
 
     os.environ.update(environment(metrics, log_format, log_level))
 
@@ -59,7 +65,12 @@ def given(**values: Any) -> dict[str, Any]:
 
 
 def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
-    """The keys of a run config or a node's that the command line sets: these options, and --set."""
+    """The keys of a run config or a node's that the command line sets: these options, and --set.
+
+    Args:
+        settings: What --set has, as KEY=VALUE.
+        values: Options with a name of their own, by key; None: not on the line.
+    """
     config = given(**values)
     for text in settings or []:
         if "=" not in text:
@@ -69,8 +80,13 @@ def app_config(settings: list[str] | None, **values: Any) -> dict[str, Any]:
     return config
 
 
-def read_proposal(file: Path | None, config: dict[str, Any]) -> "Signed | None":
-    """The proposal in the file, which has all settings of a run: none of them may be on the line."""
+def read_proposal(file: Path | None, config: dict[str, Any]) -> "SignedProposal | None":
+    """The proposal in the file, which has all settings of a run: none of them may be on the line.
+
+    Args:
+        file: The option --proposal.
+        config: Keys of a run config that are on the line.
+    """
     from copfl.federation.protocol.proposal_text import chosen
 
     signed = None if file is None else chosen((), str(file))

@@ -68,10 +68,10 @@ def run(
 
     config = app_config(settings, **{"session.run": run, "run.rounds": rounds})
     signed = read_proposal(proposal, config)
-    missing = [one for one in invitations.invited(folder) if one.state != invitations.ADMITTED]
+    missing = [site for site in invitations.invited(folder) if site.state != invitations.ADMITTED]
     if missing and not anyway:
-        about = "; ".join(f"{one.invitation.site} {one.state}: {one.what_to_do}" for one in missing)
-        raise UsageError(f"{about}. Nothing was started; --anyway starts a run that waits for them")
+        reasons = "; ".join(f"{site.invitation.site} {site.state}: {site.what_to_do}" for site in missing)
+        raise UsageError(f"{reasons}. Nothing was started; --anyway starts a run that waits for them")
     if signed is None and not resume and is_open(folder):
         with stoppable("the agreement continues on the server"):
             print(f"the contract is agreed: {by_sums(folder, {}).digest}")

@@ -136,7 +136,7 @@ def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     with stoppable(f"`copfl federate resume {folder}` continues from the last round"):
         for record in rounds:
             print(as_text(record), flush=True)
-    found = contributions_of(read(folder))
-    if found is not None:
+    contributed = contributions_of(read(folder))
+    if contributed is not None:
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        print(f"\n{tables.as_text(contributions.table(found), width)}")
+        print(f"\n{tables.as_text(contributions.table(contributed), width)}")

@@ -1,4 +1,4 @@
-"""`copfl federate watch`."""
+"""`copfl federate watch`: the coordinator's page, live or as a file."""
 
 from pathlib import Path
 from typing import Annotated

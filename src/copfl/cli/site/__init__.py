@@ -1,1 +1,1 @@
-"""`copfl site`: the commands of whoever owns data."""
+"""`copfl site`: the commands of whoever owns data, built as in `cli.federate`."""

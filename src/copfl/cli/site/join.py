@@ -12,9 +12,10 @@ from copfl.cli.federate.options import LogFormat, LogLevel, app_config, require_
 from copfl.cli.options import argument, option
 from copfl.cli.report import report_of_node
 from copfl.errors import CopflError, UsageError, raised_as, stoppable
+from copfl.foreign import printable
 
 if TYPE_CHECKING:
-    from copfl.federation.operations.joining import Site
+    from copfl.federation.operations.joining import JoinedSite
 
 RETRY = 3.0  # seconds between two attempts to reach the server
 SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
@@ -54,34 +55,34 @@ def join(
 
     with raised_as(UsageError, f"{invitation}: {{}}; name the file that the coordinator sent", OSError):
         signed = joining.open_invitation(invitation.read_bytes(), invitation.name)
-    asked = signed.invitation
-    target = folder or Path(asked.site)
-    joining.check_folder(target, asked)
+    invited = signed.invitation
+    target = folder or Path(invited.site)
+    joining.check_folder(target, invited)
     if ":" not in data:
         if not Path(data).expanduser().exists():
             raise UsageError(f"there is no file {data}; name this site's data with --data")
         data = str(Path(data).expanduser().absolute())
-    rules = joining.policy_of(asked, policy)
-    if problems := joining.refused(asked, rules):
+    rules = joining.policy_of(invited, policy)
+    if problems := joining.refused(invited, rules):
         raise UsageError(
-            f"the {'strict ' * (policy is None)}policy refuses what {asked.federation} asks: {'; '.join(problems)}; "
+            f"the {'strict ' * (policy is None)}policy refuses what {invited.federation} asks: {'; '.join(problems)}; "
             "the coordinator changes it, or you allow it with --policy FILE (copfl site policy FILE writes one); "
             "nothing was made or sent"
         )
-    found = joining.checked(asked, data)
-    print("\n".join(joining.described(asked, data, found, rules)))
+    compared = joining.checked(invited, data)
+    print("\n".join(map(printable, joining.described(invited, data, compared, rules))))
     nothing = "nothing was made or sent"
     if (words is None or not yes) and not sys.stdin.isatty():
         raise UsageError(f'this is no terminal to ask in: give --words "..." and --yes; {nothing}')
     if words is None:
         words = typer.prompt("Telephone the coordinator. The words of your invitation that it reads out")
-    if not same_words(words, asked.words):
+    if not same_words(words, invited.words):
         raise UsageError(
             f"these are not the words of {invitation.name}: have them read again; if they stay different, somebody "
             f"else wrote or replaced the file: do not use it; {nothing}"
         )
     if not yes and not typer.confirm("Take part?"):
-        raise UsageError(f"{nothing}; tell the coordinator that {asked.site} does not take part")
+        raise UsageError(f"{nothing}; tell the coordinator that {invited.site} does not take part")
     site = joining.make(target, signed, {**app_config(settings), "data": data}, rules)
     _answer(site)
     if systemd:
@@ -160,26 +161,26 @@ def predict(
     models.predict(bundle=folder, data=data, out=out)
 
 
-def _answer(site: "Site") -> None:
+def _answer(site: "JoinedSite") -> None:
     """Sends the answer to the invitation; UsageError if the data do not fit, which the coordinator learns then."""
     from copfl.federation.operations import joining
     from copfl.federation.server.invitations import WAITS
 
-    found = joining.checked(site.invitation, str(site.options["data"]))
-    said, document = joining.answer(site, found)
+    compared = joining.checked(site.invitation, str(site.options["data"]))
+    answered, document = joining.answer(site, compared)
     with stoppable(f"`copfl site start {site.folder}` continues"):
         state = _sent(site, document)
-    if found is not None and not found.fits:
+    if compared is not None and not compared.fits:
         raise UsageError(
-            f"{site.options['data']} does not fit the contract: {'; '.join(found.problems)}. Correct the file, then: "
-            f"copfl site start {site.folder}. The coordinator was told the names of these columns alone"
+            f"{site.options['data']} does not fit the contract: {'; '.join(compared.problems)}. Correct the file, "
+            f"then: copfl site start {site.folder}. The coordinator was told the names of these columns alone"
         )
     if state == WAITS:
-        print(f"Read these words to the coordinator, in the same call:  {said.words}")
+        print(f"Read these words to the coordinator, in the same call:  {answered.words}")
         print("The node waits until the coordinator has entered them.", flush=True)
 
 
-def _sent(site: "Site", document: bytes) -> str:
+def _sent(site: "JoinedSite", document: bytes) -> str:
     """`_send`, which waits for a server that is not there yet."""
     from copfl.federation.machines.admission import NotThere
 
@@ -196,13 +197,13 @@ def _sent(site: "Site", document: bytes) -> str:
             raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
 
 
-def _send(site: "Site", document: bytes) -> str:
+def _send(site: "JoinedSite", document: bytes) -> str:
     from copfl.federation.machines.admission import send
 
     return send(site.invitation.address, site.invitation.authority, document)
 
 
-def _serve(site: "Site", log_format: str | None, log_level: str | None) -> None:
+def _serve(site: "JoinedSite", log_format: str | None, log_level: str | None) -> None:
     set_environment(None, log_format, log_level)
     from copfl.federation.machines.supernode import Address, serve
     from copfl.federation.operations.joining import KEY

@@ -9,6 +9,7 @@ import typer
 from copfl.cli.federate.options import require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError
+from copfl.foreign import printable
 
 SHOWN = 8  # names of columns in a sentence
 StateFolder = Annotated[Path, argument("The state-dir of a node.")]
@@ -37,7 +38,7 @@ def check(
         if open_names := listed([column.name for column in agreed.open], SHOWN):
             print(
                 f"{'note':<9} means and categories that the contract leaves open are not compared: "
-                f"{open_names}"
+                f"{printable(open_names)}"
             )
         verdict = "fits" if checked.fits else "does not fit"
         print(f"{data} {verdict} the contract {agreed.digest}: {checked.rows:,} rows")
@@ -104,13 +105,13 @@ def approve(
     from copfl.federation.protocol import proposal_text
 
     signed = proposal_text.chosen(acceptance.pending(state), proposal)
-    print("\n".join(proposal_text.described(signed.proposal)))
+    print("\n".join(map(printable, proposal_text.described(signed.proposal))))
     if new := acceptance.strangers(state, signed.proposal):
         print(
             f"new members  {', '.join(member.name for member in new)}: compare their fingerprints with them"
         )
     lines = explained(policy_of(policy, state), signed.proposal.settings)
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
     if not yes and not typer.confirm("Approve it?"):
@@ -144,11 +145,11 @@ def log(
     from copfl.federation.node import audit_log
     from copfl.federation.protocol.chained_log import AUDIT, verified
 
-    found = verified(state / AUDIT, noted or ())
+    audit = verified(state / AUDIT, noted or ())
     if not verify:
-        print("".join(f"{audit_log.as_text(line)}\n" for line in found.lines), end="")
-    if found.problem:
-        print(f"BROKEN      {found.problem}")
+        print("".join(f"{audit_log.as_text(line)}\n" for line in audit.lines), end="")
+    if audit.problem:
+        print(f"BROKEN      {audit.problem}")
         raise typer.Exit(1)
-    cut = "; the last line is cut off: a kill, or it is being written" if found.is_cut else ""
-    print(f"intact      {len(found.lines)} lines, last hash {found.last_hash}{cut}")
+    cut = "; the last line is cut off: a kill, or it is being written" if audit.is_cut else ""
+    print(f"intact      {len(audit.lines)} lines, last hash {audit.last_hash}{cut}")

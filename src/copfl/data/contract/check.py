@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl import foreign
 from copfl.data.contract.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER, Column, Contract
 from copfl.data.contract.statistics import counts_of
 from copfl.data.samples import CLASSIFICATION, shape_of
@@ -36,7 +37,7 @@ class Difference(NamedTuple):
 
     column: str  # of the contract; empty: of the whole file
     what: str  # for programs: missing_column, type, unit, range, categories, classes, dates, ...
-    text: str  # for the owner of the data
+    text: str  # for the owner of the data, printable: it has names of the contract, which another may have written
     is_note: bool = False  # true: the data fit nevertheless
 
 
@@ -81,7 +82,8 @@ def check(contract: Contract, path: Path) -> Checked:
 
 def check_table(contract: Contract, table: Table) -> Checked:
     """How a table differs from the contract of a table or of texts."""
-    return Checked(len(table), tuple(_table_differences(contract, table)))
+    found = _table_differences(contract, table)
+    return Checked(len(table), tuple(one._replace(text=foreign.printable(one.text)) for one in found))
 
 
 def _check_arrays(contract: Contract, path: Path) -> Checked:
@@ -98,7 +100,8 @@ def _check_arrays(contract: Contract, path: Path) -> Checked:
         counts = {name: int((dataset.train.y == n).sum()) for n, name in enumerate(dataset.classes)}
         unknown = {name: count for name, count in counts.items() if name not in (*known, *numbers)}
         differences += _unknown(contract.targets[0], "classes", unknown, known, len(dataset.train))
-    return Checked(len(dataset.train), tuple(differences))
+    found = tuple(one._replace(text=foreign.printable(one.text)) for one in differences)
+    return Checked(len(dataset.train), found)
 
 
 def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl import files
+from copfl import files, foreign
 from copfl.experiment.first_run.candidates import Choice, Validated
 from copfl.tables import plain
 
@@ -27,12 +27,15 @@ def write(choice: Choice, folder: Path) -> None:
 
 def read(folder: Path) -> Choice | None:
     """The content of the file in a run folder; None where there is none."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text("utf-8"))
-    validated = content["validated"]
-    by_site = {name: np.array(values, np.float64) for name, values in validated["by_site"].items()}
-    return Choice(
-        content["federation"], tuple(content["sites"]), Validated(**{**validated, "by_site": by_site})
+    return foreign.of_run(folder / FILE, _choice)
+
+
+def _choice(content: dict[str, Any]) -> Choice:
+    found = content["validated"]
+    validated = Validated(
+        by_site={name: np.array(values, np.float64) for name, values in found["by_site"].items()},
+        left_out={name: str(why) for name, why in found["left_out"].items()},
+        is_rmse=bool(found["is_rmse"]),
+        folds=int(found["folds"]),
     )
+    return Choice(str(content["federation"]), tuple(map(str, content["sites"])), validated)

@@ -39,8 +39,8 @@ class Admission:
         from starlette.responses import JSONResponse
 
         content = b""
-        async for part in Request(scope, receive).stream():
-            content += part
+        async for chunk in Request(scope, receive).stream():
+            content += chunk
             if len(content) > MOST_ANSWER:
                 break
         try:
@@ -82,11 +82,11 @@ def send(address: str, authority: str, document: bytes) -> str:
         ) from error
     try:
         fields = json.loads(reply.content)
-        said = str(fields["state"] if reply.status_code == httpx.codes.OK else fields["refused"])
+        answer = str(fields["state"] if reply.status_code == httpx.codes.OK else fields["refused"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"what answers at {address} is not a server of copfl (HTTP {reply.status_code}); ask the coordinator"
         ) from error
     if reply.status_code != httpx.codes.OK:
-        raise UsageError(f"the server refuses: {printable(said)}")
-    return printable(said)
+        raise UsageError(f"the server refuses: {printable(answer)}")
+    return printable(answer)

@@ -1,4 +1,7 @@
-"""A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`."""
+"""A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`.
+
+`copfl federate init` calls `init`. What the app trains is what `copfl run` would with the same settings.
+"""
 
 import dataclasses
 import re
@@ -15,7 +18,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.federation.machines.deployed import write_connection
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol.agreed_samples import samples_of
@@ -63,7 +66,7 @@ def init(
         secure: Whether certificates are made; the default for every host but this machine.
         trial: Whether a key is made for every member, and all private keys stay in the folder: for a
             federation whose machines have one owner, as on this machine, where it is the default. Else
-            members make their own keys, and those of the coordinator and of the authority are in
+            members make their own keys, and the keys of the coordinator and of the authority are in
             `authority_of(folder)`, outside of the server's.
         contract: What the members' data are; None: they are like the data set of the settings.
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
@@ -99,15 +102,15 @@ def init(
         write_contract(folder / CONTRACT, Contract.read(federation.samples.contract))
     trial = not is_open if trial is None else trial
     authority = folder / "keys" if trial else authority_of(folder)
-    about = {"host": host, "port": port, "secure": secure}
-    about |= {} if trial else {AUTHORITY: str(authority.resolve())}
+    connection = {"host": host, "port": port, "secure": secure}
+    connection |= {} if trial else {AUTHORITY: str(authority.resolve())}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    tool = {"copfl": about, "flwr": {"app": {"config": {KEY: "", **run_config}}}}
+    tool = {"copfl": connection, "flwr": {"app": {"config": {KEY: "", **run_config}}}}
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + written({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
     (folder / "keys").mkdir(mode=0o700, exist_ok=True)
-    own = Proposals(coordinators=(make_coordinator(folder, authority),))
-    write_policy(folder / FILE, dataclasses.replace(policy, proposals=own))
+    rules = ProposalRules(coordinators=(make_coordinator(folder, authority),))
+    write_policy(folder / FILE, dataclasses.replace(policy, proposals=rules))
     if secure:
         make_certificates(folder / "keys", host, authority)
     if trial:
@@ -122,17 +125,23 @@ def authority_of(folder: Path) -> Path:
 
 
 def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) -> Federation:
-    """The federation that trains what `complete` describes, for samples of a contract or of its data set."""
+    """The federation that trains what `complete` describes, for samples of a contract or of its data set.
+
+    Args:
+        layers: Settings by title and key; later ones win.
+        preset: The name of a preset, which is below the layers.
+        contract: What the members' data are; None: they are like the data set of the settings.
+    """
     example = None if contract is None else contract.example()
-    own: Tables = {title: {} for title in OWN}
+    own_tables: Tables = {title: {} for title in OWN}
     for layer in layers:
         for title in OWN:
-            own[title] |= layer.get(title, {})
+            own_tables[title] |= layer.get(title, {})
     in_run = [{title: table for title, table in layer.items() if title not in OWN} for layer in layers]
-    sums_only = own_record("secure", own["secure"]).aggregation
-    if contract is not None and (given := [layer["data"] for layer in in_run if layer.get("data")]):
+    sums_only = own_record("secure", own_tables["secure"]).aggregation
+    if contract is not None and (data_tables := [layer["data"] for layer in in_run if layer.get("data")]):
         raise SettingError(
-            f"data.{next(iter(given[0]))}",
+            f"data.{next(iter(data_tables[0]))}",
             None,
             "is not used: the contract says what the data are; leave one out",
         )
@@ -171,13 +180,18 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
         )
     dataset = data_of(run.data) if example is None else example
     agreed = {} if contract is None else samples_of(contract)
-    samples = {**samples_like(dataset, run.model), **agreed, **own.pop("samples")}
-    records = {title: own_record(title, table) for title, table in own.items()}
+    samples = {**samples_like(dataset, run.model), **agreed, **own_tables.pop("samples")}
+    records = {title: own_record(title, table) for title, table in own_tables.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)
 
 
 def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:
-    """The table [samples] of data like this."""
+    """The table [samples] of data like this.
+
+    Args:
+        dataset: Data like the members'.
+        model: The settings of the model, whose tokenizer texts need.
+    """
     if dataset.kind == NEXT_TOKEN:
         dataset = dataclasses.replace(dataset, classes=tokenized(dataset, model).classes)
     is_text = dataset.train.x.dtype.kind in "UO"

@@ -1,4 +1,8 @@
-"""The server of a federation of several machines, and runs on it."""
+"""The server of a federation of several machines, and runs on it.
+
+`copfl federate server` calls `serve`, `run` and `agree` the functions of the same purpose. Flower's own programs do the
+work; what is here writes their options and reads their results.
+"""
 
 import contextlib
 import json
@@ -21,7 +25,7 @@ from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locke
 from copfl.federation.protocol.keys import public_text, read_public
 from copfl.federation.protocol.log_lines import configure_logging, logger
 from copfl.federation.protocol.messages import printable
-from copfl.federation.protocol.proposal import KEY, Signed
+from copfl.federation.protocol.proposal import KEY, SignedProposal
 from copfl.federation.server.agreement import AGREE, frozen_by
 from copfl.federation.server.certificates import LOOPBACK
 from copfl.federation.server.membership import (
@@ -52,7 +56,14 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def superlink_options(host: str, port: int, database: str, *, secure: bool) -> list[str]:
-    """The options of `flower-superlink` in the app's folder."""
+    """The options of `flower-superlink` in the app's folder.
+
+    Args:
+        host: The address to listen on.
+        port: The port.
+        database: Its file, in the app's folder.
+        secure: Whether there are certificates and node keys.
+    """
     options = f"--host {host} --port {port} --database {database} --disable-runtime-dependency-installation"
     return f"{options} {TLS if secure else '--insecure'}".split()
 
@@ -74,6 +85,13 @@ def write_connection(folder: Path, host: str, port: int, secure: bool, home: str
     """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/.flwr.
 
     Control answers on this machine alone, see `planes`.
+
+    Args:
+        folder: The folder of the app.
+        host: The server's address.
+        port: Its port.
+        secure: Whether there are certificates.
+        home: Where the `flwr` command finds its configuration, in the app's folder.
     """
     host = host if host in LOOPBACK else "127.0.0.1"
     (folder / home).mkdir(parents=True, exist_ok=True)
@@ -92,8 +110,8 @@ def serve(folder: Path, listen: str | None = None) -> NoReturn:
     """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys.
 
     Args:
-        folder: that of the app.
-        listen: the address HOST:PORT behind a reverse proxy; None: the app's port, for all machines.
+        folder: The folder of the app.
+        listen: The address HOST:PORT behind a reverse proxy; None: the app's port, for all machines.
     """
     app, folder = read_app(folder), folder.resolve()
     host, port, secure = str(app["host"]), int(app["port"]), bool(app["secure"])
@@ -169,14 +187,14 @@ def _register_keys(folder: Path, port: int) -> None:
                     text = printable(error.response.text)
                     logger.error("copfl: node %d was not unregistered: %s", node.node_id, text)
         # Flower's server prints an error for each key that it is asked to register again.
-        known = {node.public_key for node in nodes}
+        registered = {node.public_key for node in nodes}
         for path in sorted((folder / "keys").glob("*.pub")):
             try:
                 if path.stem == COORDINATOR or read_public(path) in revoked:
                     continue
                 public: Any = load_ssh_public_key(path.read_bytes())
                 content = public_key_to_bytes(public)
-                if content in known:
+                if content in registered:
                     continue
                 client.RegisterNode(request=RegisterNodeRequest(public_key=content))
                 logger.info("copfl: registered %s", path.name)
@@ -195,15 +213,15 @@ class Followed(NamedTuple):
 
 
 def start_run(
-    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: SignedProposal | None = None
 ) -> dict[str, Any]:
     """The state of a run after its last round; the server runs in this folder, on this machine.
 
     Args:
-        folder: that of the app.
-        config: keys of the run config that are set for this run.
-        resume: whether to continue the run from its last checkpoint.
-        proposal: one that the coordinator signed elsewhere; None: it is signed here.
+        folder: The folder of the app.
+        config: Keys of the run config that are set for this run.
+        resume: Whether to continue the run from its last checkpoint.
+        proposal: One that the coordinator signed elsewhere; None: it is signed here.
     """
     config = config if proposal is None else overrides(folder, proposal.proposal)
     if config.get(AGREE):
@@ -219,13 +237,13 @@ def start_run(
     return after
 
 
-def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = None) -> Contract:
+def agree(folder: Path, config: Mapping[str, Any], *, proposal: SignedProposal | None = None) -> Contract:
     """The frozen data contract, from sums over all members; the app in the folder has it afterwards.
 
     Args:
-        folder: that of the app, whose server runs on this machine.
-        config: keys of the run config that are set for this run.
-        proposal: one with session.agree=true that the coordinator signed elsewhere; None: it is signed here.
+        folder: The folder of the app, whose server runs on this machine.
+        config: Keys of the run config that are set for this run.
+        proposal: One with session.agree=true that the coordinator signed elsewhere; None: it is signed here.
     """
     config = {**config, AGREE: True} if proposal is None else overrides(folder, proposal.proposal)
     if not config.get(AGREE):
@@ -235,20 +253,27 @@ def agree(folder: Path, config: Mapping[str, Any], *, proposal: Signed | None = 
 
 
 def follow_run(
-    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: Signed | None = None
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, proposal: SignedProposal | None = None
 ) -> Followed:
-    """Starts a run, and prints its log until it ends; the arguments are those of `start_run`."""
-    found, until = status(folder), time.monotonic() + START_TIMEOUT
-    while not found["superlink"]["answers"] and time.monotonic() < until:
+    """Starts a run, and prints its log until it ends.
+
+    Args:
+        folder: The folder of the app, whose server runs on this machine.
+        config: Keys of the run config that are set for this run.
+        resume: Whether to continue the run from its last checkpoint.
+        proposal: One that the coordinator signed elsewhere; None: it is signed here.
+    """
+    server_state, until = status(folder), time.monotonic() + START_TIMEOUT
+    while not server_state["superlink"]["answers"] and time.monotonic() < until:
         time.sleep(1)  # it may have been started just now
-        found = status(folder)
-    if not found["superlink"]["answers"]:
-        address = found["superlink"]["address"]
+        server_state = status(folder)
+    if not server_state["superlink"]["answers"]:
+        address = server_state["superlink"]["address"]
         raise RunError(f"no SuperLink answers at {address}; start it with `copfl federate server {folder}`")
     named = config.get("session.run")
-    if resume and not (named or found["runs"]):
+    if resume and not (named or server_state["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
-    name = str(config.get("session.run") or (found["runs"][-1] if resume else new_name()))
+    name = str(config.get("session.run") or (server_state["runs"][-1] if resume else new_name()))
     if is_locked(folder / "runs" / name / ".lock"):
         raise RunError(f"the run {name} is running; `copfl federate status {folder}` shows how far it is")
     signed = proposal
@@ -256,9 +281,9 @@ def follow_run(
         signed = propose(
             folder, {**config, "session.run": name}, coordinator_key(folder), read_roster(folder)
         )
-    given = {**overrides(folder, signed.proposal), "session.run": name}
-    given |= {"session.resume": resume, KEY: signed.text}
+    overridden = {**overrides(folder, signed.proposal), "session.run": name}
+    overridden |= {"session.resume": resume, KEY: signed.text}
     print(f"proposal {signed.proposal.digest[:16]}, {len(signed.proposal.members)} members", flush=True)
-    command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
+    command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(overridden)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
     return Followed(name, done.returncode)

@@ -1,4 +1,4 @@
-"""Flower's network as the transport of copfl's messages."""
+"""Flower's network as the transport of copfl's messages: `server_app` sends with it, a node reads what arrives."""
 
 import contextlib
 from collections.abc import Collection
@@ -26,6 +26,14 @@ class FlowerTransport:
         return [int(node) for node in self.grid.get_node_ids()]
 
     def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        """The id of the message; a message that Flower lost has one that no reply names.
+
+        Args:
+            node: The id of the receiver.
+            request: HELLO, TRAIN or JOIN.
+            content: A head and a body.
+            seconds: How long the node has for its answer.
+        """
         from flwr.app import Message
 
         message = Message(as_record(content), node, request, ttl=seconds)

@@ -1,4 +1,7 @@
-"""A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, a run."""
+"""A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, a run.
+
+`copfl federate up`, `resume` and `personalize` call it. `local_federation` has the processes.
+"""
 
 import contextlib
 import dataclasses
@@ -25,7 +28,7 @@ from copfl.federation.machines.deployed import new_name
 from copfl.federation.machines.local_federation import LocalFederation
 from copfl.federation.node.secure_memory import CHANGES
 from copfl.federation.policy.own_app import allowing
-from copfl.federation.policy.record import Policy, Proposals, Statistics
+from copfl.federation.policy.record import Policy, ProposalRules, StatisticsRules
 from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.settings import federation_of, prepared
 from copfl.federation.protocol.statistics import terms_of
@@ -40,7 +43,7 @@ from copfl.settings.toml import Tables
 
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 TRIAL = Policy(
-    rollback=True, statistics=Statistics(questions=TRIALS), proposals=Proposals(members="any")
+    rollback=True, statistics=StatisticsRules(questions=TRIALS), proposals=ProposalRules(members="any")
 )  # of all nodes
 CLOSING = 60.0  # seconds after the last round until the SuperLink closes the run, at most
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
@@ -50,6 +53,10 @@ def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
     """The nodes' configurations; each node's part of the run's data set is in a file of its own.
 
     A node chooses its validation samples itself.
+
+    Args:
+        folder: The folder of the app.
+        run: The settings, with the data set and its partition.
     """
     dataset, configs = data_of(run.data), []
     whole = dataclasses.replace(run.run, select="last", validation=0.0, patience=0)
@@ -70,7 +77,12 @@ def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
 
 
 def site_nodes(folder: Path, sites: Sequence[Path | str]) -> list[dict[str, Any]]:
-    """The nodes' configurations, of which each has the data of one site."""
+    """The nodes' configurations: each has the data of one site.
+
+    Args:
+        folder: The folder of the app.
+        sites: The file of each node's data, in order.
+    """
     configs = []
     for client, site in enumerate(sites):
         path = Path(site).expanduser().resolve()
@@ -85,11 +97,11 @@ def site_problems(folder: Path, sites: Sequence[Path]) -> list[str]:
     """In which the sites' data differ from the app's contract; UsageError if a node could not train on some.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         sites: The data of each node.
     """
     text = read_app(folder)["config"].get("samples", {}).get("contract")
-    found: list[str] = []
+    all_problems: list[str] = []
     for site in sites if text else ():
         contract, file = Contract.read(text), site.expanduser()
         problems = check(contract, file).problems
@@ -100,8 +112,8 @@ def site_problems(folder: Path, sites: Sequence[Path]) -> list[str]:
                 contract.encoders.dataset_of([read_table(file)], file.stem)
         except DataError as error:
             raise UsageError(f"{site} cannot be trained on: {'; '.join(problems or [str(error)])}") from error
-        found += [f"{site}: {problem}" for problem in problems]
-    return found
+        all_problems += [f"{site}: {problem}" for problem in problems]
+    return all_problems
 
 
 def up(
@@ -120,7 +132,7 @@ def up(
     """The record of each round of the app in the folder, run on this machine; all processes end with it.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         sites: The data of each node, in order; none: a data set is partitioned. If the data contract is open,
             the nodes agree on the encoders first.
         nodes: Number of nodes; None: the app's number of clients.
@@ -134,12 +146,12 @@ def up(
     """
     named_code.name(code, named_code.modules_in([data, scheme]))
     folder = Path(folder)
-    app, given = read_app(folder), dict(config or {})
+    app, chosen = read_app(folder), dict(config or {})
     name = run or new_name()
-    settings = {**flattened(nested(app["config"])), **given}
+    settings = {**flattened(nested(app["config"])), **chosen}
     clients, runs = nodes or len(sites) or int(settings["run.clients"]), str(folder.resolve() / "runs")
     server_folder = ServerFolder(runs, name, resume=resume)
-    overrides = {**given, "session.run": name, "run.clients": clients, "session.resume": resume}
+    overrides = {**chosen, "session.run": name, "run.clients": clients, "session.resume": resume}
     overrides.setdefault("network.min_replies", 0 if settings["run.participation"] < 1 else clients)
     planned = federation_of({**settings, **overrides})
     prepared(planned)  # what cannot run is an error before a process is started
@@ -155,10 +167,10 @@ def up(
             "the app was made of a data contract, without data: name the file of each node with --site FILE"
         )
     else:
-        here: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
-        here |= {"data": {"name": data}} if data else {}
-        here |= {"partition": {"name": scheme}} if scheme else {}
-        node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), here))
+        of_trial: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
+        of_trial |= {"data": {"name": data}} if data else {}
+        of_trial |= {"partition": {"name": scheme}} if scheme else {}
+        node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), of_trial))
     if len(node_configs) != clients:
         raise UsageError(
             f"there are {len(node_configs)} files for {clients} nodes; name one for each with --site"
@@ -187,7 +199,7 @@ def follow(
 
     Args:
         federation: The processes.
-        process: That of the run's log.
+        process: The one that prints the run's log.
         folder: The server's of the run.
         rounds: How many the run has.
         pause: Seconds between two looks at the folder.
@@ -212,15 +224,27 @@ def follow(
 
 
 def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
-    """`up`, continuing a run (by default the last one) from its last checkpoint."""
+    """`up`, continuing a run (by default the last one) from its last checkpoint.
+
+    Args:
+        folder: The folder of the app.
+        run: The name of the run; None: the last one.
+        options: The other arguments of `up`.
+    """
     return up(folder, run=run or last_run(Path(folder)), resume=True, **options)
 
 
 def finished(folder: Path, run: str, rounds: int | None = None) -> int:
-    """The number of rounds of a run that has all of them; 0 if some are left."""
-    wanted = rounds or int(read_app(folder)["config"]["run"]["rounds"])
+    """The number of rounds of a run that has all of them; 0 if some are left.
+
+    Args:
+        folder: The folder of the app.
+        run: The name of the run.
+        rounds: How many it should have; None: as many as the app says.
+    """
+    all_rounds = rounds or int(read_app(folder)["config"]["run"]["rounds"])
     done = len(ServerFolder(str(folder.resolve() / "runs"), run, resume=True).rounds())
-    return done if done >= wanted else 0
+    return done if done >= all_rounds else 0
 
 
 @named_code.scope()
@@ -237,7 +261,7 @@ def join(
     """A new client's primary metric before and after its local updates of a finished run's model.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         data: The new client's: a file, a folder or module:function.
         test: A file of test rows of a table; None: some of its rows.
         state: Its state-dir; None: nodes/new-client in the app's folder.

@@ -1,4 +1,7 @@
-"""The processes of a federation on this machine: a SuperLink, a SuperNode per client, and runs."""
+"""The processes of a federation on this machine: a SuperLink, a SuperNode per client, and runs.
+
+All of them end with the context, however it ends: `processes` sees to it.
+"""
 
 import contextlib
 import dataclasses
@@ -26,7 +29,7 @@ from copfl.federation.machines.deployed import (
 from copfl.federation.machines.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.federation.operations.watched import answers
 from copfl.federation.policy.file import FILE, VARIABLE, write_policy
-from copfl.federation.policy.record import Policy, Proposals
+from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.protocol.app_folder import LOCAL_HOME, read_app
 from copfl.federation.protocol.keys import fingerprint, make_key, read_key
 from copfl.federation.protocol.proposal import KEY
@@ -60,12 +63,12 @@ class LocalFederation:
             make_coordinator(self.home, self.home / "keys")
         self.coordinator = read_key(self.home / "keys" / COORDINATOR)
         # The server and the nodes have one owner here, and one policy.
-        allowed = Policy(rollback=True, proposals=Proposals(members="any")) if policy is None else policy
+        allowed = Policy(rollback=True, proposals=ProposalRules(members="any")) if policy is None else policy
         agreed = dataclasses.replace(allowed.proposals, coordinators=(fingerprint(self.coordinator.public),))
         self.policy = write_policy(
             self.folder / LOCAL_HOME / FILE, dataclasses.replace(allowed, proposals=agreed)
         )
-        self.supernode = supernode  # Flower's own nodes instead of those of copfl
+        self.supernode = supernode  # Flower's own nodes instead of copfl's
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.log_begins: dict[str, int] = {}  # where in its log the last start of a program is
@@ -110,7 +113,12 @@ class LocalFederation:
                 process.wait(10)
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a program in its own group, with its output in logs/NAME.log."""
+        """Starts a program in its own group, with its output in logs/NAME.log.
+
+        Args:
+            name: Of the program here, and of its log.
+            command: The program and its arguments.
+        """
         with open(self.logs / f"{name}.log", "ab") as log:
             self.log_begins[name] = log.tell()
             process = subprocess.Popen(
@@ -124,7 +132,12 @@ class LocalFederation:
         return process
 
     def call(self, command: Sequence[str], seconds: float = 120) -> str:
-        """The output of a program that ends by itself; RunError if it fails."""
+        """The output of a program that ends by itself; RunError if it fails.
+
+        Args:
+            command: The program and its arguments.
+            seconds: How long it may take.
+        """
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds, **self.options)
         text: str = done.stdout.decode(errors="replace")
         if done.returncode:
@@ -132,7 +145,12 @@ class LocalFederation:
         return text
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to a program and its group."""
+        """Sends a signal to a program and its group.
+
+        Args:
+            name: Of the program here.
+            number: The signal.
+        """
         process = self.running[name]
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -142,7 +160,12 @@ class LocalFederation:
         return tagged(self.tag)
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The end of a program's log."""
+        """The end of a program's log.
+
+        Args:
+            name: Of the program here.
+            lines: At most so many.
+        """
         path = self.logs / f"{name}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
@@ -169,7 +192,12 @@ class LocalFederation:
         raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
 
     def add_node(self, name: str, node_config: Mapping[str, Any]) -> None:
-        """Registers a node, with a new key if it has none, and starts it."""
+        """Registers a node, with a new key if it has none, and starts it.
+
+        Args:
+            name: Of the node here, and of the file of its key.
+            node_config: What its owner sets.
+        """
         if self.secure:
             self.call(["flwr", "supernode", "register", f"{self._key(name)}.pub", "copfl"])
         self.start_node(name, node_config)
@@ -182,7 +210,12 @@ class LocalFederation:
         return path
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
-        """Starts a node; a second start is the node's return."""
+        """Starts a node; a second start is the node's return.
+
+        Args:
+            name: Of the node here, and of the file of its key.
+            node_config: What its owner sets.
+        """
         key = self._key(name)
         node_config = {"policy": str(self.policy), "key": str(key), **node_config}
         if self.supernode:
@@ -202,8 +235,8 @@ class LocalFederation:
         make_member_keys(self.home, int(settings["run.clients"]))
         named = {**config, "session.run": settings.get("session.run") or new_name()}
         signed = propose(self.folder, named, self.coordinator, read_roster(self.home))
-        given = as_text({**named, KEY: signed.text})
-        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", given])
+        run_config = as_text({**named, KEY: signed.text})
+        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", run_config])
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs as Flower lists them."""

@@ -27,7 +27,12 @@ USED = {
 
 
 def is_served(path: str, client: str) -> bool:
-    """Whether a request for this path from this address is answered."""
+    """Whether a request for this path from this address is answered.
+
+    Args:
+        path: Of the request.
+        client: The address from which it came.
+    """
     if path.startswith(FLEET):
         return True
     return is_this_machine(client) and (not path.startswith(CONTROL) or path in USED)

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, however it ends; and those of one federation, wherever they are."""
+"""Processes that end with their parent, however it ends; and the processes of one federation, wherever they are."""
 
 import contextlib
 import ctypes

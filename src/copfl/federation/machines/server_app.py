@@ -1,4 +1,4 @@
-"""The ServerApp: the server's rounds over Flower."""
+"""The ServerApp: the server's rounds over Flower. Flower calls `main` in a process of its own, for each run."""
 
 import dataclasses
 import os
@@ -12,16 +12,15 @@ from flwr.serverapp import Grid, ServerApp
 from copfl.errors import CopflError, RunError
 from copfl.federation.machines.flower_transport import FlowerTransport
 from copfl.federation.machines.processes import end_with_parent
-from copfl.federation.operations.events import operations
+from copfl.federation.operations.run_log import operations
 from copfl.federation.policy import own_code
-from copfl.federation.policy.admission import admitted
-from copfl.federation.policy.components import check_tables
 from copfl.federation.policy.file import server_policy
+from copfl.federation.policy.request import admitted, check_tables
 from copfl.federation.protocol.app_folder import AGREEMENTS
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.log_lines import configure_logging, logger
 from copfl.federation.protocol.messages import without_paths
-from copfl.federation.protocol.proposal import KEY, Signed
+from copfl.federation.protocol.proposal import KEY, SignedProposal
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREED
@@ -38,7 +37,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Runs the rounds, or personalises the model of a finished run for new clients."""
+    """Runs the rounds, or personalises the model of a finished run for new clients.
+
+    Args:
+        grid: Flower's network.
+        context: Flower's: the run config, and the number of its run.
+    """
     configure_logging()
     end_with_parent(os.getppid())  # Flower's own end may take minutes if the SuperLink was killed
     try:
@@ -78,13 +82,13 @@ def _main(grid: Grid, context: Context) -> None:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         if signed is not None:
             write_bytes(folder.path / SIGNED, signed.document)
-        about = {**plain, "session.run": run, "flower-run": context.run_id}
-        write_json(folder.path / "config.json", about)
+        recorded = {**plain, "session.run": run, "flower-run": context.run_id}
+        write_json(folder.path / "config.json", recorded)
         for _ in server.rounds():
             pass
 
 
-def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: Signed | None) -> None:
+def _agree(grid: Grid, context: Context, run_config: dict[str, Any], signed: SignedProposal | None) -> None:
     """Adds up the nodes' statistics, and writes the frozen contract into the folder of the run."""
     terms, home = terms_of(run_config), Path.cwd()
     run = terms.federation.session.run or f"run-{context.run_id}"

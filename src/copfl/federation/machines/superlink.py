@@ -1,8 +1,8 @@
-"""Flower's SuperLink, which starts no code but copfl's own and that of the folder in which it runs.
+"""Flower's SuperLink, which starts no code but copfl's own and the code of its own folder.
 
 Whoever reaches the SuperLink's control interface can submit an app, and Flower executes its ServerApp. Here
-an app is refused when it is submitted, unless its ServerApp is that of copfl, its other files are those of
-the server's folder, and the policy of the server's owner allows its run config.
+an app is refused when it is submitted, unless its ServerApp is copfl's, its other files are the same
+in the server's folder, and the policy of the server's owner allows its run config.
 """
 
 import io
@@ -30,7 +30,12 @@ MOST_BYTES = 2**20  # of these two
 
 
 def check_app(content: bytes, folder: Path) -> None:
-    """UsageError if an app would execute anything but copfl and files of the folder."""
+    """UsageError if an app would execute anything but copfl and files of the folder.
+
+    Args:
+        content: A Flower app as a file; another machine's.
+        folder: The server's, of its own app.
+    """
     from copfl.federation.machines.flower_api import get_fab_config
 
     try:
@@ -43,13 +48,17 @@ def check_app(content: bytes, folder: Path) -> None:
                     raise UsageError(f"its file {printable(name, 60)!r} is not that of the server's folder")
                 if name in (MANIFEST, PROJECT) and archive.getinfo(name).file_size > MOST_BYTES:
                     raise UsageError(f"its file {name} has more than {MOST_BYTES:,} bytes")
-            listed = [line.partition(",")[0] for line in archive.read(MANIFEST).decode().splitlines()]
-        if other := [name for name in listed if name not in files]:  # Flower opens each of them
+            listed_files = [line.partition(",")[0] for line in archive.read(MANIFEST).decode().splitlines()]
+        if other := [name for name in listed_files if name not in files]:  # Flower opens each of them
             raise UsageError(f"it lists {printable(other[0], 60)!r}, which is not in it")
-        project, own = get_fab_config(content), tomllib.loads((folder / PROJECT).read_text())
+        project, of_folder = get_fab_config(content), tomllib.loads((folder / PROJECT).read_text())
         names = [
-            (found["project"]["name"], found["project"]["version"], found["tool"]["flwr"]["app"]["publisher"])
-            for found in (project, own)
+            (
+                app["project"]["name"],
+                app["project"]["version"],
+                app["tool"]["flwr"]["app"]["publisher"],
+            )
+            for app in (project, of_folder)
         ]
         components = project["tool"]["flwr"]["app"]["components"]
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError) as error:
@@ -70,7 +79,12 @@ def _is_own(folder: Path, name: str, archive: zipfile.ZipFile) -> bool:
 
 
 def check_run(request: Any, folder: Path) -> None:
-    """CopflError if a request for a run is refused."""
+    """CopflError if a request for a run is refused.
+
+    Args:
+        request: Flower's, for a run.
+        folder: The server's, of its own app.
+    """
     from copfl.federation.machines.flower_api import (
         flatten_dict,
         fuse_dicts,

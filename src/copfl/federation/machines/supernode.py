@@ -50,7 +50,7 @@ from copfl.federation.machines.flower_api import (
 )
 from copfl.federation.machines.flower_transport import as_message, as_record
 from copfl.federation.node.acceptance import coordinators
-from copfl.federation.node.request import Answer
+from copfl.federation.node.node import NodeAnswer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT
@@ -100,7 +100,7 @@ def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
     configure_logging()
     if address.key is not None:
         options = {**options, "key": str(address.key.expanduser().absolute())}
-    config = NodeConfig.parse(options)  # its errors, and those of the policy, come before anything is sent
+    config = NodeConfig.parse(options)  # its errors, and the policy's, come before anything is sent
     policy = policy_of(config.policy, config.state_dir)
     if not (coordinators(policy, config) or policy.proposals.unsigned or policy.proposals.by_hand):
         logger.warning(
@@ -256,10 +256,10 @@ class ConnectedNode:
                 self._push(_message(self.reply.read_bytes()), is_repeated=True)
             elif self.message.exists():
                 message = _message(self.message.read_bytes())
-                about = message.metadata
+                metadata = message.metadata
                 if (
-                    about.dst_node_id == self.connection.node_id
-                    and time.time() < about.created_at + about.ttl
+                    metadata.dst_node_id == self.connection.node_id
+                    and time.time() < metadata.created_at + metadata.ttl
                 ):
                     self._handle(message)
         except (Exception, RunNotRunningException) as error:  # of another version, damaged, or not wanted
@@ -273,14 +273,18 @@ class ConnectedNode:
     def _handle(self, message: Any) -> None:
         """Sends the answer to a message."""
         run, started = message.metadata.run_id, time.monotonic()
-        asked = as_message(message)
+        received = as_message(message)
         try:
             if run != self.run:
                 self.run_config, self.run = self._run_config(run), run
-            answer = respond(asked, self.run_config, self.options, os.getpid())
+            answer = respond(received, self.run_config, self.options, os.getpid())
         except UsageError as error:  # of the app
-            answer = logged(Answer(refusal(error)), asked, {}, self.options)
-        self._send(message, answer, started)
+            answer = logged(NodeAnswer(refusal(error)), received, {}, self.options)
+        reply = Message(as_record(answer), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        # Stored before it is sent: a process that is started after a kill sends it again, see `_finish_earlier`.
+        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
+        self._push(reply, time.monotonic() - started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
 
@@ -291,44 +295,37 @@ class ConnectedNode:
             error = {"at": at, "reason": printable(fields[Field.REFUSED])}
             write_bytes(self.last_error, json.dumps(error).encode(), durable=False, private=True)
             return
-        about = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
-        text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
-        logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
+        event = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
+        text = f"copfl: answered {event['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
+        logger.info(text, extra={"fields": event | {"bytes": len(answer[1])}})
 
     def _run_config(self, run: int) -> dict[str, Any]:
         """The run config of an app, whose code is neither installed nor executed."""
-        about = self.connection.get_run(run)
-        content = self.connection.get_fab(about.fab_hash, run).content
+        flower_run = self.connection.get_run(run)
+        content = self.connection.get_fab(flower_run.fab_hash, run).content
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 if archive.getinfo(PROJECT).file_size > MAX_PROJECT:
                     raise ValueError("its settings are too large")
-            return dict(get_fused_config_from_fab(content, about))
+            return dict(get_fused_config_from_fab(content, flower_run))
         except Exception as error:  # another machine made the file
             raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
-
-    def _send(self, message: Any, content: Content, started: float) -> None:
-        """Stores the reply and sends it."""
-        reply = Message(as_record(content), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
-        self._push(reply, time.monotonic() - started)
 
     def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
         """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
         with no_object_id_recompute():
             missing, session = self.connection.send(reply, get_object_tree(reply), seconds)
-            parts = get_all_nested_objects(reply)
+            objects = get_all_nested_objects(reply)
             uploaded: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if is_repeated and not missing:  # announced before: Flower finds the session by the part
-                session, missing = "", set(parts)
+                session, missing = "", set(objects)
                 uploaded = contextlib.suppress(ObjectPushError)  # Flower refuses a part that it has
 
-            def push(part: str, content: bytes) -> None:
+            def push(object_id: str, content: bytes) -> None:
                 with uploaded:
-                    self.connection.push_object(reply.metadata.run_id, session, part, content)
+                    self.connection.push_object(reply.metadata.run_id, session, object_id, content)
 
-            push_objects(parts, push, object_ids_to_push=missing)
+            push_objects(objects, push, object_ids_to_push=missing)
 
 
 def _message(content: bytes) -> Any:

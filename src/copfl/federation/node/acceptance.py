@@ -3,27 +3,37 @@
 What a node was asked for and has not accepted waits in `state-dir/.proposals`. There is also what the owner
 approved, and the keys that each coordinator revoked: its proposals from before the revocation are refused.
 What one coordinator revokes says nothing of another's members: a node may take part in two federations.
-Members are people who were compared: those of a coordinator are remembered, and a further one needs the owner.
+Members are people who were compared: a coordinator's members are remembered, and a further one
+needs the owner.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import UsageError
-from copfl.federation.node.consent import unexpected
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import Accepted
-from copfl.federation.policy.admission import admitted
+from copfl.errors import UsageError, raised_as
+from copfl.federation.node.node import Accepted, Node
 from copfl.federation.policy.file import policy_of
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.policy.request import admitted
+from copfl.federation.protocol import invitation as invitations
 from copfl.federation.protocol.files import stored, write_json
+from copfl.federation.protocol.invitation import SignedInvitation
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.proposal import KEY, Member, Proposal, Signed, differences, from_text, read
+from copfl.federation.protocol.proposal import (
+    KEY,
+    Member,
+    Proposal,
+    SignedProposal,
+    differences,
+    from_text,
+    read,
+)
 from copfl.files import write_bytes
 
+INVITATION = "invitation.json"  # in the state-dir: what a site's owner consented to
 FOLDER, REVOKED = ".proposals", "revoked.json"
 MEMBERS = "members.json"  # the members of each coordinator's proposals that were accepted: their first keys
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
@@ -40,7 +50,9 @@ def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
     """
     policy = policy_of(config.policy, config.state_dir)
     plain = {key: value for key, value in run_config.items() if key != KEY}
-    allowed = admitted(policy, plain)
+    allowed = admitted(
+        policy, plain
+    )  # first, so that a policy refuses before anything else of the message is read
     text = run_config.get(KEY) or ""
     if not text and policy.proposals.unsigned:
         return Accepted(Node(config, policy), *allowed)
@@ -55,26 +67,27 @@ def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
             f"{'; '.join(differ[:5])}{more}; a change is a new proposal"
         )
     _require_consent(policy, config, signed)
+    # What the coordinator signed is what the node trains on, not what the server sent beside it.
     admitted_settings = admitted(policy, signed.proposal.settings)
     return Accepted(_as_member(config, policy, signed.proposal), *admitted_settings)
 
 
-def _require_consent(policy: Policy, config: NodeConfig, signed: Signed) -> None:
+def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal) -> None:
     """PolicyError unless the owner's policy or the owner accepts the proposal; its revoked keys are kept."""
     folder, proposal = config.state_dir / FOLDER, signed.proposal
-    damaged = f"{FOLDER}/{REVOKED} cannot be used: {{}}; restore the node's state-dir"
-    revoked = stored(folder / REVOKED, _keys_by_coordinator, {}, damaged)
-    known = revoked.get(proposal.coordinator, [])
-    if gone := [member.name for member in proposal.members if member.key in known]:
-        raise UsageError(f"the proposal has {gone[0]} as a member, whose key was revoked")
+    # Before what the owner approved: an approval may be older than the revocation of a key.
+    revoked = _keys_by_coordinator(folder / REVOKED)
+    revoked_keys = revoked.get(proposal.coordinator, [])
+    if revoked_members := [member.name for member in proposal.members if member.key in revoked_keys]:
+        raise UsageError(f"the proposal has {revoked_members[0]} as a member, whose key was revoked")
     is_approved = (folder / APPROVED.format(proposal.digest)).exists()
     if not is_approved and (refused := _needs_approval(policy, config, proposal)):
         _keep_pending(folder, signed)
         why = f"{refused.why}its owner has not approved the proposal {proposal.digest[:16]}"
         raise PolicyError((Refusal(refused.line, why),))
     _remember_members(folder, proposal)
-    if not set(known).issuperset(proposal.revoked):
-        revoked[proposal.coordinator] = sorted({*known, *proposal.revoked})
+    if not set(revoked_keys).issuperset(proposal.revoked):
+        revoked[proposal.coordinator] = sorted({*revoked_keys, *proposal.revoked})
         write_json(folder / REVOKED, revoked)
 
 
@@ -85,16 +98,17 @@ def _needs_approval(policy: Policy, config: NodeConfig, proposal: Proposal) -> R
         return Refusal(
             "proposals.coordinators", f"its coordinator {name} is not one that this node knows, and "
         )
-    if changed := unexpected(config.state_dir, proposal):
-        shown = "; ".join(changed[:MOST_CHANGES])
-        return Refusal("proposals.by_hand", f"it is not what its owner consented to ({shown}), and ")
+    signed = invitation_of(config.state_dir)
+    if signed is not None and (changed := invitations.changes(signed.invitation, proposal)):
+        first_changes = "; ".join(changed[:MOST_CHANGES])
+        return Refusal("proposals.by_hand", f"it is not what its owner consented to ({first_changes}), and ")
     if policy.proposals.by_hand:
         return Refusal("proposals.by_hand", "")
-    if new := strangers(config.state_dir, proposal):
-        is_first = proposal.coordinator not in _known_members(config.state_dir / FOLDER)
+    if new_members := strangers(config.state_dir, proposal):
+        is_first = proposal.coordinator not in _keys_by_coordinator(config.state_dir / FOLDER / MEMBERS)
         if rule == "approved" or (rule == "first" and not is_first):
-            who = ", ".join(f"{member.name} {fingerprint(member.key)}" for member in new[:3])
-            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+            who = ", ".join(f"{member.name} {fingerprint(member.key)}" for member in new_members[:3])
+            more = f" and {len(new_members) - 3} more" if len(new_members) > 3 else ""
             return Refusal(
                 "proposals.members", f"it has members that this node does not know, {who}{more}, and "
             )
@@ -105,27 +119,40 @@ def strangers(state: Path, proposal: Proposal) -> list[Member]:
     """The members of a proposal that its coordinator's accepted ones did not have.
 
     One that has rotated its key is the same member.
+
+    Args:
+        state: The node's state-dir.
+        proposal: What a coordinator proposes.
     """
-    known = _known_members(state / FOLDER).get(proposal.coordinator, [])
-    return [member for member in proposal.members if member.identity not in known]
-
-
-def _known_members(folder: Path) -> dict[str, list[str]]:
-    damaged = f"{FOLDER}/{MEMBERS} cannot be used: {{}}; restore the node's state-dir"
-    return stored(folder / MEMBERS, _keys_by_coordinator, {}, damaged)
+    identities = _keys_by_coordinator(state / FOLDER / MEMBERS).get(proposal.coordinator, [])
+    return [member for member in proposal.members if member.identity not in identities]
 
 
 def _remember_members(folder: Path, proposal: Proposal) -> None:
     """Writes down the members of an accepted proposal."""
-    known = _known_members(folder)
-    before = known.get(proposal.coordinator, [])
+    identities = _keys_by_coordinator(folder / MEMBERS)
+    before = identities.get(proposal.coordinator, [])
     everybody = sorted({*before, *(member.identity for member in proposal.members)})
     if everybody != before:
-        write_json(folder / MEMBERS, known | {proposal.coordinator: everybody})
+        write_json(folder / MEMBERS, identities | {proposal.coordinator: everybody})
+
+
+def invitation_of(state: Path) -> SignedInvitation | None:
+    """The invitation to which the owner of a node consented; None for a node that was started without one."""
+    path = state / INVITATION
+    if not path.exists():
+        return None
+    with raised_as(UsageError, f"{path}: {{}}; restore the folder, or join again", OSError, UsageError):
+        return invitations.read(path.read_bytes())
 
 
 def coordinators(policy: Policy, config: NodeConfig) -> frozenset[str]:
-    """The fingerprints of the coordinators whose proposals this node accepts."""
+    """The fingerprints of the coordinators whose proposals this node accepts.
+
+    Args:
+        policy: The policy of the node's owner.
+        config: What the owner set beside it.
+    """
     configured = {config.coordinator} if config.coordinator else frozenset[str]()
     return frozenset(policy.proposals.coordinators) | configured
 
@@ -138,29 +165,34 @@ def _as_member(config: NodeConfig, policy: Policy, proposal: Proposal) -> Node:
     node, configured = Node(config, policy, proposal), config.client
     member = proposal.by_key(node.key.public)
     if configured != -1 and (member is None or member.number != configured):
-        shown = "is no member" if member is None else f"is client {member.number}"
-        raise UsageError(f"this node is configured as client {configured}, and {shown} in the proposal")
+        in_proposal = "is no member" if member is None else f"is client {member.number}"
+        raise UsageError(f"this node is configured as client {configured}, and {in_proposal} in the proposal")
     return node.numbered(-1 if member is None else member.number)
 
 
 # -- what the owner did, and what waits ----------------------------------------------------------------------
 
 
-def approve(state: Path, signed: Signed) -> None:
-    """Writes down that the owner of the node accepts the proposal."""
+def approve(state: Path, signed: SignedProposal) -> None:
+    """Writes down that the owner of the node accepts the proposal.
+
+    Args:
+        state: The node's state-dir.
+        signed: What the owner has read.
+    """
     folder, digest = state / FOLDER, signed.proposal.digest
     _remember_members(folder, signed.proposal)
     write_bytes(folder / APPROVED.format(digest), signed.document, private=True)
     (folder / PENDING.format(digest)).unlink(missing_ok=True)
 
 
-def pending(state: Path) -> list[Signed]:
+def pending(state: Path) -> list[SignedProposal]:
     """The proposals that wait for the owner, the newest last."""
     paths = sorted((state / FOLDER).glob(PENDING.format("*")), key=lambda path: path.stat().st_mtime)
     return [read(path.read_bytes()) for path in paths]
 
 
-def _keep_pending(folder: Path, signed: Signed) -> None:
+def _keep_pending(folder: Path, signed: SignedProposal) -> None:
     path = folder / PENDING.format(signed.proposal.digest)
     if not path.exists():
         write_bytes(path, signed.document, private=True)
@@ -169,6 +201,11 @@ def _keep_pending(folder: Path, signed: Signed) -> None:
         oldest.unlink(missing_ok=True)
 
 
-def _keys_by_coordinator(content: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Public keys by that of the coordinator who listed or revoked them."""
-    return {str(coordinator): [str(key) for key in keys] for coordinator, keys in content.items()}
+def _keys_by_coordinator(path: Path) -> dict[str, list[str]]:
+    """The content of REVOKED or MEMBERS: public keys by the key of the coordinator who revoked or listed them."""
+    return stored(
+        path,
+        lambda content: {str(coordinator): list(map(str, keys)) for coordinator, keys in content.items()},
+        {},
+        f"{FOLDER}/{path.name} cannot be used: {{}}; restore the node's state-dir",
+    )

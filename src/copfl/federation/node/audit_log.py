@@ -1,4 +1,7 @@
-"""What left a node, written down on the node: lines of a chained log in its state-dir. Without torch."""
+"""What left a node, written down on the node: lines of a chained log in its state-dir. Without torch.
+
+`respond.logged` writes a line for each answer before it leaves, and `copfl site log` prints them.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +14,7 @@ from copfl.federation.protocol.proposal import Proposal
 
 SENT, REFUSED = "sent", "refused"  # events
 # What an answer has, by the kind in its head.
-LEFT = {
+WHAT_LEAVES = {
     "upload": "update",
     "masked": "masked update",
     "keys": "keys",
@@ -24,7 +27,7 @@ LEFT = {
 }
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     """A line: what the server asked for, and what left."""
 
     event: str
@@ -40,31 +43,35 @@ class Entry(NamedTuple):
 
 
 def entry_of(
-    request: str, asked: Content, answer: Content, proposal: Proposal | None, epsilon: float | None
-) -> Entry:
+    request: str, question: Content, answer: Content, proposal: Proposal | None, epsilon: float | None
+) -> AuditEntry:
     """What an answer of this node says, as a line of its log.
 
     Args:
-        request: the kind of the server's message.
-        asked: the server's message.
-        answer: the node's.
-        proposal: the one that a coordinator signed, accepted or not; None if there is none.
-        epsilon: of the answer.
+        request: The kind of the server's message.
+        question: The server's message.
+        answer: The node's.
+        proposal: The one that a coordinator signed, accepted or not; None if there is none.
+        epsilon: Of the answer.
     """
-    question, head = parsed(asked[0]), parsed(answer[0])
-    run, round, reason = question.get("run"), question.get("round"), head.get(Field.REFUSED)
+    asked, answered = parsed(question[0]), parsed(answer[0])
+    run, round, reason = (
+        asked.get("run"),
+        asked.get("round"),
+        answered.get(Field.REFUSED),
+    )
     left: list[str] = []
     if reason is None:
-        kind = str(head.get("kind"))
-        left = ["number"] if request == HELLO else [LEFT.get(kind, printable(kind, 40))]
-        about = head.get("about")
+        kind = str(answered.get("kind"))
+        left = ["number"] if request == HELLO else [WHAT_LEAVES.get(kind, printable(kind, 40))]
+        about = answered.get("about")
         if isinstance(about, dict) and about.get(Field.METRICS):
             left.append("metrics")
         if isinstance(about, dict) and about.get(Field.STATISTICS):
             left = ["masked statistics"]
         if isinstance(about, dict) and about.get(Field.CATEGORIES):
             left.append("categories")
-    return Entry(
+    return AuditEntry(
         SENT if reason is None else REFUSED,
         None if proposal is None else fingerprint(proposal.coordinator),
         None if proposal is None else proposal.digest,
@@ -78,7 +85,7 @@ def entry_of(
     )
 
 
-def append(state: Path, entry: Entry) -> None:
+def append(state: Path, entry: AuditEntry) -> None:
     """Writes a line, which is on disk when this returns; RunError if it cannot be written.
 
     Args:
@@ -93,12 +100,12 @@ def as_text(line: dict[str, Any]) -> str:
     """A line of the log for people."""
     if line.get("event") == RECOVERED:
         return f"{line.get('at')}  the line before was cut off by a kill"
-    asked = f"{line.get('request')} of run {line.get('run')}" + (
+    question = f"{line.get('request')} of run {line.get('run')}" + (
         f", round {line['round']}" if line.get("round") else ""
     )
-    signed = f"proposal {str(line['proposal'])[:16]}" if line.get("proposal") else "unsigned"
+    proposal = f"proposal {str(line['proposal'])[:16]}" if line.get("proposal") else "unsigned"
     if line.get("event") == REFUSED:
-        return f"{line.get('at')}  refused  {asked}, {signed}: {line.get('reason')}"
+        return f"{line.get('at')}  refused  {question}, {proposal}: {line.get('reason')}"
     epsilon = f", epsilon {line['epsilon']:.3g}" if line.get("epsilon") is not None else ""
-    left = ", ".join(map(str, line.get("left", ())))
-    return f"{line.get('at')}  sent     {left}, {line.get('bytes'):,} bytes{epsilon}: {asked}, {signed}"
+    what_left = ", ".join(map(str, line.get("left", ())))
+    return f"{line.get('at')}  sent     {what_left}, {line.get('bytes'):,} bytes{epsilon}: {question}, {proposal}"

@@ -1,4 +1,8 @@
-"""A node's data: read as its configuration says, numbered as in the federation, and on the node's device."""
+"""A node's data: read as its configuration says, numbered as in the federation, and on the node's device.
+
+`resident` keeps them between messages, `report` reads them again. What is wrong with them is a `DataError`, whose
+text stays on the node: the server learns only that there is one.
+"""
 
 import copy
 import dataclasses
@@ -35,7 +39,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.federation.node.known_data import cells_of, hashes_of
 from copfl.federation.node.node import Node
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.settings import user_code
 from copfl.settings.schema import table_of
 
@@ -43,6 +47,8 @@ T = TypeVar("T")
 
 
 class NodeData(NamedTuple):
+    """A node's samples, as tensors on its device."""
+
     train: Data
     test: Data
     samples: Hashes  # of those for training
@@ -50,16 +56,20 @@ class NodeData(NamedTuple):
     bundled: Description | None = None  # of the model that is trained on them, for its bundle
     validation: Data | None = None  # samples that it does not train on; None: it trains on all
     left_out: int = 0  # rows of its table that lack a value which the data contract asks for
-    unit: NDArray[np.int64] | None = (
-        None  # what of the training and then of the validation samples belongs together
-    )
+    # What belongs together of the training samples, and then of the validation samples.
+    unit: NDArray[np.int64] | None = None
 
 
-LoadData = Callable[[Settings, Node], NodeData]
+LoadData = Callable[[TrainingSettings, Node], NodeData]
 
 
-def node_data(settings: Settings, node: Node) -> NodeData:
-    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function"."""
+def node_data(settings: TrainingSettings, node: Node) -> NodeData:
+    """The data that the node's configuration names: a table, an .npz file, a folder, or "module:function".
+
+    Args:
+        settings: The federation's.
+        node: The one whose owner named the data.
+    """
     config, source = node.config, node.config.data
     if not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
@@ -71,10 +81,11 @@ def node_data(settings: Settings, node: Node) -> NodeData:
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
         samples, left_out = hashes_of(dataset.train.x), 0
-    device = node_device(config.device)
+    with raised_as(UsageError, f"device={config.device} cannot be used: {{}}", UsageError):
+        device = device_of(config.device)  # an error if this machine does not have it
     dataset = tokenized(dataset, settings.run.model)
     bundled = description_of(settings, dataset)
-    train, test = (_fitted(settings, dataset, part) for part in (dataset.train, dataset.test))
+    train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
     sides = _sides(settings, config.client, train, dataset.train)
     splits: Sequence[Data] = tuple(moved(split, device) for split in (*_on_sides(train, sides), test))
     task = settings.task if device.type == "cpu" else task_on(settings.task, device)
@@ -88,7 +99,7 @@ def node_data(settings: Settings, node: Node) -> NodeData:
     return NodeData(train, test, samples, task, bundled, held_out, left_out, unit)
 
 
-def _sides(settings: Settings, client: int, data: Data, samples: Samples) -> Sides | None:
+def _sides(settings: TrainingSettings, client: int, data: Data, samples: Samples) -> Sides | None:
     """Which samples are trained on, and which are for validation, as in the simulation; None: there are none."""
     run, has_classes = settings.run.run, settings.task.criterion.kind == CLASSIFICATION
     if not run.validation:
@@ -103,11 +114,11 @@ def _on_sides(data: Data, sides: Sides | None) -> tuple[Data, ...]:
     if sides is None:
         return (data,)
     masks = map(torch.from_numpy, sides)
-    parts = (tree.each(lambda t, kept=kept: t[kept], (data.x, data.y)) for kept in masks)
-    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in parts)
+    chosen = (tree.each(lambda t, mask=mask: t[mask], (data.x, data.y)) for mask in masks)
+    return tuple(Data(x, y, torch.tensor(len(y))) for x, y in chosen)
 
 
-def _of_file(settings: Settings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
+def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
     """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
@@ -133,34 +144,42 @@ def _of_file(settings: Settings, path: Path, test: Path | None) -> tuple[Dataset
 
 
 def log_problems(contract: Contract, table: Table) -> None:
-    """Tells the node's owner, and nobody else, in which the table differs from the contract.
+    """Tells the node's owner, and nobody else, how the table differs from the contract.
 
     The node does not refuse: a coordinator that proposes one range after another would learn the largest
     value.
+
+    Args:
+        contract: The federation's.
+        table: The node's.
     """
     for problem in check_table(contract, table).problems:
         logging.getLogger("flwr").warning("copfl: this node's data differ from the contract: %s", problem)
 
 
-def node_device(name: str) -> torch.device:
-    """The device on which a node trains; UsageError if this machine does not have it."""
-    with raised_as(UsageError, f"device={name} cannot be used: {{}}", UsageError):
-        return device_of(name)
-
-
 def task_on(task: Task, device: torch.device) -> Task:
-    """The task with all its tensors on the device."""
+    """The task with all its tensors on the device.
+
+    Args:
+        task: What is trained.
+        device: The node's.
+    """
     module = copy.deepcopy(task.module).to(device)
     tensors = {name: moved(getattr(task, name), device) for name in ("initial", "mean", "std", "public")}
     return dataclasses.replace(task, module=module, **tensors)
 
 
 def moved(record: T, device: torch.device) -> T:
-    """The record with all its tensors on the device."""
+    """The record with all its tensors on the device.
+
+    Args:
+        record: Tensors, in records and tuples.
+        device: Where they go.
+    """
     return tree.each(lambda tensor: tensor.to(device), record)
 
 
-def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
+def _fitted(settings: TrainingSettings, dataset: Dataset, split: Samples) -> Data:
     """One split as tensors, its labels numbered as in the federation."""
     shape, classes = shape_of(split.x), settings.task.classes
     if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
@@ -174,21 +193,26 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
         if kind != NEXT_TOKEN and outputs != classes:
             raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
         return Data(tensors(split.x), y, torch.tensor(len(y)))
-    known = settings.federation.samples.names or tuple(map(str, range(classes)))
-    unknown = sorted(set(dataset.classes) - set(known))
-    if unknown and not all(name.isdecimal() for name in dataset.classes):
+    agreed_classes = settings.federation.samples.names or tuple(map(str, range(classes)))
+    foreign_classes = sorted(set(dataset.classes) - set(agreed_classes))
+    if foreign_classes and not all(name.isdecimal() for name in dataset.classes):
         raise DataError(
-            f"the federation has no class {unknown[0]!r}; known: {settings.federation.samples.names}"
+            f"the federation has no class {foreign_classes[0]!r}; known: {settings.federation.samples.names}"
         )
-    numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
+    numbers = [int(name) if foreign_classes else agreed_classes.index(name) for name in dataset.classes]
     if max(numbers) >= classes:
         raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
     y = torch.tensor(numbers)[torch.from_numpy(split.y)]
     return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
-def description_of(settings: Settings, dataset: Dataset) -> Description:
-    """What every bundle of this node says about its model, without the round and the scores."""
+def description_of(settings: TrainingSettings, dataset: Dataset) -> Description:
+    """What every bundle of this node says about its model, without the round and the scores.
+
+    Args:
+        settings: The federation's.
+        dataset: The node's.
+    """
     run, samples, task = settings.run, settings.federation.samples, settings.task
     model = table_of(run.model)
     table = dataset.table

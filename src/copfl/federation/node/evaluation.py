@@ -1,4 +1,7 @@
-"""What a node measures of its models on its own samples. What the validation samples give never leaves it."""
+"""What a node measures of its models on its own samples. What the validation samples give never leaves it.
+
+`update` measures a round, `baseline` a round of training alone, with the same functions.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from copfl.core.task import Data, Personal, Task
 from copfl.experiment.bundle.description import TEST, VALIDATION, Score
 
 
-class Measured(NamedTuple):
+class MeasuredModels(NamedTuple):
     """The metrics of a client's models; empty where a round is not evaluated."""
 
     tested: dict[str, Tensor]
@@ -33,46 +36,70 @@ def measure(
     test: Data,
     validation: Data | None,
     models: EvalModels = EVAL_MODELS["all"],
-) -> Measured:
-    """The metrics of a client's models, see `core.evaluation.evaluate`."""
-    found = evaluate(algorithm, task, client, down, after, trained, test, models, validation)
-    rows = {name: value.unsqueeze(0) for name, value in found.items()}
+) -> MeasuredModels:
+    """The metrics of a client's models, see `core.evaluation.evaluate`.
+
+    Args:
+        algorithm: The federation's.
+        task: What is trained.
+        client: The client's record before the round.
+        down: The server's message.
+        after: The client's record after the round.
+        trained: The model after the training.
+        test: The node's test samples.
+        validation: Its samples that choose a round; None: it has none.
+        models: Which models are measured.
+    """
+    evaluation = evaluate(algorithm, task, client, down, after, trained, test, models, validation)
+    rows = {name: value.unsqueeze(0) for name, value in evaluation.items()}
     targets = [[split.y[: int(split.size)]] for split in (test, validation) if split is not None]
     values = measured(task, rows, *targets)
     validated = {name for name in values if name.endswith(VALIDATED) or name == VALIDATION_LOSS}
-    return Measured(
+    return MeasuredModels(
         {name: value for name, value in values.items() if name not in validated},
         {name: values[name] for name in validated},
     )
 
 
-def validation_score(metric: MetricInfo, found: Measured | None) -> float:
-    """The metric of a model on the validation samples; nan where there is none."""
-    value = None if found is None else found.validated.get(f"{metric.name}{VALIDATED}")
+def validation_score(metric: MetricInfo, measured: MeasuredModels | None) -> float:
+    """The metric of a model on the validation samples; nan where there is none.
+
+    Args:
+        metric: The primary one.
+        measured: The models of a round; None: there is no such round.
+    """
+    value = None if measured is None else measured.validated.get(f"{metric.name}{VALIDATED}")
     return math.nan if value is None else float(value)
 
 
-def is_best(metric: MetricInfo, found: Measured, kept: float) -> bool:
+def is_best(metric: MetricInfo, measured: MeasuredModels, best_before: float) -> bool:
     """Whether a round is the best so far, by the rule of the simulation.
 
     Args:
         metric: The primary one.
-        found: Of this round.
-        kept: The metric of the best round before it on the validation samples; nan: there is none.
+        measured: The models of this round.
+        best_before: The metric of the best round before it on the validation samples; nan: there is none.
     """
-    unknown = {f"{metric.name}{VALIDATED}": math.nan, VALIDATION_LOSS: math.nan, "healthy": 1.0}
-    values = unknown | {name: float(value) for name, value in (found.tested | found.validated).items()}
+    defaults = {f"{metric.name}{VALIDATED}": math.nan, VALIDATION_LOSS: math.nan, "healthy": 1.0}
+    values = defaults | {name: float(value) for name, value in (measured.tested | measured.validated).items()}
     best, client = BestRounds.none_of(metric, 1), np.zeros(1, np.int64)
-    best.values[client] = kept
+    best.values[client] = best_before
     return bool(best.replaced(client, {name: np.array([value]) for name, value in values.items()})[0])
 
 
 def scores_of(
-    metrics: Sequence[MetricInfo], found: Measured, test: Data, validation: Data | None = None
+    metrics: Sequence[MetricInfo], measured: MeasuredModels, test: Data, validation: Data | None = None
 ) -> list[Score]:
-    """The metrics of the model after training, as its bundle has them."""
-    splits = [(TEST, "", found.tested, test)]
-    splits += [] if validation is None else [(VALIDATION, VALIDATED, found.validated, validation)]
+    """The metrics of the model after training, as its bundle has them.
+
+    Args:
+        metrics: The federation's.
+        measured: The models of a round.
+        test: The node's test samples.
+        validation: Its samples that choose a round; None: it has none.
+    """
+    splits = [(TEST, "", measured.tested, test)]
+    splits += [] if validation is None else [(VALIDATION, VALIDATED, measured.validated, validation)]
     return [
         Score(metric.name, split, float(values[f"{metric.name}{suffix}"]), int(samples.size))
         for split, suffix, values, samples in splits

@@ -1,4 +1,7 @@
-"""What a node would do with the requests of an app, in lines that its owner reads."""
+"""What a node would do with the requests of an app, in lines that its owner reads.
+
+`copfl site policy --app`, `copfl site approve` and `copfl site join` print them.
+"""
 
 import os
 from collections.abc import Mapping
@@ -18,9 +21,9 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
     """What a node with this policy does with the requests of an app: a line each, refusals first.
 
     Args:
-        policy: the node's.
-        run_config: the app's.
-        state_dir: the node's folder, which has what its data have spent.
+        policy: The node's.
+        run_config: The app's.
+        state_dir: The node's folder, which has what its data have spent.
     """
     refused = refusals(policy, run_config)
     lines = [f"refused     {refusal.why}  [{refusal.line}]" for refusal in refused]
@@ -36,13 +39,13 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
     rounds = tables.get("run", {}).get("rounds", RunSettings.rounds)
     signers = ", ".join(proposals.coordinators) or "--coordinator"
     consent = "its owner approves each  [proposals.by_hand]" if proposals.by_hand else f"signed by {signers}"
-    asked = f"{algorithm or 'copfl'} with {model or 'cnn'}, {rounds} rounds"
+    allowed = f"{algorithm or 'copfl'} with {model or 'cnn'}, {rounds} rounds"
     if tables.get("session", {}).get("agree"):
         count = policy.statistics.smallest_count
         how = "masked, in sums over all members" if is_secure else "for the server to see"
-        asked = f"no training; sums and categories of at least {count} rows, {how}  [statistics]"
+        allowed = f"no training; sums and categories of at least {count} rows, {how}  [statistics]"
     return [
-        f"allowed     {asked}",
+        f"allowed     {allowed}",
         f"proposals   {'also unsigned  [proposals.unsigned]' if proposals.unsigned else consent}",
         f"metrics     {metrics[policy.reports]}",
         *(

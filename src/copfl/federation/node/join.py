@@ -1,4 +1,7 @@
-"""What a node answers as a new client of a trained federation: its metric before and after its updates."""
+"""What a node answers as a new client of a trained federation: its metric before and after its updates.
+
+`resident` calls it for messages of the kind JOIN. It trains as a client does, and sends no weights.
+"""
 
 import logging
 
@@ -11,30 +14,39 @@ from copfl.errors import WireError
 from copfl.federation.node import remembered_run
 from copfl.federation.node.bundle import write_bundle
 from copfl.federation.node.data import LoadData, moved, node_data
-from copfl.federation.node.evaluation import Measured, scores_of
+from copfl.federation.node.evaluation import MeasuredModels, scores_of
+from copfl.federation.node.incoming import decode
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Ledger, Release
-from copfl.federation.node.message import decode
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.update import plan_of
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Packet
 
 
-def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
-    """A new client's primary metric before and after its local updates. It sends no weights."""
+def personalise(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """A new client's primary metric before and after its local updates. It sends no weights.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked; it has no number.
+        packet: The server's message, with the trained model.
+        load_data: Reads the node's data.
+    """
     if node.config.client >= 0:
         raise WireError(
             f"this node is client {node.config.client}; only a new client, without a number, can join"
         )
-    head, down, about = decode(settings, node, packet)
+    head, down, fields = decode(settings, node, packet)
     policy, updates = node.policy, settings.federation.session.join
-    if not updates or about.get(Field.UPDATES) != updates:
+    if not updates or fields.get(Field.UPDATES) != updates:
         raise WireError(f"the run has {updates} local updates of new clients, and the message others")
     node, records = node.numbered(head.client), ClientRecords(node.folder, head.run)
-    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
+    records.ask(head.round, packet.body, -1, may_return=settings.federation.session.rollback)
     data = load_data(settings, node)
     algorithm, task = settings.algorithm, data.task
     record = algorithm.client_init(task)
@@ -54,9 +66,9 @@ def personalise(settings: Settings, node: Node, packet: Packet, load_data: LoadD
     remembered_run.remember(records.folder, settings, node, samples)
     name = task.metrics[0].name
     if data.bundled is not None:
-        after_join = Measured({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
-        what = settings, data.bundled, head, trained, scores_of(task.metrics, after_join, data.test)
-        write_bundle(records.folder, *what)
+        after_join = MeasuredModels({name: torch.tensor(scores[1], dtype=torch.float64)}, {})
+        measured = scores_of(task.metrics, after_join, data.test)
+        write_bundle(records.folder, settings, data.bundled, head, trained, measured)
     metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
     line = "reports" if policy.reports != "all" else "privacy.lifetime_epsilon"
     if line == "reports" or policy.privacy.lifetime_epsilon:  # they are of this node alone, without noise

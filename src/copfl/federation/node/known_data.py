@@ -41,7 +41,12 @@ class KnownData:
         return name
 
     def overlap(self, samples: str, others: str) -> bool:
-        """Whether the data of both names have a sample in common."""
+        """Whether the data of both names have a sample in common.
+
+        Args:
+            samples: The name of some data.
+            others: The name of other data.
+        """
         return samples == others or bool(np.isin(self.hashes(samples), self.hashes(others)).any())
 
     def has(self, name: str) -> bool:
@@ -49,7 +54,7 @@ class KnownData:
         return self._path(name).exists()
 
     def hashes(self, name: str) -> Hashes:
-        """Those of the data of this name."""
+        """The hashes of the data of this name."""
         damaged = "the hashes of samples cannot be used: {}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, ValueError):
             return np.frombuffer(self._path(name).read_bytes(), "<u8").astype(np.uint64)

@@ -3,8 +3,8 @@
 A line has the mechanism, its noise, its sampling and its steps. The accountant composes the lines of the same
 data by Renyi divergences: a sum of epsilons would be larger, and would add up their deltas too. Lines belong
 to data by the hashes of their samples, so neither another run name nor a rollback begins a new budget. A line
-is on disk before its value leaves. It has the least noise that a receiver can see: of a secure sum that of
-the fewest clients that can be in one, until the node has seen who was. A value that is sent again is one
+is on disk before its value leaves. It has the least noise that a receiver can see: a secure sum counts as
+one of the fewest clients that can be in it, until the node has seen who was. A value that is sent again is one
 release. Without torch until an epsilon is computed.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from copfl.errors import RunError, UsageError
 from copfl.federation.node.known_data import KnownData
-from copfl.federation.policy.record import Privacy
+from copfl.federation.policy.record import PrivacyRules
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.chained_log import append, verified
 from copfl.federation.protocol.events import Event
@@ -53,12 +53,12 @@ class Ledger:
         """All of them, each with the noise that it turned out to have."""
         if not self.path.exists():
             return []
-        found = verified(self.path)
-        if found.problem:
-            raise RunError(f"the ledger of spent epsilon is damaged: {found.problem}; restore the state-dir")
+        log = verified(self.path)
+        if log.problem:
+            raise RunError(f"the ledger of spent epsilon is damaged: {log.problem}; restore the state-dir")
         releases: dict[int, Release] = {}
         of_value: dict[str, int] = {}
-        for number, line in enumerate(found.lines):
+        for number, line in enumerate(log.lines):
             if line["event"] == Event.RELEASED:
                 release = Release(**{name: line[name] for name in Release._fields})
                 releases[number] = release
@@ -72,8 +72,13 @@ class Ledger:
         """The releases of data that have a sample in common with these."""
         return [release for release in self.releases() if self.known.overlap(samples, release.samples)]
 
-    def enter(self, release: Release, privacy: Privacy) -> None:
-        """Writes the release down; PolicyError if it would exceed the lifetime epsilon of its data."""
+    def enter(self, release: Release, privacy: PrivacyRules) -> None:
+        """Writes the release down; PolicyError if it would exceed the lifetime epsilon of its data.
+
+        Args:
+            release: What is about to leave.
+            privacy: What the policy of the node's owner allows.
+        """
         with alone(self.path):
             earlier = self.of(release.samples)
             if any(_is_same(release, other) for other in earlier):
@@ -81,14 +86,19 @@ class Ledger:
             limit = privacy.lifetime_epsilon
             if limit and (after := epsilon([*earlier, release], privacy.delta)) > limit:
                 spent = epsilon(earlier, privacy.delta)
-                asked = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
-                why = f"these data have spent epsilon {spent:.3g}, the request asks for {asked}, and the"
+                further = "more without a limit" if math.isinf(after) else f"{after - spent:.3g} more"
+                why = f"these data have spent epsilon {spent:.3g}, the request asks for {further}, and the"
                 line = f"{why} limit is {limit:g} at delta {privacy.delta:g}"
                 raise PolicyError((Refusal("privacy.lifetime_epsilon", line),), "request")
             append(self.path, {"event": Event.RELEASED, **release._asdict(), **MECHANISM})
 
     def settle(self, value: str, noise: float) -> None:
-        """Writes down that a secure sum has this noise: its members are certain."""
+        """Writes down that a secure sum has this noise: its members are certain.
+
+        Args:
+            value: The digest of what is in the sum.
+            noise: Of the sum, over the clip.
+        """
         with alone(self.path):
             current = [release.noise for release in self.releases() if release.value == value]
             if current and current[-1] < noise:
@@ -106,7 +116,12 @@ def _is_same(release: Release, other: Release) -> bool:
 
 
 def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The epsilon of all releases together, against a server that knows who took part."""
+    """The epsilon of all releases together, against a server that knows who took part.
+
+    Args:
+        releases: Of the same data.
+        delta: The probability that the bound fails.
+    """
     from copfl.wrappers.privacy import epsilon_of
 
     noises = Counter(release.noise for release in releases)
@@ -134,16 +149,22 @@ class Spent(NamedTuple):
         return f"epsilon {amount} at delta {self.delta:g}, {self.releases} releases in {self.runs} runs{why}"
 
 
-def spent(state_dir: Path, privacy: Privacy, *further: float) -> Spent | None:
-    """What the node's last used data have spent, and with further releases of these noises; None: nothing."""
+def spent(state_dir: Path, privacy: PrivacyRules, *further: float) -> Spent | None:
+    """What the node's last used data have spent, and with further releases of these noises; None: nothing.
+
+    Args:
+        state_dir: The node's.
+        privacy: What the policy of the node's owner allows.
+        further: The noise of each release that is planned.
+    """
     ledger = Ledger(state_dir / MEMORY)
     everything = ledger.releases()
     releases = ledger.of(everything[-1].samples) if everything else []
     if not (releases or further):
         return None
-    asked = [Release("", "", 0, noise) for noise in further]
+    planned = [Release("", "", 0, noise) for noise in further]
     try:
-        amount = epsilon([*releases, *asked], privacy.delta)
+        amount = epsilon([*releases, *planned], privacy.delta)
     except UsageError:  # status works without the accountant
         amount = None
     runs = dict.fromkeys(release.run for release in releases)

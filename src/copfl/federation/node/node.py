@@ -1,13 +1,19 @@
-"""One machine of a federation, as its owner set it up. Without torch."""
+"""The records of a node: the machine as its owner set it up, what it accepted, and what it answers. Without torch.
 
+`acceptance.accept` makes a `Node` and what it trains on; everything behind the door gets them as arguments, also in the
+process that answers (`worker`).
+"""
+
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from copfl.federation.policy.record import Policy
+from copfl.federation.policy.file import policy_from, policy_table
+from copfl.federation.policy.record import AllowedCode, Policy
 from copfl.federation.protocol.keys import SigningKey, own_key
-from copfl.federation.protocol.messages import read_json
+from copfl.federation.protocol.messages import Content, read_json
 from copfl.federation.protocol.node_config import MEMORY, NodeConfig
-from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.proposal import Proposal, from_fields
 
 CLIENT = "client.json"  # in the folder of a run: the number that the server assigned
 
@@ -49,3 +55,44 @@ class Node(NamedTuple):
         """The member whose key this is: its first key. One that has rotated its key is the same member."""
         member = None if self.proposal is None else self.proposal.by_key(key)
         return key if member is None else member.identity
+
+
+class Accepted(NamedTuple):
+    """What a node trains on."""
+
+    node: Node
+    run_config: dict[str, Any]  # with the owner's paths in place of names
+    code: tuple[AllowedCode, ...]  # of the owner, which the run config names
+
+    def to_json(self) -> bytes:
+        """All of it as text, for the node's worker."""
+        config, policy, proposal = self.node
+        return json.dumps(
+            {
+                "options": config.options,
+                "policy": policy_table(policy),
+                "proposal": None if proposal is None else json.loads(proposal.content),
+                "run_config": self.run_config,
+                "code": [[str(value) for value in entry] for entry in self.code],
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Accepted":
+        """What `to_json` wrote: the door has checked it."""
+        fields = json.loads(content)
+        proposal = None if fields["proposal"] is None else from_fields(fields["proposal"])
+        return cls(
+            Node(NodeConfig.parse(fields["options"]), policy_from(fields["policy"]), proposal),
+            fields["run_config"],
+            tuple(
+                AllowedCode(reference, Path(folder), sha256) for reference, folder, sha256 in fields["code"]
+            ),
+        )
+
+
+class NodeAnswer(NamedTuple):
+    """What the node sends, and what its audit log says of it."""
+
+    content: Content
+    epsilon: float | None = None  # of a noised upload

@@ -1,6 +1,7 @@
-"""A client's records on its node: what it keeps between the rounds of a run."""
+"""A client's records on its node: what it keeps between the rounds of a run, and which round it was asked for last."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from copfl.federation.protocol.files import stored, write_json
 from copfl.files import remove_parts, write_bytes
 from copfl.wire import Head
 
-ASKED = "asked.json"  # in the run's folder: the last round that the node was asked for, and its model
-NOTHING = {"round": -1, "model": ""}
+ASKED = "asked.json"  # in the run's folder: the last round that the node was asked for, and with what
+NOTHING = {"round": -1, "model": "", "counted": -1}
 KEPT_RECORDS = 3  # counted records of a client, so that a server that lost as many rounds can continue
 
 
@@ -26,24 +27,27 @@ class ClientRecords:
         numbers = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.copfl")]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
-    def ask(self, round: int, body: bytes, *, may_return: bool) -> None:
+    def ask(self, round: int, body: bytes, counted: int, *, may_return: bool) -> None:
         """Notes the model that this node is asked to train, before it does; WireError if it was another one.
 
-        A node trains on one model in a round, also if that failed. With several models of the server's choice
-        each answer would tell something else of the same data.
+        A node trains on one model in a round, also if that failed, and from one of its own records. With several
+        of the server's choice each answer would tell something else of the same data. The other members of a
+        secure sum do not see from which record this node starts: two sums would differ by its upload alone.
 
         Args:
             round: From 0.
             body: Of the server's message: its model.
+            counted: The round after which its own record is the start; -1: the initial one.
             may_return: Whether the run may set the node back, with `rollback`.
         """
-        path, model = self.folder / ASKED, hashlib.sha256(body).hexdigest()
-        last, known = stored(path, lambda asked: (int(asked["round"]), str(asked["model"])), NOTHING)
-        if (last, known) == (round, model):
+        path, asked = self.folder / ASKED, (hashlib.sha256(body).hexdigest(), counted)
+        last, known = stored(path, _asked, NOTHING)
+        if (last, known) == (round, asked):
             return
         if round == last and not may_return:
+            what = "model" if known[0] != asked[0] else "record of its own"
             raise WireError(
-                f"this node was asked for round {round + 1} with another model, and trains on one in a round"
+                f"this node was asked for round {round + 1} with another {what}, and trains on one in a round"
             )
         if round < last and not may_return:
             raise RunError(
@@ -51,24 +55,42 @@ class ClientRecords:
                 f"for round {round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
                 "or resume with rollback=true to set the nodes back"
             )
-        write_json(path, {"round": round, "model": model})
+        write_json(path, {"round": round, "model": asked[0], "counted": counted})
 
     def load(self, head: Head, like: Any) -> Any:
-        """The record after a round."""
+        """The record after a round.
+
+        Args:
+            head: Of the record: its run, round and client.
+            like: The structure of a record.
+        """
         path = self._path(head.round)
         damaged = f"{path.name} cannot be used: {{}}; restore the node's state-dir"
         with raised_as(RunError, damaged, OSError, WireError):
             return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
 
     def save(self, head: Head, record: Any, keep: int) -> None:
-        """Writes the record after a round; of the others, the last ones up to round `keep` stay."""
+        """Writes the record after a round; of the others, the last ones up to round `keep` stay.
+
+        Args:
+            head: Of the record: its run, round and client.
+            record: What the client keeps.
+            keep: The last round that the server counted; later records are of uploads that have no effect
+                yet.
+        """
         remove_parts(self.folder)  # of a process that was killed
         write_bytes(self._path(head.round), wire.to_bytes(wire.encode(record, head)), private=True)
         rounds = [other for other in self.rounds() if other != head.round]
-        kept = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
+        # Later records are of uploads that did not count; the next round starts from the last counted one.
+        counted_rounds = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
         for other in rounds:
-            if other not in kept:
+            if other not in counted_rounds:
                 self._path(other).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.copfl"
+
+
+def _asked(content: Mapping[str, Any]) -> tuple[int, tuple[str, int]]:
+    """The last round that a node was asked for, and with which model and record."""
+    return int(content["round"]), (str(content["model"]), int(content["counted"]))

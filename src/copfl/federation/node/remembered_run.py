@@ -1,4 +1,7 @@
-"""What a node remembers of a run to train without the server: the settings, and where its data are."""
+"""What a node remembers of a run to train without the server: the settings, and where its data are.
+
+`update` and `join` write it, `report` reads it.
+"""
 
 import functools
 import json
@@ -16,7 +19,7 @@ from copfl.federation.node.known_data import KnownData, cells_of
 from copfl.federation.node.node import Node
 from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.node_config import MEMORY
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.files import write_bytes
 from copfl.settings.flat import flattened
 
@@ -34,12 +37,12 @@ class NodeRun(NamedTuple):
     metrics: tuple[MetricInfo, ...]
 
 
-def remember(folder: Path, settings: Settings, node: Node, samples: str) -> None:
+def remember(folder: Path, settings: TrainingSettings, node: Node, samples: str) -> None:
     """Writes the file of a run, if it has changed.
 
     Args:
-        folder: That of the run, in the node's state-dir.
-        settings: Those of the federation.
+        folder: The folder of the run, in the node's state-dir.
+        settings: The federation's.
         node: With the number of its client.
         samples: The name of its data.
     """
@@ -59,7 +62,7 @@ def remember(folder: Path, settings: Settings, node: Node, samples: str) -> None
 
 
 @functools.lru_cache(maxsize=1)  # a worker has the same settings in every round
-def _run_config(settings: Settings) -> dict[str, Any]:
+def _run_config(settings: TrainingSettings) -> dict[str, Any]:
     return flattened(settings.federation.tables())
 
 
@@ -69,13 +72,13 @@ def known_rows(folder: Path, data: Path) -> int:
     0 where the folder was moved without the rest of the state-dir, which knows them.
 
     Args:
-        folder: That of the run, in the node's state-dir.
+        folder: The folder of the run, in the node's state-dir.
         data: The table.
     """
-    known = KnownData(folder.parent / MEMORY)
-    if not (folder / FILE).exists() or not known.has(name := recall(folder).samples):
+    known_data = KnownData(folder.parent / MEMORY)
+    if not (folder / FILE).exists() or not known_data.has(name := recall(folder).samples):
         return 0
-    return int(np.isin(row_hashes(cells_of(read_table(data))), known.hashes(name)).sum())
+    return int(np.isin(row_hashes(cells_of(read_table(data))), known_data.hashes(name)).sum())
 
 
 def recall(folder: Path) -> NodeRun:

@@ -1,4 +1,7 @@
-"""The report of a node's owner: its model, what it gained, and what left the house. Without the server."""
+"""The report of a node's owner: its model, what it gained, and what left the house. Without the server.
+
+`copfl report` and `copfl site report` call `site_of`; `site` has the record that it makes, `site_page` the page.
+"""
 
 import dataclasses
 import hashlib
@@ -20,18 +23,18 @@ from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.rivals import rivals_of_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
-from copfl.federation.node.baseline import Alone, Tell, gain_of, train_alone
+from copfl.federation.node.baseline import Tell, TrainedAlone, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.evaluation import scores_of
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import Spent, spent
 from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_run import NodeRun
-from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.federation.policy.file import policy_of
-from copfl.federation.protocol.chained_log import AUDIT, verified
+from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.files import write_bytes
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
@@ -41,7 +44,7 @@ ALONE = "alone"  # the bundle of the model that was trained alone, in the run's 
 GAIN = "gain.json"
 
 
-def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rivals: bool = True) -> Site:
+def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rivals: bool = True) -> SiteReport:
     """What the report of a node shows; what was trained alone is kept for the next report.
 
     Args:
@@ -75,7 +78,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
         except CopflError as error:
             no_rivals = str(error)
     privacy = spent(run.parent, policy_of(None, run.parent).privacy)
-    return Site(
+    return SiteReport(
         state=run.parent,
         run=run.name,
         model=model,
@@ -109,7 +112,7 @@ def _kept_gain(run: Path, rounds: list[Measurement]) -> SiteGain | None:
     if not (run / GAIN).is_file():
         return None
     damaged = f"{run / GAIN} is damaged ({{}}); remove it, and `copfl report` trains alone again"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(foreign.inside(run, run / GAIN))
         if content["of"] != _key(run, rounds):
             return None
@@ -143,8 +146,8 @@ def _kept_rivals(run: Path) -> Rivals | None:
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); remove it, and `copfl report` trains them again"
-    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        content = json.loads(path.read_text("utf-8"))
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
+        content = foreign.read_json(foreign.inside(run, path))
         return rivals_file.from_json(content["rivals"]) if content["of"] == _hash_of_model(run) else None
 
 
@@ -161,7 +164,7 @@ def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals 
     return rivals
 
 
-def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[Settings, NodeData]:
+def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tuple[TrainingSettings, NodeData]:
     """What the node trained with; DataError if its samples are others now."""
     options = {**remembered.options, "state-dir": str(run.parent)}
     if data is not None:
@@ -178,11 +181,13 @@ def _settings_and_data(run: Path, remembered: NodeRun, data: str | None) -> tupl
     return settings, samples
 
 
-def _write(run: Path, settings: Settings, description: Description, data: NodeData, alone: Alone) -> None:
+def _write(
+    run: Path, settings: TrainingSettings, description: Description, data: NodeData, alone: TrainedAlone
+) -> None:
     """The bundle of the model that was trained alone, and the metrics of its rounds."""
     (run / measured_rounds.ALONE).unlink(missing_ok=True)
-    for round, found in alone.rounds:
-        measured_rounds.enter(run, round, found, measured_rounds.ALONE)
+    for round, measured in alone.rounds:
+        measured_rounds.enter(run, round, measured, measured_rounds.ALONE)
     origin = dataclasses.replace(
         description.origin,
         title="training alone at this site",
@@ -200,10 +205,10 @@ def _write(run: Path, settings: Settings, description: Description, data: NodeDa
 # -- what left -----------------------------------------------------------------------------------------------
 
 
-def _spent(found: Spent) -> str:
-    if found.epsilon != math.inf:
-        return str(found)
-    count = f"{found.releases:,} releases in {found.runs:,} runs"
+def _spent(privacy: Spent) -> str:
+    if privacy.epsilon != math.inf:
+        return str(privacy)
+    count = f"{privacy.releases:,} releases in {privacy.runs:,} runs"
     return f"{count}, some without noise, so no epsilon bounds what they reveal"
 
 
@@ -211,7 +216,11 @@ def _audit(state: Path, run: str) -> AuditSummary | None:
     """The audit log of the node, by what left in this run; None where there is no log."""
     if not (state / AUDIT).exists():
         return None
-    log = verified(state / AUDIT)
+    with raised_as(RunError, f"{state / AUDIT} cannot be used ({{}})", *foreign.DAMAGE):
+        return _summary(verified(foreign.inside(state, state / AUDIT)), run)
+
+
+def _summary(log: Verified, run: str) -> AuditSummary:
     answers = [line for line in log.lines if line.get("event") == audit_log.SENT]
     ours = [line for line in answers if line.get("run") == run]
     messages, sizes = Counter[str](), Counter[str]()
@@ -224,7 +233,7 @@ def _audit(state: Path, run: str) -> AuditSummary | None:
         line for line in log.lines if line.get("event") == audit_log.REFUSED and line.get("run") == run
     ]
     return AuditSummary(
-        [Left(kind, count, sizes[kind]) for kind, count in sorted(messages.items())],
+        [SentKind(kind, count, sizes[kind]) for kind, count in sorted(messages.items())],
         len(refused),
         sum(epsilons) if epsilons else None,
         len(answers) - len(ours),

@@ -1,4 +1,8 @@
-"""What a node keeps in memory between messages, and its answers. With torch."""
+"""What a node keeps in memory between messages, and its answers. With torch.
+
+`worker` has one for its life; a node without a worker makes one per message. Here an error becomes a refusal, and
+the kind of the message chooses the answer.
+"""
 
 import dataclasses
 import json
@@ -17,19 +21,18 @@ from copfl.data.samples import shape_of
 from copfl.errors import CopflError, DataError, UsageError, raised_as
 from copfl.federation.node import secure_update, statistics
 from copfl.federation.node.data import NodeData, node_data
+from copfl.federation.node.incoming import count_refusal, require_few_refusals
 from copfl.federation.node.join import personalise
-from copfl.federation.node.message import count_refusal, require_few_refusals
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import Accepted, Answer
+from copfl.federation.node.node import Accepted, Node, NodeAnswer
 from copfl.federation.node.secure_phases import MASKED
 from copfl.federation.policy import own_code
-from copfl.federation.policy.components import check_tables
 from copfl.federation.policy.model_size import require_size
-from copfl.federation.policy.record import Bounds, Code, Statistics
+from copfl.federation.policy.record import AllowedCode, RequestBounds, StatisticsRules
 from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.policy.request import check_tables
 from copfl.federation.protocol.messages import JOIN, Content, refusal
 from copfl.federation.protocol.noise import epsilon_of_upload
-from copfl.federation.protocol.settings import Settings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.protocol.statistics import terms_of
 from copfl.settings import named_code
 from copfl.settings.flat import nested
@@ -42,12 +45,12 @@ class Resident:
     """The settings of the last run config, and the samples of the last node configuration."""
 
     def __init__(self) -> None:
-        self._settings: tuple[str, Settings] | None = None
+        self._settings: tuple[str, TrainingSettings] | None = None
         self._data: tuple[object, NodeData] | None = None
         self._random = torch.random.get_rng_state()
 
-    def answer(self, accepted: Accepted, kind: str, content: Content) -> Answer:
-        """The answer to a message: that of a new process, bit for bit. An error becomes a refusal.
+    def answer(self, accepted: Accepted, kind: str, content: Content) -> NodeAnswer:
+        """The answer to a message, as a new process would give it, bit for bit. An error becomes a refusal.
 
         Args:
             accepted: The node, and what it trains on.
@@ -61,7 +64,7 @@ class Resident:
             require_few_refusals(node)
             if nested(accepted.run_config).get("session", {}).get("agree"):
                 _require_member(node, kind)
-                return Answer(statistics.answer(terms_of(accepted.run_config), node, packet))
+                return NodeAnswer(statistics.answer(terms_of(accepted.run_config), node, packet))
             own_code.load(accepted.code)
             settings = self.settings(accepted.run_config, accepted.code, node.policy.bounds)
             check_tables(node.policy, settings.federation.tables())
@@ -70,32 +73,45 @@ class Resident:
                     f"a node does not answer {kind!r} in this run; session.join says which it does"
                 )
             if kind == JOIN:
-                return Answer(personalise(settings, node, packet, self.data))
+                return NodeAnswer(personalise(settings, node, packet, self.data))
             _require_member(node, kind)
             is_secure = settings.federation.secure.aggregation
             epsilon = epsilon_of_upload(settings.algorithm, secure=is_secure)
             reply = secure_update.local_update(settings, node, packet, self.data)
-            return Answer(reply, epsilon if json.loads(reply.head)["kind"] in UPLOADS else None)
+            return NodeAnswer(reply, epsilon if json.loads(reply.head)["kind"] in UPLOADS else None)
         except DataError as error:
             count_refusal(node)
-            return Answer(refusal(error))
+            return NodeAnswer(refusal(error))
         except CopflError as error:
-            return Answer(refusal(error, [*node.config.private_texts, *map(str, node.policy.paths)]))
+            return NodeAnswer(refusal(error, [*node.config.private_texts, *map(str, node.policy.paths)]))
         except Exception as error:  # it may describe samples: its text stays on the node
             logging.getLogger("flwr").exception("copfl: the local update failed")
             count_refusal(node)
-            return Answer(refusal(DataError(f"its program failed: {error}")))
+            return NodeAnswer(refusal(DataError(f"its program failed: {error}")))
 
-    def settings(self, run_config: Mapping[str, Any], code: tuple[Code, ...], bounds: Bounds) -> Settings:
-        """The settings of a run config; made again if it, the code or the bounds are others than before."""
+    def settings(
+        self, run_config: Mapping[str, Any], code: tuple[AllowedCode, ...], bounds: RequestBounds
+    ) -> TrainingSettings:
+        """The settings of a run config; made again if it, the code or the bounds are others than before.
+
+        Args:
+            run_config: What was accepted.
+            code: The owner's, which the run config names.
+            bounds: What the owner allows a model of copfl's.
+        """
         hashes = [entry.sha256 for entry in code]
         key = json.dumps([dict(run_config), hashes, dataclasses.asdict(bounds)], sort_keys=True)
         if self._settings is None or self._settings[0] != key:
             self._settings = key, settings_of(run_config, bounds)
         return self._settings[1]
 
-    def data(self, settings: Settings, node: Node) -> NodeData:
-        """The node's samples; read again if the files have changed since."""
+    def data(self, settings: TrainingSettings, node: Node) -> NodeData:
+        """The node's samples; read again if the files have changed since.
+
+        Args:
+            settings: The federation's.
+            node: The one whose owner named the data.
+        """
         named = [Path(node.config.data).expanduser()] if node.config.data else []
         files = [_version(path) for path in (*named, *filter(None, [node.config.test]))]
         key = id(settings), node.config, files
@@ -115,7 +131,7 @@ def _require_member(node: Node, kind: str) -> None:
         raise UsageError("this node is no member in the proposal")
 
 
-def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
+def _require_batch(bounds: RequestBounds, settings: TrainingSettings, train: Data) -> None:
     """DataError if a batch of the node's own samples needs more memory than the owner allows."""
     run, samples = settings.run, settings.federation.samples
     # The length of texts is the node's.
@@ -125,9 +141,9 @@ def _require_batch(bounds: Bounds, settings: Settings, train: Data) -> None:
         require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
 
-def _require_rows(statistics: Statistics, found: NodeData) -> None:
+def _require_rows(statistics: StatisticsRules, data: NodeData) -> None:
     """DataError if the contract chooses so few of the node's rows that an upload would reveal them."""
-    if found.left_out and int(found.train.size) < statistics.smallest_count:
+    if data.left_out and int(data.train.size) < statistics.smallest_count:
         raise DataError(
             f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
             "contract, and an upload would reveal them; fill missing values, or leave such a column out "
@@ -137,8 +153,8 @@ def _require_rows(statistics: Statistics, found: NodeData) -> None:
 
 def _version(path: Path) -> tuple[int, int, int]:
     """The number of files, their bytes and the time of the last change: they differ if files have changed."""
-    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names] or [path]
-    states = [file.stat() for file in found if file.exists()]
+    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names] or [path]
+    states = [file.stat() for file in files if file.exists()]
     return len(states), sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.federation.node import audit_log
 from copfl.federation.node.acceptance import accept
-from copfl.federation.node.node import Node
-from copfl.federation.node.request import Answer
+from copfl.federation.node.node import Node, NodeAnswer
 from copfl.federation.node.worker import call
 from copfl.federation.protocol.messages import (
     HELLO,
@@ -43,17 +42,17 @@ def respond(
     try:
         answer = _answer(message, run_config, NodeConfig.parse(options), process)
     except CopflError as error:
-        answer = Answer(refusal(error, map(str, options.values())))
+        answer = NodeAnswer(refusal(error, map(str, options.values())))
     return logged(answer, message, run_config, options)
 
 
-def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig, process: int) -> Answer:
+def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig, process: int) -> NodeAnswer:
     """The answer to a message, if the node accepts its proposal: the worker's, or of this process."""
     accepted = accept(config, run_config)
     if message.content is None:
         raise WireError(NO_PACKET)
     if message.kind == HELLO:
-        return Answer(greeting(accepted.node, message.content))
+        return NodeAnswer(greeting(accepted.node, message.content))
     if message.kind not in REQUESTS:
         raise UsageError(f"a node of copfl does not answer {message.kind[:40]!r}")
     if config.worker:
@@ -64,7 +63,12 @@ def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig,
 
 
 def greeting(node: Node, content: Content) -> Content:
-    """A node's answer to the server's greeting: the number of its client, signed with its key."""
+    """A node's answer to the server's greeting: the number of its client, signed with its key.
+
+    Args:
+        node: The one that accepted the proposal.
+        content: The server's greeting, with a challenge to sign.
+    """
     run, challenge = (parsed(content[0]).get(name) for name in ("run", CHALLENGE))
     if not isinstance(run, str) or not is_plain_name(run):  # the name of a folder on this node
         raise WireError("the server's greeting names no run")
@@ -79,9 +83,16 @@ def greeting(node: Node, content: Content) -> Content:
 
 
 def logged(
-    answer: Answer, message: Message, run_config: Mapping[str, Any], options: Mapping[str, Any]
+    answer: NodeAnswer, message: Message, run_config: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Content:
-    """The content of an answer, once the audit log has it; a refusal if that cannot be written."""
+    """The content of an answer, once the audit log has it; a refusal if that cannot be written.
+
+    Args:
+        answer: What would leave.
+        message: The server's.
+        run_config: What the server says that the run is; the signed proposal is in it.
+        options: What the node's owner set.
+    """
     stated = None
     with contextlib.suppress(UsageError):  # also one that was not accepted, if its coordinator signed it
         stated = from_text(run_config.get(KEY)).proposal

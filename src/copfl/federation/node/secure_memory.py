@@ -2,9 +2,9 @@
 
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
 one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
-after a rollback, or if the server changes the model by a little. The same holds for two sums of which one
-leaves out rows of a node. So a node's data are added up with one cohort and one selection of rows only,
-unless the node's owner allows them to change.
+after a rollback, or if the server changes the model by a little. The same holds for two sums if one of them
+leaves out rows of a node, and for sums of statistics as for sums of a training. So a node's data are added up
+with one cohort and one selection of rows only, unless the node's owner allows them to change.
 """
 
 import logging
@@ -12,16 +12,18 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
+from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
 from copfl.federation.protocol.files import stored, write_json
+from copfl.settings.federation import Federation
 
 FILE = "sums.json"
 CHANGES = "cohort-changes"  # key of the node's configuration
 
 
-class Added(NamedTuple):
+class RememberedSum(NamedTuple):
     """Sums of the same data with the same cohort, one after another."""
 
     samples: str  # the name of the data
@@ -30,34 +32,46 @@ class Added(NamedTuple):
     uploads: frozenset[str]  # digests
 
 
-class History(tuple[Added, ...]):
+class SumHistory(tuple[RememberedSum, ...]):
     """The sums that contain some data, in order."""
 
-    def changes(self, *further: Added) -> int:
+    def changes(self, *further: RememberedSum) -> int:
         """How often the cohort or the rows have changed, with further sums."""
         sums = [(added.cohort, added.rows) for added in (*self, *further)]
         return sum(before != after for before, after in pairwise(sums))
 
-    def expect(self, invited: Added, allowed: int) -> None:
-        """WireError if no sum of some of the invited members would be admitted."""
+    def expect(self, invited: RememberedSum, allowed: int) -> None:
+        """WireError if no sum of some of the invited members would be admitted.
+
+        Args:
+            invited: A sum of all members that sent keys.
+            allowed: How often cohort or rows may change.
+        """
+        # Members may be lost until the sum: the last cohort may still become this one's, if all of it is invited.
         is_likely = self and self[-1].cohort <= invited.cohort
         likely = invited._replace(cohort=self[-1].cohort) if is_likely else invited
         if self.changes(likely) > allowed:
             raise self._refusal(likely)
 
-    def admit(self, asked: Added, allowed: int) -> None:
-        """WireError if a sum over the cohort could be subtracted from an earlier one."""
+    def admit(self, wanted: RememberedSum, allowed: int) -> None:
+        """WireError if a sum over the cohort could be subtracted from an earlier one.
+
+        Args:
+            wanted: The sum that the node is about to sign.
+            allowed: How often cohort or rows may change.
+        """
+        # Whatever the owner allows: with an upload that is the same, one further sum is enough to subtract.
         for added in self:
-            if added.uploads & asked.uploads and added.cohort != asked.cohort:
+            if added.uploads & wanted.uploads and added.cohort != wanted.cohort:
                 raise WireError(
                     "the same upload of this node was added up with other members than "
-                    f"{fingerprint(asked.cohort)}: the difference of both sums would reveal single uploads"
+                    f"{fingerprint(wanted.cohort)}: the difference of both sums would reveal single uploads"
                 )
-        if self.changes(asked) > allowed:
-            raise self._refusal(asked)
+        if self.changes(wanted) > allowed:
+            raise self._refusal(wanted)
 
-    def _refusal(self, asked: Added) -> WireError:
-        changes, cohort, rows = self.changes(asked), asked.cohort, asked.rows
+    def _refusal(self, wanted: RememberedSum) -> WireError:
+        changes, cohort, rows = self.changes(wanted), wanted.cohort, wanted.rows
         if self[-1].rows != rows:
             return WireError(
                 f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
@@ -72,12 +86,37 @@ class History(tuple[Added, ...]):
         )
 
 
+def rows_of(federation: Federation, client: int) -> str:
+    """Which of a node's rows train, by the settings that leave some out or draw test rows; empty: all of them.
+
+    By what is asked for alone: whether it leaves out a row depends on the data. Another target and other columns
+    are another model, which is allowed; they draw other test rows, too.
+
+    Args:
+        federation: Its settings.
+        client: The number of the node's client, which decides on the draw of validation rows.
+    """
+    run, text = federation.run.run, federation.samples.contract
+    choices = []
+    if run.validation:
+        choices.append(f"but {run.validation!r} for validation with seed {run.seed} as client {client}")
+    if text:
+        contract = Contract.read(text)
+        columns = (*contract.target_names, *(column.name for column in contract.features))
+        together = contract.group, contract.time
+        if contract.missing == "drop":
+            choices.append(f"complete in {', '.join(sorted(filter(None, (*columns, *together))))}")
+        named = {"together by": contract.group, "before the last by": contract.time, "split": contract.split}
+        choices += [f"{what} {value}" for what, value in named.items() if value]
+    return "; ".join(choices)
+
+
 def fingerprint(members: Collection[str]) -> str:
     """A short name of a set of members, which people can compare."""
     return keys.fingerprint("\n".join(sorted(members)))
 
 
-class Memory(KnownData):
+class SumMemory(KnownData):
     """The files of the memory, in one folder of the node."""
 
     @property
@@ -85,13 +124,14 @@ class Memory(KnownData):
         """Whether no data of this node have been in a sum."""
         return not (self.folder / FILE).exists()
 
-    def history(self, samples: str) -> History:
+    def history(self, samples: str) -> SumHistory:
         """The sums that contain one of these samples."""
-        return History(added for added in self._read() if self.overlap(samples, added.samples))
+        return SumHistory(added for added in self._read() if self.overlap(samples, added.samples))
 
-    def remember(self, added: Added) -> None:
+    def remember(self, added: RememberedSum) -> None:
         """Writes down a sum, before this node takes part in it."""
         earlier = self._read()
+        # One entry for sums of the same data, cohort and rows, one after another: a run has a sum in each round.
         if earlier and earlier[-1][:3] == added[:3]:
             added = added._replace(uploads=added.uploads | earlier.pop().uploads)
         else:
@@ -102,11 +142,11 @@ class Memory(KnownData):
         ]
         write_json(self.folder / FILE, content)
 
-    def _read(self) -> list[Added]:
+    def _read(self) -> list[RememberedSum]:
         return stored(
             self.folder / FILE,
             lambda sums: [
-                Added(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
+                RememberedSum(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
                 for name, members, rows, uploads in sums
             ],
             [],

@@ -1,5 +1,9 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
+`protocol.secure_sum` has the five phases and their arithmetic. Here is what a node checks of a message and remembers:
+`added_up` is called for every message, `_entered` decides whether it is the next one, and a function for each phase
+makes the answer. What is added up is a `Summand`: local updates (`secure_update`) or statistics (`statistics`).
+
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
 answers together would reveal more than one sum. A repeated request gets the same answer, or none if the data
 have changed since: two vectors with the same masks differ by the uploads alone. All phases have the same
@@ -18,8 +22,8 @@ import torch
 
 from copfl import wire
 from copfl.errors import WireError, raised_as
+from copfl.federation.node.incoming import head_of
 from copfl.federation.node.ledger import Ledger
-from copfl.federation.node.message import head_of
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.policy.request import require_cohort
@@ -40,7 +44,7 @@ MALFORMED = "its fields are not those that a copfl server sends"
 
 
 @dataclass(frozen=True)
-class Session:
+class SecureSession:
     """One sum, from the client's side."""
 
     name: str = ""
@@ -48,27 +52,28 @@ class Session:
     replies: dict[str, Packet] = field(default_factory=dict)  # without MASKED, which is computed again
     secrets: Secrets | None = None
     cohort: dict[int, str] = field(default_factory=dict)  # the member of each client that sent keys
-    settings: str = ""  # digest of the settings with which it began
+    settings: str = ""  # digest of the settings when it began
     context: str = ""  # of the masks
     vector: str = ""  # digest of the masked vector that was sent
-    samples: str = ""  # the data that are in the vector, as `Memory` names them
+    samples: str = ""  # the data that are in the vector, as `KnownData` names them
     upload: str = ""  # digest of the upload that is in the vector
     noised: str = ""  # the name of the upload in the ledger; empty: it has no noise
     survivors: list[int] = field(default_factory=list)  # the clients whose sum this client signed
 
 
-class Asked(NamedTuple):
+class PhaseRequest(NamedTuple):
     """A request of the server, and what the node has to answer it."""
 
     settings: Terms
     node: Node
     head: Head
-    about: dict[str, Any]
-    session: Session
-    summand: "Summand"
+    about: dict[str, Any]  # the fields of the server's message
+    session: SecureSession  # what this node did in the phases before
+    summand: "Summand"  # what is added up
 
     @property
     def subject(self) -> Subject:
+        """Which sum this node's signatures are about."""
         return Subject(self.head.run, self.head.round, self.session.name)
 
     def identities(self, cohort: Iterable[str]) -> frozenset[str]:
@@ -77,6 +82,7 @@ class Asked(NamedTuple):
 
     @property
     def secrets(self) -> Secrets:
+        """This node's, of this sum; WireError before the first phase and after the last."""
         if self.session.secrets is None:
             raise WireError("this node has no keys of this sum")
         return self.session.secrets
@@ -96,123 +102,136 @@ class Contribution(NamedTuple):
 class Summand(Protocol):
     """What is added up: the local updates of a round, or statistics."""
 
-    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
-        """What this node adds; WireError if it may not."""
+    def contribution(self, request: PhaseRequest, packet: Packet) -> Contribution:
+        """What this node adds; WireError if it may not.
 
-    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
-        """Notes a sum of these members, before this node signs it; WireError if it may not take part."""
+        Args:
+            request: The phase MASKED.
+            packet: The server's message, with the model.
+        """
+
+    def enter(self, request: PhaseRequest, cohort: frozenset[str]) -> None:
+        """Notes a sum of these members, before this node signs it; WireError if it may not take part.
+
+        Args:
+            request: The phase CONSISTENT.
+            cohort: The identities of the members whose vectors are in the sum.
+        """
 
 
-Answer = tuple[Session, dict[str, Any]]  # the session after a phase, and the fields of the reply
+PhaseAnswer = tuple[SecureSession, dict[str, Any]]  # the session after a phase, and the fields of the reply
 
 
 def added_up(settings: Terms, node: Node, packet: Packet, summand: Summand) -> Packet:
     """The answer to a message of a phase of a sum.
 
     Args:
-        settings: what all members must agree on.
-        node: the one that is asked; its proposal has the members of sums.
-        packet: the server's message.
-        summand: what this node adds, and what it remembers of it.
+        settings: What all members must agree on.
+        node: The one that is asked; its proposal has the members of sums.
+        packet: The server's message.
+        summand: What this node adds, and what it remembers of it.
     """
     head = head_of(settings, node, packet)
-    fields = wire.opened_head(packet)
-    phase = KINDS.get(str(fields.get("kind")), "")
+    head_fields = wire.opened_head(packet)
+    phase = KINDS.get(str(head_fields.get("kind")), "")
     path = ClientRecords(node.folder, head.run).folder / FILE
-    session, is_repeated = _entered(_read(path), phase, fields["about"], json.loads(packet.head)["sha256"])
-    if session.settings not in ("", shown := _digest_of(settings)):
+    session, is_repeated = _entered(
+        _read(path), phase, head_fields["about"], json.loads(packet.head)["sha256"]
+    )
+    agreed = settings.layout, settings.federation.tables()  # with the rules of the sum
+    digest = hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()
+    if session.settings not in ("", digest):
         raise WireError("the settings have changed since this sum began; begin another one")
-    session = replace(session, settings=shown)
+    session = replace(session, settings=digest)
     if is_repeated and phase in session.replies:
         return session.replies[phase]
     if not is_repeated:  # before anything is computed: a phase that was begun counts, whatever happens
         write_session(path, session)
     if phase == MASKED:
-        asked = Asked(settings, node, head, fields["about"], session, summand)
-        session, reply = _masked(asked, packet)
+        request = PhaseRequest(settings, node, head, head_fields["about"], session, summand)
+        session, reply = _masked(request, packet)
     else:
-        about = wire.decode(packet, (), head._replace(kind=phase)).about
+        fields_of_phase = wire.decode(packet, (), head._replace(kind=phase)).about
         with raised_as(WireError, MALFORMED, KeyError, TypeError, ValueError, AttributeError):
-            asked = Asked(settings, node, head, about, session, summand)
-            session, answer = ANSWERS[phase](asked)
+            request = PhaseRequest(settings, node, head, fields_of_phase, session, summand)
+            session, answer = ANSWERS[phase](request)
         reply = wire.encode((), head._replace(kind=phase), about=answer)
         session = replace(session, replies={phase: reply})
     write_session(path, session)
     return reply
 
 
-def _entered(before: Session, phase: str, about: Mapping[str, Any], request: str) -> tuple[Session, bool]:
+def _entered(
+    before: SecureSession, phase: str, fields: Mapping[str, Any], checksum: str
+) -> tuple[SecureSession, bool]:
     """The session with this request, and whether it was made before; WireError if it is not the next one."""
-    name = about.get(Field.SESSION)
+    name = fields.get(Field.SESSION)
     if phase not in PHASES or type(name) is not str:
         raise WireError("the run asks for secure aggregation, and this message is not part of it")
     if phase == KEYS and name != before.name:
-        return Session(name, {KEYS: request}), False
+        return SecureSession(name, {KEYS: checksum}), False
     last, following = ("", *PHASES)[len(before.requests)], (*PHASES, "")[len(before.requests)]
-    is_repeated = phase == last and before.requests[phase] == request
+    is_repeated = phase == last and before.requests[phase] == checksum
     if name != before.name or not (is_repeated or phase == following):
         raise WireError(f"it asks for the phase {phase!r} of a sum out of turn, or a second time")
-    return replace(before, requests={**before.requests, phase: request}), is_repeated
-
-
-def _digest_of(settings: Terms) -> str:
-    """Of all settings, the rules of the sum among them."""
-    shown = settings.layout, settings.federation.tables()
-    return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
+    return replace(before, requests={**before.requests, phase: checksum}), is_repeated
 
 
 # -- the phases ----------------------------------------------------------------------------------------------
 
 
-def _keys(asked: Asked) -> Answer:
+def _keys(request: PhaseRequest) -> PhaseAnswer:
     """Fresh keys, signed with the member's own."""
-    secrets, public = secure_sum.begin(asked.head.client)
-    member = asked.node.key
-    statement = keys_statement(asked.subject, asked.head.client, asked.settings.rules, public)
+    secrets, public = secure_sum.begin(request.head.client)
+    member = request.node.key
+    statement = keys_statement(request.subject, request.head.client, request.settings.rules, public)
     fields = {
         Field.KEYS: [key.hex() for key in public],
         Field.MEMBER: member.public,
         Field.SIGNATURE: member.sign(statement),
     }
-    return replace(asked.session, secrets=secrets), fields
+    return replace(request.session, secrets=secrets), fields
 
 
-def _shares(asked: Asked) -> Answer:
+def _shares(request: PhaseRequest) -> PhaseAnswer:
     """Shares of this client's secrets for its neighbours, if their keys are signed by their members."""
-    rules, own = asked.settings.rules, asked.head.client
-    cohort = {int(client): str(member) for client, member in asked.about[Field.COHORT].items()}
-    keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in asked.about[Field.KEYS].items()}
-    if cohort.get(own) != asked.node.key.public or own not in keys:
+    rules, client = request.settings.rules, request.head.client
+    cohort = {int(other): str(member) for other, member in request.about[Field.COHORT].items()}
+    keys = {int(n): Keys(*map(bytes.fromhex, pair)) for n, pair in request.about[Field.KEYS].items()}
+    if cohort.get(client) != request.node.key.public or client not in keys:
         raise WireError("it does not name this node as a member of the sum")
-    if len(set(cohort.values())) < len(cohort):
+    if len(set(cohort.values())) < len(cohort):  # else one member would count as two against the least cohort
         raise WireError("it names the same member for two clients")
-    require_cohort(asked.node.policy, len(cohort))
-    if asked.node.proposal is not None:
-        pinned = {number: member.key for number, member in asked.node.proposal.numbers.items()}
-        if strangers := [client for client, member in cohort.items() if pinned.get(client) != member]:
+    require_cohort(request.node.policy, len(cohort))
+    if (
+        request.node.proposal is not None
+    ):  # the server's list of members counts only where the coordinator signed it
+        pinned = {number: member.key for number, member in request.node.proposal.numbers.items()}
+        if strangers := [other for other, member in cohort.items() if pinned.get(other) != member]:
             raise WireError(f"client {strangers[0]} is not the member that the accepted proposal names")
-    for client, public in keys.items():
-        statement = keys_statement(asked.subject, client, rules, public)
-        if not is_signed(cohort.get(client, ""), statement, str(asked.about[Field.SIGNATURE][str(client)])):
-            raise WireError(f"the keys of client {client} are not signed by its member")
-    secrets, sealed = secure_sum.share(asked.secrets, keys, rules)
+    for other, public in keys.items():
+        statement = keys_statement(request.subject, other, rules, public)
+        if not is_signed(cohort.get(other, ""), statement, str(request.about[Field.SIGNATURE][str(other)])):
+            raise WireError(f"the keys of client {other} are not signed by its member")
+    secrets, sealed = secure_sum.share(request.secrets, keys, rules)
     fields = {
         Field.SHARES: {str(n): text.decode() for n, text in sealed.items()},
         Field.COMMITMENT: secure_sum.commitment(secrets.seed).hex(),
     }
-    return replace(asked.session, secrets=secrets, cohort=cohort), fields
+    return replace(request.session, secrets=secrets, cohort=cohort), fields
 
 
-def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
+def _masked(request: PhaseRequest, packet: Packet) -> tuple[SecureSession, Packet]:
     """The masked contribution."""
-    session, rules, sealed = asked.session, asked.settings.rules, asked.about.get(Field.SHARES)
+    session, rules, sealed = request.session, request.settings.rules, request.about.get(Field.SHARES)
     if not isinstance(sealed, dict) or not all(n.isdecimal() for n in sealed):
         raise WireError("it has no shares of other clients")
-    secrets = asked.secrets
-    added = asked.summand.contribution(asked, packet)
+    secrets = request.secrets
+    contribution = request.summand.contribution(request, packet)
     texts = {int(n): str(text).encode() for n, text in sealed.items()}
-    context = context_of(asked.settings, asked.subject, session.cohort, packet.body)
-    secrets, content = secure_sum.mask(secrets, texts, added.words, rules, context)
+    context = context_of(request.settings, request.subject, session.cohort, packet.body)
+    secrets, content = secure_sum.mask(secrets, texts, contribution.words, rules, context)
+    # A repeated request trains again instead of storing the vector; the same data give the same bytes.
     vector = hashlib.sha256(content).hexdigest()
     if session.vector not in ("", vector):
         raise WireError(
@@ -220,37 +239,40 @@ def _masked(asked: Asked, packet: Packet) -> tuple[Session, Packet]:
             "two vectors with the same masks would reveal its upload"
         )
     record = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    reply = wire.encode(record, asked.head._replace(kind=MASKED), about=added.about)
-    added.save()
-    after = replace(session, secrets=secrets, context=context.hex(), samples=added.samples)
-    return replace(after, upload=added.upload, vector=vector, noised=added.noised), reply
+    reply = wire.encode(record, request.head._replace(kind=MASKED), about=contribution.about)
+    contribution.save()
+    after = replace(session, secrets=secrets, context=context.hex(), samples=contribution.samples)
+    return replace(after, upload=contribution.upload, vector=vector, noised=contribution.noised), reply
 
 
-def _consistent(asked: Asked) -> Answer:
+def _consistent(request: PhaseRequest) -> PhaseAnswer:
     """The signature of the sum's members, if this node's data may be added up with them."""
-    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
-    survivors = {int(client) for client in asked.about[Field.SURVIVORS]}
+    session, secrets, rules = request.session, request.secrets, request.settings.rules
+    survivors = {int(client) for client in request.about[Field.SURVIVORS]}
+    # This node's vector has no mask for a neighbour whose shares it never got, so that one cannot be in the sum.
     without_shares = (survivors & set(secrets.keys)) - set(secrets.shares)
     if without_shares or not survivors <= set(session.cohort):
         raise WireError("it names clients in the sum that did not take part in it")
     if len(survivors) < SMALLEST_COHORT:
         raise WireError(f"{len(survivors)} clients would be in the sum; at least {SMALLEST_COHORT} must be")
-    require_cohort(asked.node.policy, len(survivors))
-    require_noise(asked.node.policy, asked.settings.noised, len(survivors))
+    require_cohort(request.node.policy, len(survivors))
+    require_noise(request.node.policy, request.settings.noised, len(survivors))
     secure_sum.reveal(secrets, survivors, rules)  # an error if too few neighbours are among them
     members = [session.cohort[client] for client in survivors]
     # Written before the signature leaves: the others may reveal the sum without this node.
-    asked.summand.enter(asked, asked.identities(members))
-    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
-    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: asked.node.key.sign(statement)}
+    request.summand.enter(request, request.identities(members))
+    statement = sum_statement(request.subject, bytes.fromhex(session.context), members)
+    return replace(session, survivors=sorted(survivors)), {Field.SIGNATURE: request.node.key.sign(statement)}
 
 
-def _revealed(asked: Asked) -> Answer:
+def _revealed(request: PhaseRequest) -> PhaseAnswer:
     """A share of one secret of each neighbour, if enough holders of shares signed the same sum."""
-    session, secrets, rules = asked.session, asked.secrets, asked.settings.rules
+    session, secrets, rules = request.session, request.secrets, request.settings.rules
     members = [session.cohort[client] for client in session.survivors]
-    statement = sum_statement(asked.subject, bytes.fromhex(session.context), members)
-    signatures = {int(client): str(text) for client, text in asked.about[Field.SIGNATURE].items()}
+    statement = sum_statement(request.subject, bytes.fromhex(session.context), members)
+    signatures = {int(client): str(text) for client, text in request.about[Field.SIGNATURE].items()}
+    # Only signatures of clients that hold shares count: as many as the threshold demands, so two different lists of
+    # survivors cannot both be signed by enough of them, unless a third of the holders signs both.
     signers = [n for n in session.survivors if n in secrets.shares and n in signatures]
     agreeing = [n for n in signers if is_signed(session.cohort[n], statement, signatures[n])]
     if len(agreeing) < rules.threshold:
@@ -259,8 +281,8 @@ def _revealed(asked: Asked) -> Answer:
             f"is {rules.threshold}"
         )
     if session.noised:  # two sets of members cannot both have so many signatures
-        noise = sum_noise(asked.settings.noised, len(session.survivors))
-        Ledger(asked.node.memory).settle(session.noised, noise)
+        noise = sum_noise(request.settings.noised, len(session.survivors))
+        Ledger(request.node.memory).settle(session.noised, noise)
     shares = secure_sum.reveal(secrets, session.survivors, rules)
     return replace(session, secrets=None), {
         Field.SHARES: {str(n): share.hex() for n, share in shares.items()}
@@ -273,22 +295,27 @@ ANSWERS = {KEYS: _keys, SHARES: _shares, CONSISTENT: _consistent, REVEALED: _rev
 # -- the file ------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> Session:
+def _read(path: Path) -> SecureSession:
     """The session in the file; an empty one if there is none."""
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
-        return Session()
+        return SecureSession()
     except (OSError, ValueError) as error:
         raise WireError("its file of secrets cannot be read; see the node's log") from error
     secrets = None if fields["secrets"] is None else secure_sum.from_json(fields["secrets"])
     replies = {phase: Packet(head, bytes.fromhex(body)) for phase, (head, body) in fields["replies"].items()}
     cohort = {int(client): member for client, member in fields["cohort"].items()}
-    return Session(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
+    return SecureSession(**fields | {"secrets": secrets, "replies": replies, "cohort": cohort})
 
 
-def write_session(path: Path, session: Session) -> None:
-    """Writes the session before its reply leaves."""
+def write_session(path: Path, session: SecureSession) -> None:
+    """Writes the session before its reply leaves.
+
+    Args:
+        path: FILE, in the folder of the run.
+        session: What is true when the reply leaves.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     secrets = None if session.secrets is None else secure_sum.as_json(session.secrets)
     replies = {phase: [head, body.hex()] for phase, (head, body) in session.replies.items()}

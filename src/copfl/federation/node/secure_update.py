@@ -1,4 +1,7 @@
-"""A client's part in secure aggregation of local updates: what it adds, and what it remembers of it."""
+"""A client's part in secure aggregation of local updates: what it adds, and what it remembers of it.
+
+`local_update` answers every message of a training; without secure aggregation the upload leaves by itself.
+"""
 
 import hashlib
 import logging
@@ -12,104 +15,112 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.evaluation import is_evaluated
 from copfl.core.payload import innermost
-from copfl.data.contract.contract import Contract
 from copfl.errors import WireError
 from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.halves import compare_halves
-from copfl.federation.node.message import decode, head_of
+from copfl.federation.node.incoming import decode, head_of
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_memory import Added, Memory
-from copfl.federation.node.secure_phases import KINDS, Asked, Contribution, added_up
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
+from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import upload_noise
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Packet
 
 _log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
-class Training:
+class UpdateSummand:
     """The sum of the local updates of a round."""
 
     load_data: LoadData
 
-    def contribution(self, asked: Asked, packet: Packet) -> Contribution:
-        """Nothing that leaves says whether the training failed or a value is out of range: only the owner learns it."""
-        settings, memory = asked.settings, Memory(asked.node.memory)
-        assert isinstance(settings, Settings)
-        data = self.load_data(settings, asked.node.numbered(asked.head.client))
+    def contribution(self, request: PhaseRequest, packet: Packet) -> Contribution:
+        """Nothing that leaves says whether the training failed or a value is out of range: only the owner learns it.
+
+        Args:
+            request: The phase MASKED.
+            packet: The server's message, with the model.
+        """
+        settings, memory = request.settings, SumMemory(request.node.memory)
+        assert isinstance(settings, TrainingSettings)
+        data = self.load_data(settings, request.node.numbered(request.head.client))
         samples = memory.name_of(data.samples)
-        invited = asked.identities(asked.session.cohort.values())
-        asked_for = Added(samples, invited, rows_of(settings), frozenset())
-        memory.history(samples).expect(asked_for, asked.node.config.cohort_changes)  # before it trains
+        invited = request.identities(request.session.cohort.values())
+        rows = rows_of(settings.federation, request.head.client)
+        planned_sum = RememberedSum(samples, invited, rows, frozenset())
+        memory.history(samples).expect(planned_sum, request.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
-            model = innermost(decode(settings, asked.node, packet)[1]).w
+            model = innermost(decode(settings, request.node, packet)[1]).w
             secure_total.require_room(model, noised.clip, noised.clip * upload_noise(noised), settings.rules)
-        trained = update.train(settings, asked.node, packet, lambda *_: data)
+        trained = update.train(settings, request.node, packet, lambda *_: data)
         if trained.output is None:
-            sums = self.nothing(settings, asked.head.round)
+            sums = self.nothing(settings, request.head.round)
             _log.warning(
-                "copfl: this node adds nothing to round %d: %s", asked.head.round + 1, trained.failure
+                "copfl: this node adds nothing to round %d: %s", request.head.round + 1, trained.failure
             )
         else:
             with torch.no_grad():
-                what = settings.algorithm, settings.task, settings.federation.clients, trained.output.upload
-                total = secure_total.summand_of(*what)
-            reported = update.reports_metrics(settings, asked.node)
+                clients, upload = settings.federation.clients, trained.output.upload
+                total = secure_total.summand_of(settings.algorithm, settings.task, clients, upload)
+            reported = update.reports_metrics(settings, request.node)
             sums = secure_total.sums_of(total, trained.metrics, settings.rules, reported=reported)
             if problem := secure_total.problem_of(sums, settings.rules):
-                _log.warning("copfl: what this node adds to round %d: %s", asked.head.round + 1, problem)
+                _log.warning("copfl: what this node adds to round %d: %s", request.head.round + 1, problem)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(sums.total))
         return Contribution(
             secure_total.words_of(sums, settings.rules),
             samples,
             hashlib.sha256(fingerprints.encode()).hexdigest(),
             {Field.NOTE: trained.note},
-            partial(trained.save, asked.node),
+            partial(trained.save, request.node),
             trained.noised,
         )
 
-    def nothing(self, settings: Settings, round: int) -> secure_total.Sums:
-        """What a node adds whose training failed: zeros, also of the weight."""
+    def nothing(self, settings: TrainingSettings, round: int) -> secure_total.UploadSums:
+        """What a node adds whose training failed: zeros, also of the weight.
+
+        Args:
+            settings: The federation's.
+            round: From 0.
+        """
         run, federation = settings.run.run, settings.federation
         evaluated = is_evaluated(round, federation.rounds, run.eval_every)
-        what = settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment
-        return tree.each(torch.zeros_like, secure_total.example(*what, evaluated))
+        like = secure_total.example(
+            settings.algorithm, settings.task, settings.shape, settings.rules, federation.augment, evaluated
+        )
+        return tree.each(torch.zeros_like, like)
 
-    def enter(self, asked: Asked, cohort: frozenset[str]) -> None:
-        """The data are added up with one cohort, see `secure_memory`."""
-        memory, session = Memory(asked.node.memory), asked.session
-        assert isinstance(asked.settings, Settings)
+    def enter(self, request: PhaseRequest, cohort: frozenset[str]) -> None:
+        """The data are added up with one cohort, see `secure_memory`.
+
+        Args:
+            request: The phase CONSISTENT.
+            cohort: The identities of the members whose vectors are in the sum.
+        """
+        memory, session = SumMemory(request.node.memory), request.session
+        assert isinstance(request.settings, TrainingSettings)
         uploads = frozenset([session.upload])
-        added = Added(session.samples, cohort, rows_of(asked.settings), uploads)
-        memory.history(session.samples).admit(added, asked.node.config.cohort_changes)
+        rows = rows_of(request.settings.federation, request.head.client)
+        added = RememberedSum(session.samples, cohort, rows, uploads)
+        memory.history(session.samples).admit(added, request.node.config.cohort_changes)
         memory.remember(added)
 
 
-def rows_of(settings: Settings) -> str:
-    """Which of a node's rows train, by the settings that leave some out; empty: all of them."""
-    run, text = settings.run.run, settings.federation.samples.contract
-    kept = [f"but {run.validation!r} for validation with seed {run.seed}"] if run.validation else []
-    if text and (contract := Contract.read(text)).missing == "drop":
-        columns = (*contract.target_names, *(column.name for column in contract.features))
-        kept.append(f"complete in {', '.join(sorted(columns))}")
-    return "; ".join(kept)
-
-
-def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
-    memory = Memory(node.memory)
+    memory = SumMemory(node.memory)
     if memory.is_empty:
         return update.local_update(settings, node, packet, load_data)
     head = head_of(settings, node, packet)
     data = load_data(settings, node.numbered(head.client))
     alone = frozenset([node.identity(node.key.public)])
     history = memory.history(samples := memory.name_of(data.samples))
-    plain = Added(samples, alone, rows_of(settings), frozenset())
+    plain = RememberedSum(samples, alone, rows_of(settings.federation, head.client), frozenset())
     history.expect(plain, node.config.cohort_changes)  # before it trains
     reply = update.local_update(settings, node, packet, lambda *_: data)
     if history:
@@ -117,30 +128,34 @@ def _plain_update(settings: Settings, node: Node, packet: Packet, load_data: Loa
     return reply
 
 
-def _in_sum(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
+def _in_sum(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """The answer to a message of a phase of a secure sum."""
-    return added_up(settings, node, packet, Training(load_data))
+    return added_up(settings, node, packet, UpdateSummand(load_data))
 
 
 # By whether aggregation is secure, and the kind of the message: all that a node answers in a round.
-UPDATES: dict[tuple[bool, str], Callable[[Settings, Node, Packet, LoadData], Packet]] = {
+UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadData], Packet]] = {
     (False, "down"): _plain_update,
     (False, HALVES): compare_halves,
     **{(True, kind): _in_sum for kind in KINDS},
 }
 
 
-def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
-    """The answer to a message of a round: the upload, or that of a phase if aggregation is secure.
+def local_update(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """The answer to a message of a round: the upload, or the answer in a phase of a secure sum.
 
     Args:
-        settings: those of the accepted proposal.
-        node: the one that is asked; its proposal has the members of sums.
-        packet: the server's message.
-        load_data: reads the node's data.
+        settings: What the accepted proposal says.
+        node: The one that is asked; its proposal has the members of sums.
+        packet: The server's message.
+        load_data: Reads the node's data.
     """
-    asked = settings.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
-    if asked not in UPDATES:
-        how = "with" if asked[0] else "without"
-        raise WireError(f"a node does not answer {asked[1][:40]!r} in a run {how} secure aggregation")
-    return UPDATES[asked](settings, node, packet, load_data)
+    how = settings.federation.secure.aggregation, str(wire.opened_head(packet).get("kind"))
+    if how not in UPDATES:
+        with_or_without = "with" if how[0] else "without"
+        raise WireError(
+            f"a node does not answer {how[1][:40]!r} in a run {with_or_without} secure aggregation"
+        )
+    return UPDATES[how](settings, node, packet, load_data)

@@ -1,4 +1,4 @@
-"""What a site of a federation knows about its own model: the content of its report."""
+"""What a site of a federation knows about its own model: the content of its report, which `report` makes."""
 
 import math
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class SiteGain(NamedTuple):
         return "better" if self.gain > 0 else "worse"
 
 
-class Left(NamedTuple):
+class SentKind(NamedTuple):
     """What left the site of one kind."""
 
     kind: str
@@ -54,7 +54,7 @@ class Left(NamedTuple):
 class AuditSummary(NamedTuple):
     """The site's audit log."""
 
-    left: list[Left]  # of this run
+    left: list[SentKind]  # of this run
     refused: int  # requests of this run
     epsilon: float | None  # the sum over the answers of this run; None: none was noised
     other_runs: int  # messages
@@ -64,7 +64,7 @@ class AuditSummary(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class SiteReport:
     """Everything that the report of a site shows."""
 
     state: Path

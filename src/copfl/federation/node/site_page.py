@@ -1,4 +1,4 @@
-"""The report of a site of a federation: one page for the owner of the data."""
+"""The report of a site of a federation: one page for the owner of the data, or the same text for a terminal."""
 
 import math
 import shlex
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from copfl.charts import Line, Lines
 from copfl.experiment.analysis.gains import EQUAL
-from copfl.federation.node.site import AuditSummary, Left, Measurement, Site, SiteGain
+from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.report.document import Document, Section
 from copfl.report.run_charts import MODEL_STYLES
 from copfl.rivals.records import TITLES, Rivals
@@ -24,11 +24,11 @@ RIVALS = "What does this site have without the federation?"
 OVER_SAMPLES = "95 % interval over this site's test samples"
 
 
-def document_of(site: Site) -> Document:
+def document_of(site: SiteReport) -> Document:
     """The page."""
     origin = site.description.origin
     return Document(
-        title=f"{_whose(site)}: {origin.title}",
+        title=f"{'A new client' if origin.client is None else f'Client {origin.client}'}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
         conclusion=[*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)],
         tiles=_tiles(site),
@@ -44,28 +44,23 @@ def document_of(site: Site) -> Document:
     )
 
 
-def text_of(site: Site) -> str:
+def text_of(site: SiteReport) -> str:
     """The same for a terminal."""
     document = document_of(site)
     tables = [table for section in document.sections for table in section.tables]
-    parts = [f"{document.title}\n{capital(document.subtitle)}."]
-    parts += [textwrap.fill(text, WIDTH) for text in document.conclusion]
-    parts += [as_text(table, WIDTH) for table in tables]
-    return "\n\n".join([*parts, *(textwrap.fill(note, WIDTH) for note in document.notes)])
+    paragraphs = [f"{document.title}\n{capital(document.subtitle)}."]
+    paragraphs += [textwrap.fill(text, WIDTH) for text in document.conclusion]
+    paragraphs += [as_text(table, WIDTH) for table in tables]
+    return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
 
 
-def _whose(site: Site) -> str:
-    client = site.description.origin.client
-    return "A new client" if client is None else f"Client {client}"
-
-
-def _which_round(site: Site) -> str:
+def _which_round(site: SiteReport) -> str:
     origin = site.description.origin
     how = ", the best on this site's validation samples" if origin.select == "best" else ""
     return f"the model of round {origin.round} of {origin.rounds}{how}"
 
 
-def _score(site: Site, split: str) -> str:
+def _score(site: SiteReport, split: str) -> str:
     for score in site.description.scores:
         if score.metric == site.metric.name and score.split == split:
             return f"{site.metric.text(score.value)}{site.metric.unit}"
@@ -75,7 +70,7 @@ def _score(site: Site, split: str) -> str:
 # -- did it gain? --------------------------------------------------------------------------------------------
 
 
-def _conclusion(site: Site) -> list[str]:
+def _conclusion(site: SiteReport) -> list[str]:
     metric = site.metric
     value, samples = _score(site, "test"), [s.samples for s in site.description.scores if s.split == "test"]
     measured = (
@@ -88,37 +83,37 @@ def _conclusion(site: Site) -> list[str]:
     return [measured, _gain_in_a_sentence(site, site.gain)]
 
 
-def _gain_in_a_sentence(site: Site, found: SiteGain) -> str:
+def _gain_in_a_sentence(site: SiteReport, gain: SiteGain) -> str:
     metric = site.metric
-    alone = f"training alone ({metric.text(found.alone)}{metric.unit})"
-    if math.isnan(found.gain):
+    alone = f"training alone ({metric.text(gain.alone)}{metric.unit})"
+    if math.isnan(gain.gain):
         return (
             f"The test samples do not define the {metric.title} of both models, so they cannot be compared."
         )
     unit = " points" if metric.fraction else ""
-    if not all(map(math.isfinite, found.interval)):
-        sign = metric.text(found.gain, sign="+")
-        return f"{sign}{unit} over {alone}. With {found.samples} test samples there is no interval."
-    bounds = metric.interval(*found.interval)
-    if found.constant_may_be_as_good:
+    if not all(map(math.isfinite, gain.interval)):
+        sign = metric.text(gain.gain, sign="+")
+        return f"{sign}{unit} over {alone}. With {gain.samples} test samples there is no interval."
+    bounds = metric.interval(*gain.interval)
+    if gain.constant_may_be_as_good:
         return (
             "No useful gain is shown: always answering the most frequent class, or mean value, of the training "
-            f"samples gives {metric.text(found.constant)}{metric.unit}, and the model is not shown to be better: "
-            f"{metric.interval(*found.over_constant)}{unit}. Its gain over {alone} is "
-            f"{metric.text(found.gain, sign='+')} {bounds}."
+            f"samples gives {metric.text(gain.constant)}{metric.unit}, and the model is not shown to be better: "
+            f"{metric.interval(*gain.over_constant)}{unit}. Its gain over {alone} is "
+            f"{metric.text(gain.gain, sign='+')} {bounds}."
         )
-    if found.verdict == "not distinguishable":
+    if gain.verdict == "not distinguishable":
         return (
-            f"The model cannot be distinguished from {alone}: {metric.text(found.gain, sign='+')}{unit} "
+            f"The model cannot be distinguished from {alone}: {metric.text(gain.gain, sign='+')}{unit} "
             f"{bounds}. More test samples would tell smaller differences apart."
         )
     return (
-        f"The model is {metric.text(abs(found.gain))}{unit} {found.verdict} than {alone}; "
-        f"gain {metric.text(found.gain, sign='+')} {bounds}."
+        f"The model is {metric.text(abs(gain.gain))}{unit} {gain.verdict} than {alone}; "
+        f"gain {metric.text(gain.gain, sign='+')} {bounds}."
     )
 
 
-def _rivals(site: Site) -> list[str]:
+def _rivals(site: SiteReport) -> list[str]:
     """The model beside the best that the site has alone by scikit-learn; [] where such samples have none."""
     rivals, metric = site.rivals, site.metric
     if rivals is None:
@@ -128,12 +123,12 @@ def _rivals(site: Site) -> list[str]:
     if math.isnan(gain):
         return []
     value, unit = f"{metric.text(float(rivals.best[0]))}{metric.unit}", " points" if metric.fraction else ""
-    shown = metric.text(gain, sign="+") + unit
+    gain_text = metric.text(gain, sign="+") + unit
     if not all(map(math.isfinite, bounds)):
-        text = f"Beside {title} that this site trains alone ({value}): {shown}; there is no interval"
+        text = f"Beside {title} that this site trains alone ({value}): {gain_text}; there is no interval"
     elif not bounds.without_zero:
         text = (
-            f"The model is not shown to be better than {title} that this site trains alone ({value}): {shown} "
+            f"The model is not shown to be better than {title} that this site trains alone ({value}): {gain_text} "
             f"{metric.interval(*bounds)}"
         )
     else:
@@ -141,7 +136,7 @@ def _rivals(site: Site) -> list[str]:
         first = "" if gain > 0 else f"Stay alone, take {title}: "
         text = (
             f"{first}{'The' if gain > 0 else 'the'} model is {word} than {title} that this site trains alone "
-            f"({value}): {shown} {metric.interval(*bounds)}"
+            f"({value}): {gain_text} {metric.interval(*bounds)}"
         )
     is_no_use = float(metric.gain(personal, rivals.constant)[0]) < -EQUAL
     constant = f"{metric.text(float(rivals.constant[0]))}{metric.unit}"
@@ -171,18 +166,20 @@ def _alone(rivals: Rivals) -> Table:
     return Table("On this site's own test samples", head, rows, notes)
 
 
-def _tiles(site: Site) -> list[tuple[str, str, str]]:
+def _tiles(site: SiteReport) -> list[tuple[str, str, str]]:
     metric, tiles = site.metric, []
     if value := _score(site, "test"):
         tiles.append((metric.title, value, _which_round(site)))
-    if found := site.gain:
-        value = f"{metric.text(found.alone)}{metric.unit}"
-        tiles.append(("trained alone", value, f"round {found.alone_round}, the same batches"))
+    if site_gain := site.gain:
+        value = f"{metric.text(site_gain.alone)}{metric.unit}"
+        tiles.append(("trained alone", value, f"round {site_gain.alone_round}, the same batches"))
         bounds = (
-            metric.interval(*found.interval) if all(map(math.isfinite, found.interval)) else "no interval"
+            metric.interval(*site_gain.interval)
+            if all(map(math.isfinite, site_gain.interval))
+            else "no interval"
         )
-        gain = f"{metric.text(found.gain, sign='+')}{' points' if metric.fraction else ''}"
-        tiles.append(("gain", gain, f"{bounds}, {found.verdict}"))
+        gain = f"{metric.text(site_gain.gain, sign='+')}{' points' if metric.fraction else ''}"
+        tiles.append(("gain", gain, f"{bounds}, {site_gain.verdict}"))
     if site.log is not None:
         sent = sum(left.bytes for left in site.log.left)
         messages = sum(left.messages for left in site.log.left)
@@ -190,7 +187,7 @@ def _tiles(site: Site) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _notes(site: Site) -> list[str]:
+def _notes(site: SiteReport) -> list[str]:
     notes = []
     if site.gain is not None:
         notes.append(
@@ -205,11 +202,11 @@ def _notes(site: Site) -> list[str]:
     return notes
 
 
-def _curve(site: Site) -> Section | None:
+def _curve(site: SiteReport) -> Section | None:
     """The primary metric in each round that was evaluated."""
     metric, name = site.metric, site.metric.name
-    shown = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
-    shown.append(("trained alone", "alone", site.alone, name))
+    curves = [(MODELS[of], of, site.rounds, name + of) for of in MODELS]
+    curves.append(("trained alone", "alone", site.alone, name))
     lines = [
         Line(
             title,
@@ -218,15 +215,15 @@ def _curve(site: Site) -> Section | None:
             dash=MODEL_STYLES[style] % 4,
             x=[float(noted.round) for noted in rounds if noted.metrics],
         )
-        for title, style, rounds, key in shown
+        for title, style, rounds, key in curves
         if any(not math.isnan(noted.metrics.get(key, math.nan)) for noted in rounds)
     ]
     if not lines:
         return None
-    about = "On this site's own test samples, which no model was trained on."
+    description = "On this site's own test samples, which no model was trained on."
     rounds = [float(noted.round) for noted in site.rounds if noted.metrics]
     title = f"{capital(metric.title)} by round"
-    chart = Lines("rounds", title, about, rounds, metric.label, lines, metric.unit)
+    chart = Lines("rounds", title, description, rounds, metric.label, lines, metric.unit)
     return Section("metric", capital(metric.title), "How good is the model, round by round?", [chart])
 
 
@@ -246,7 +243,7 @@ def _left_in_a_sentence(log: AuditSummary | None) -> str:
     return f"{messages:,} messages of this run left this site, {size(float(sent))}{epsilon}; no sample did."
 
 
-def _left_tables(site: Site) -> list[Table]:
+def _left_tables(site: SiteReport) -> list[Table]:
     log = site.log
     if log is None:
         return []
@@ -257,15 +254,12 @@ def _left_tables(site: Site) -> list[Table]:
         f"{log.last_hash[:16]}.",
     ]
     notes += [f"All runs on these data: {site.spent}."] if site.spent else []
-    rows = [[left.kind, f"{left.messages:,}", f"{left.bytes:,}"] for left in (*log.left, _total(log.left))]
+    total = SentKind("all", sum(left.messages for left in log.left), sum(left.bytes for left in log.left))
+    rows = [[left.kind, f"{left.messages:,}", f"{left.bytes:,}"] for left in (*log.left, total)]
     return [Table("Answers to the server in this run", ["kind", "messages", "bytes"], rows, notes)]
 
 
-def _total(left: Sequence[Left]) -> Left:
-    return Left("all", sum(part.messages for part in left), sum(part.bytes for part in left))
-
-
-def _commands(site: Site) -> Table:
+def _commands(site: SiteReport) -> Table:
     folder = shlex.quote(str(site.model))
     rows = [
         ["predict new samples", f"copfl predict {folder} --data FILE --out answers.csv"],
@@ -279,7 +273,7 @@ def _commands(site: Site) -> Table:
     return Table("Commands, which need no server", ["what", "command"], rows)
 
 
-def _facts(site: Site) -> Table:
+def _facts(site: SiteReport) -> Table:
     origin, facts = site.description.origin, site.description
     rows = [
         ["run", site.run],

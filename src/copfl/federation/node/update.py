@@ -16,7 +16,6 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, next_plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
-from copfl.data.copies import Hashes
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
@@ -24,21 +23,21 @@ from copfl.experiment.probabilities import of_client
 from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
-from copfl.federation.node.evaluation import Measured, is_best, measure, scores_of
+from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
+from copfl.federation.node.incoming import decode
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
-from copfl.federation.node.message import decode
 from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT
-from copfl.federation.protocol.settings import Settings
+from copfl.federation.protocol.settings import TrainingSettings
 from copfl.wire import Head, Packet
 
 
-class Trained(NamedTuple):
+class TrainedUpdate(NamedTuple):
     """A client's local update of one round, before anything of it is stored or sent."""
 
     head: Head
@@ -47,11 +46,12 @@ class Trained(NamedTuple):
     client: Any  # its record before
     output: ClientOutput | None  # None: the training failed
     failure: Exception | None  # why it did: for the node's owner
-    measured: Measured  # with what stays at the node
+    measured: MeasuredModels  # with what stays at the node
     note: str
     noised: str  # the name of the upload in the ledger; empty: it has no noise
-    settings: Settings
+    settings: TrainingSettings
     data: NodeData
+    samples: str  # the data, as `KnownData` names them
 
     @property
     def metrics(self) -> dict[str, torch.Tensor]:
@@ -64,10 +64,10 @@ class Trained(NamedTuple):
         if self.settings.federation.session.rollback:
             halves.forget(self.records.folder, self.head.round)
         head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
-        # After a failure the record is that of before: whether there is one does not depend on the data.
+        # After a failure the record stays as it was: whether there is one does not depend on the data.
         self.records.save(head, self.client if self.output is None else self.output.client, keep=counted)
-        samples = KnownData(node.memory).name_of(self.data.samples)
-        remembered_run.remember(self.records.folder, self.settings, node.numbered(self.head.client), samples)
+        numbered = node.numbered(self.head.client)
+        remembered_run.remember(self.records.folder, self.settings, numbered, self.samples)
         measured_rounds.enter(self.records.folder, self.head.round, self.measured)
         if not (self.output and self.measured.tested and node.config.bundle and self.data.bundled):
             return
@@ -76,34 +76,47 @@ class Trained(NamedTuple):
             scores = scores_of(self.data.task.metrics, self.measured, self.data.test, self.data.validation)
             bundled, task = self.data.bundled, self.data.task
             if task.criterion.kind == CLASSIFICATION:
-                parts = self.data.test, self.data.validation
+                held_out = self.data.test, self.data.validation
                 train = self.data.train.y[: int(self.data.train.size)].cpu().numpy()
-                worth = of_client(task, self.output.trained, train, *parts)
+                worth = of_client(task, self.output.trained, train, *held_out)
                 scores += worth.scores(TEST, [metric.name for metric in task.metrics])
                 output = dataclasses.replace(bundled.output, temperature=worth.temperature)
                 bundled = dataclasses.replace(bundled, output=output)
-            what = self.settings, bundled, self.head, self.output.trained, scores
-            write_bundle(self.records.folder, *what, select=run.select)
+            model = self.output.trained
+            write_bundle(self.records.folder, self.settings, bundled, self.head, model, scores, run.select)
 
 
-def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -> Trained:
-    """The client's local update for one round."""
-    head, down, about = decode(settings, node, packet)
+def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> TrainedUpdate:
+    """The client's local update for one round. What is stored or sent of it is the caller's, see `TrainedUpdate.save`.
+
+    1. The message is decoded, and the record is read from which the client starts.
+    2. The node notes what it was asked, before anything is computed: it trains on one model in a round.
+    3. Its data are loaded, and the algorithm gets the key of the node's noise.
+    4. It trains, and measures its models. A failure is passed on as it is: its text may describe samples.
+    5. The release is entered into the ledger: before it leaves, and also if the caller adds it to a sum.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        packet: The server's message, with the model.
+        load_data: Reads the node's data.
+    """
+    head, down, fields = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    records, counted = ClientRecords(node.folder, head.run), int(about.get(Field.COUNTED, -1))
+    records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
-    records.ask(head.round, packet.body, may_return=settings.federation.session.rollback)
+    records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
     algorithm, task = settings.algorithm, data.task
     if isinstance(algorithm, SecretNoise):
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        output, failure, here = None, None, Measured({}, {})
+        output, failure, measured = None, None, MeasuredModels({}, {})
         try:
             batches = plan_of(settings, algorithm, client, head, data)
-            output, here = _updated(settings, head, algorithm, client, down, data, batches)
+            output, measured = _updated(settings, head, algorithm, client, down, data, batches)
         except Exception as error:  # its text may describe samples
             if isinstance(algorithm, SecretNoise):  # without an upload there would be less noise in a sum
                 raise
@@ -111,20 +124,23 @@ def train(settings: Settings, node: Node, packet: Packet, load_data: LoadData) -
         noised = ""
         if output is not None and isinstance(algorithm, SecretNoise):
             noised = enter_upload(records.folder, output.upload)
-        client, output, here = moved((client, output, here), torch.device("cpu"))
-    _enter_release(settings, node, head, data.samples, noised)
-    return Trained(head, about, records, client, output, failure, here, note, noised, settings, data)
+        client, output, measured = moved((client, output, measured), torch.device("cpu"))
+    samples = KnownData(node.memory).name_of(data.samples)
+    _enter_release(settings, node, head, samples, noised)
+    return TrainedUpdate(
+        head, fields, records, client, output, failure, measured, note, noised, settings, data, samples
+    )
 
 
 def _updated(
-    settings: Settings,
+    settings: TrainingSettings,
     head: Head,
     algorithm: AnyAlgorithm,
     client: Any,
     down: Any,
     data: NodeData,
     batches: Plan,
-) -> tuple[ClientOutput, Measured]:
+) -> tuple[ClientOutput, MeasuredModels]:
     """The local update, and the metrics of its models; WireError if it diverged."""
     output = algorithm.client_update(data.task, client, down, data.train, batches)
     _log_gpu(data.task.device, head.round)
@@ -132,7 +148,7 @@ def _updated(
     if not tree.finite((output.client, output.upload)):
         raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
     if not is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
-        return output, Measured({}, {})
+        return output, MeasuredModels({}, {})
     models = client, down, output.client, output.trained
     return output, measure(algorithm, data.task, *models, data.test, data.validation)
 
@@ -147,35 +163,47 @@ def _log_gpu(device: torch.device, round: int) -> None:
         )
 
 
-def _enter_release(settings: Settings, node: Node, head: Head, samples: Hashes, noised: str) -> None:
+def _enter_release(settings: TrainingSettings, node: Node, head: Head, samples: str, noised: str) -> None:
     """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
-    release = Release(KnownData(node.memory).name_of(samples), head.run, head.round, noise=0.0)
+    release = Release(samples, head.run, head.round, noise=0.0)
     if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
-        noise, place = upload_noise(settings.algorithm), UPLOAD
+        noise, where = upload_noise(settings.algorithm), UPLOAD
         if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
             fewest = max(settings.rules.threshold, SMALLEST_COHORT)
-            noise, place = sum_noise(settings.algorithm, fewest), SUM
-        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=place, value=noised)
+            noise, where = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=where, value=noised)
     Ledger(node.memory).enter(release, node.policy.privacy)
 
 
-def reports_metrics(settings: Settings, node: Node) -> bool:
+def reports_metrics(settings: TrainingSettings, node: Node) -> bool:
     """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
 
     The policy has the last word. They have no noise, so none leave where it limits epsilon.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
     """
-    is_secure, wanted = settings.federation.secure.aggregation, node.config.metrics
+    is_secure, chosen = settings.federation.secure.aggregation, node.config.metrics
     may_leave = {"all": True, "sums": is_secure, "none": False}[node.policy.reports]
-    is_wanted = not settings.run.privacy if wanted is None else wanted
+    is_wanted = not settings.run.privacy if chosen is None else chosen
     return may_leave and is_wanted and not node.policy.privacy.lifetime_epsilon
 
 
-def local_update(settings: Settings, node: Node, packet: Packet, load_data: LoadData = node_data) -> Packet:
-    """The client's upload for one round; its record is written before."""
+def local_update(
+    settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """The client's upload for one round; its record is written before.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        packet: The server's message, with the model.
+        load_data: Reads the node's data.
+    """
     trained = train(settings, node, packet, load_data)
-    if (
-        trained.output is None
-    ):  # the server sees whether an upload is finite; any other text may describe samples
+    if trained.output is None:
+        # The server sees whether an upload is finite; any other text may describe samples.
         if isinstance(trained.failure, WireError):
             raise trained.failure
         raise DataError(f"its training failed: {trained.failure!r}")
@@ -193,12 +221,14 @@ def local_update(settings: Settings, node: Node, packet: Packet, load_data: Load
     )
 
 
-def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head, data: NodeData) -> Plan:
+def plan_of(
+    settings: TrainingSettings, algorithm: AnyAlgorithm, client: Any, head: Head, data: NodeData
+) -> Plan:
     """The client's batches of one round.
 
     Args:
-        settings: Those of the federation.
-        algorithm: Its algorithm, or that of the training alone.
+        settings: The federation's.
+        algorithm: Its algorithm, or the one that trains alone.
         client: The client's record before the round.
         head: Of the message that asks for the round.
         data: The node's.
@@ -217,7 +247,7 @@ def plan_of(settings: Settings, algorithm: AnyAlgorithm, client: Any, head: Head
     return tree.row(order, 0)
 
 
-def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
+def _start(settings: TrainingSettings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
     """The record after the last counted upload, and a note if it is missing."""
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
     if counted < 0:

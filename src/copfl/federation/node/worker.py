@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from copfl.errors import RunError
 from copfl.experiment.process import ENVIRONMENT
-from copfl.federation.node.request import Accepted, Answer
+from copfl.federation.node.node import Accepted, NodeAnswer
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.messages import Content
@@ -43,7 +43,7 @@ _started: list[subprocess.Popen[bytes]] = []  # the last worker that this proces
 # -- the caller ----------------------------------------------------------------------------------------------
 
 
-def call(accepted: Accepted, kind: str, content: Content, process: int) -> Answer:
+def call(accepted: Accepted, kind: str, content: Content, process: int) -> NodeAnswer:
     """The worker's answer to a message.
 
     Args:
@@ -60,7 +60,7 @@ def call(accepted: Accepted, kind: str, content: Content, process: int) -> Answe
                 for text in (accepted.to_json(), kind.encode(), content[0].encode(), content[1]):
                     worker.send_bytes(text)
                 reply = worker.recv_bytes().decode(), worker.recv_bytes()
-                return Answer(reply, json.loads(worker.recv_bytes()))
+                return NodeAnswer(reply, json.loads(worker.recv_bytes()))
         except (OSError, EOFError):  # it ended before it answered
             if time.monotonic() - started >= bounds.seconds:
                 raise PolicyError((Refusal("bounds.seconds", "it took too long"),), "request") from None

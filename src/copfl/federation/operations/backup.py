@@ -30,30 +30,37 @@ NOT_OF_NODE = tuple(f"{WORKER}/{name}" for name in ("socket", "lock", "message",
 
 
 def write_backup(folder: Path, file: Path) -> str:
-    """Writes the backup; the text describes it. RunError if the files change all the time."""
+    """Writes the backup; the text describes it. RunError if the files change all the time.
+
+    Args:
+        folder: Of a server or of a node.
+        file: A new file.
+    """
     kind = "node" if is_node(folder) else "server"
     if kind == "server":
         read_app(folder)  # RunError if it is none
     if file.exists():
         raise RunError(f"{file} exists, and backups are never overwritten; choose another name")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         for _ in range(ATTEMPTS):
             before = _states(folder, kind)
             try:
-                with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as stream:
+                with os.fdopen(
+                    os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b"
+                ) as stream:
                     manifest = _write(folder, kind, sorted(before), stream)
                     os.fsync(stream.fileno())
             except FileNotFoundError:
                 manifest = None  # a record that was replaced by a newer one
             if manifest is not None and _states(folder, kind) == before:
-                os.link(part, file)  # unlike a rename, an error if the file exists by now
+                os.link(unfinished, file)  # unlike a rename, an error if the file exists by now
                 return f"{file}: {kind}, {len(manifest['files'])} files, {file.stat().st_size / 1e6:.1f} MB"
             time.sleep(PAUSE)
     except OSError as error:
         raise RunError(f"cannot write {file}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     raise RunError(
         f"the files in {folder} changed during each of {ATTEMPTS} attempts: its rounds are short; try again "
         "after the run, or stop the process for the time of the backup"
@@ -63,7 +70,7 @@ def write_backup(folder: Path, file: Path) -> str:
 def _states(folder: Path, kind: str) -> dict[str, tuple[int, int, int]]:
     """Inode, size and time of change of each file of a backup."""
     excluded = NOT_OF_NODE if kind == "node" else NOT_OF_SERVER
-    found = {}
+    states = {}
     for root, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(root) / name
@@ -76,8 +83,8 @@ def _states(folder: Path, kind: str) -> dict[str, tuple[int, int, int]]:
             with contextlib.suppress(FileNotFoundError):
                 state = path.lstat()
                 if stat.S_ISREG(state.st_mode):
-                    found[relative] = (state.st_ino, state.st_size, state.st_mtime_ns)
-    return found
+                    states[relative] = (state.st_ino, state.st_size, state.st_mtime_ns)
+    return states
 
 
 def _write(folder: Path, kind: str, names: list[str], stream: Any) -> dict[str, Any]:
@@ -111,24 +118,29 @@ def _write(folder: Path, kind: str, names: list[str], stream: Any) -> dict[str, 
 
 
 def restore_backup(file: Path, folder: Path) -> str:
-    """Restores the files into a new folder, when all checksums are right; the text describes it."""
+    """Restores the files into a new folder, when all checksums are right; the text describes it.
+
+    Args:
+        file: What `write_backup` wrote; it may be another machine's.
+        folder: A new folder, or an empty one.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} exists, and nothing is overwritten; choose a new folder, or move it away")
-    part = folder.with_name(f".{folder.resolve().name}.{os.getpid()}.part")
+    unfinished = folder.with_name(f".{folder.resolve().name}.{os.getpid()}.part")
     try:
         folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir(mode=0o700)
+        unfinished.mkdir(mode=0o700)
         with zipfile.ZipFile(file) as archive:
             manifest = _manifest(archive)
-            for name, about in manifest["files"].items():
-                _restore(archive, name, about, part / name)
+            for name, entry in manifest["files"].items():
+                _restore(archive, name, entry, unfinished / name)
         if folder.exists():
             folder.rmdir()
-        part.rename(folder)
+        unfinished.rename(folder)
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise RunError(f"{file} cannot be restored: {error or type(error).__name__}") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return f"{folder}: {manifest['kind']}, {len(manifest['files'])} files"
 
 
@@ -146,14 +158,14 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _restore(archive: zipfile.ZipFile, name: str, about: dict[str, Any], path: Path) -> None:
+def _restore(archive: zipfile.ZipFile, name: str, entry: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    mode = int(about["mode"]) & 0o755
+    mode = int(entry["mode"]) & 0o755
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     with archive.open(name) as source, os.fdopen(handle, "w+b") as target:
         shutil.copyfileobj(source, target)
         target.seek(0)
         digest = hashlib.file_digest(target, "sha256").hexdigest()
         os.fsync(target.fileno())
-    if digest != about["sha256"]:
+    if digest != entry["sha256"]:
         raise ValueError(f"the checksum of {name} is wrong: the archive is damaged")

@@ -1,4 +1,4 @@
-"""A run as the server's audit log tells it. Without torch."""
+"""A run as the server's audit log tells it: all events, folded into one record by `watched`. Without torch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class CurrentRound:
 
 
 @dataclass
-class History:
+class RunHistory:
     """All events, folded."""
 
     first_round: int | None = None
@@ -59,42 +59,42 @@ class History:
         return "is running" if is_running else ended.get(self.last_event, usual)
 
 
-def history_of(events: Iterable[Mapping[str, Any]]) -> History:
+def history_of(events: Iterable[Mapping[str, Any]]) -> RunHistory:
     """The history in the events of an audit log; RunError if one lacks what such an event has."""
-    found = History()
+    history = RunHistory()
     for number, event in enumerate(events, 1):
         damaged = f"event {number} of the audit log, {event['event']!r}, is damaged: {{}}"
         with raised_as(RunError, damaged, KeyError, TypeError, ValueError, AttributeError):
-            _add(found, event)
-    return found
+            _add(history, event)
+    return history
 
 
-def _add(found: History, event: Mapping[str, Any]) -> None:
+def _add(history: RunHistory, event: Mapping[str, Any]) -> None:
     kind, at = event["event"], event["at"]
-    found.last_event, found.last_at = kind, at
-    found.last_error = event if kind in ERRORS else found.last_error
+    history.last_event, history.last_at = kind, at
+    history.last_error = event if kind in ERRORS else history.last_error
     if kind == Event.STARTED:
-        found.first_round = event["round"] if found.first_round is None else found.first_round
-        found.planned, found.started, found.current = int(event["rounds"]), at, None
-        for client in found.clients.values():
+        history.first_round = event["round"] if history.first_round is None else history.first_round
+        history.planned, history.started, history.current = int(event["rounds"]), at, None
+        for client in history.clients.values():
             client.is_connected = False
     elif kind in (Event.JOINED, Event.LEFT):
-        client = found.clients.setdefault(int(event["client"]), ClientHistory())
+        client = history.clients.setdefault(int(event["client"]), ClientHistory())
         client.is_connected, client.node, client.since = kind == Event.JOINED, event["node"], at
     elif kind == Event.ROUND_STARTED:
-        found.current = CurrentRound(int(event["round"]), at, list(map(int, event["clients"])))
+        history.current = CurrentRound(int(event["round"]), at, list(map(int, event["clients"])))
     elif kind in (Event.ACCEPTED, Event.REJECTED):
         number = int(event["client"])
-        if number in found.clients:
-            found.clients[number].last_answer = at
-        if found.current is not None and kind == Event.ACCEPTED:
-            found.current.answered.add(number)
-            found.current.left_out.pop(number, None)
-        elif found.current is not None:
-            found.current.left_out[number] = event["reason"]
+        if number in history.clients:
+            history.clients[number].last_answer = at
+        if history.current is not None and kind == Event.ACCEPTED:
+            history.current.answered.add(number)
+            history.current.left_out.pop(number, None)
+        elif history.current is not None:
+            history.current.left_out[number] = event["reason"]
     elif kind == Event.ROUND_ENDED:
-        found.rounds[int(event["round"])], found.current = event, None
-        for number in set(map(int, event["accepted"])) & found.clients.keys():
-            found.clients[number].last_round = int(event["round"])
+        history.rounds[int(event["round"])], history.current = event, None
+        for number in set(map(int, event["accepted"])) & history.clients.keys():
+            history.clients[number].last_round = int(event["round"])
     elif kind == Event.REFUSED:
-        found.refused[event["node"]] = event["reason"]
+        history.refused[event["node"]] = event["reason"]

@@ -1,6 +1,6 @@
 """A site takes part: what its owner reads before the consent, and the folder that the node has afterwards.
 
-Without torch.
+`copfl site join`, `start` and `leave` call it. Nothing is made or sent before the owner has consented. Without torch.
 """
 
 import datetime
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from copfl.data.contract.check import Checked, check
 from copfl.data.contract.contract import Contract
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.federation.node.consent import FILE, invitation_of
+from copfl.federation.node.acceptance import INVITATION, invitation_of
 from copfl.federation.node.explanation import explained
 from copfl.federation.policy.file import FILE as POLICY
 from copfl.federation.policy.file import policy_from, read_policy, strict
@@ -25,8 +25,8 @@ from copfl.federation.protocol.invitation import (
     JOINS,
     LEAVES,
     MISFITS,
-    Answer,
     Invitation,
+    InvitationAnswer,
     Misfit,
     SignedInvitation,
 )
@@ -64,7 +64,7 @@ WantedBy=multi-user.target
 """
 
 
-class Site(NamedTuple):
+class JoinedSite(NamedTuple):
     """The folder of a site that takes part."""
 
     folder: Path
@@ -112,21 +112,21 @@ def open_invitation(content: bytes, name: str) -> SignedInvitation:
     return signed
 
 
-def policy_of(invitation: Invitation, own: Path | None = None) -> str:
+def policy_of(invitation: Invitation, policy: Path | None = None) -> str:
     """The text of the policy of a site that joins: the strict one, which knows the coordinator alone.
 
     Args:
         invitation: The one that the site accepts.
-        own: A policy of the owner's instead, to which the coordinator is added.
+        policy: A policy of the owner's instead, to which the coordinator is added.
     """
     line, name = "coordinators = []", fingerprint(invitation.coordinator)
-    if own is not None:
-        read_policy(own)  # its errors
-        text = own.read_text("utf-8")
+    if policy is not None:
+        read_policy(policy)  # its errors
+        text = policy.read_text("utf-8")
         if name in text:
             return text
         if line not in text:
-            raise UsageError(f'{own} must have the line coordinators = ["{name}"] under [proposals]')
+            raise UsageError(f'{policy} must have the line coordinators = ["{name}"] under [proposals]')
     else:
         # The first list of members is accepted with the invitation, and a further member needs the owner.
         text = strict().replace('members = "approved"', 'members = "first"')
@@ -134,7 +134,12 @@ def policy_of(invitation: Invitation, own: Path | None = None) -> str:
 
 
 def refused(invitation: Invitation, policy: str) -> list[str]:
-    """What of the invitation the policy does not allow; none if it is all allowed."""
+    """What of the invitation the policy does not allow; none if it is all allowed.
+
+    Args:
+        invitation: The one that was received.
+        policy: The text of the policy of the site.
+    """
     lines = explained(parsed(policy), invitation.settings)
     return [line.removeprefix("refused").strip() for line in lines if line.startswith("refused")]
 
@@ -147,20 +152,25 @@ def parsed(policy: str) -> Policy:
 
 
 def checked(invitation: Invitation, data: str) -> Checked | None:
-    """How the site's data differ from the contract; None if there is no contract, or the data are a function."""
+    """How the site's data differ from the contract; None if there is no contract, or the data are a function.
+
+    Args:
+        invitation: The one that was received.
+        data: Where the site's data are: a path, or module:function.
+    """
     contract = invitation.contract
     if contract is None or ":" in data:
         return None
     return check(contract, Path(data))
 
 
-def described(invitation: Invitation, data: str, found: Checked | None, policy: str) -> Iterator[str]:
+def described(invitation: Invitation, data: str, compared: Checked | None, policy: str) -> Iterator[str]:
     """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
 
     Args:
         invitation: The one that was received.
         data: Where the site's data are.
-        found: How they differ from the contract.
+        compared: How they differ from the contract.
         policy: The text of the policy of the site.
     """
     tables = nested(invitation.settings)
@@ -200,11 +210,11 @@ def described(invitation: Invitation, data: str, found: Checked | None, policy: 
         else "no noise is added, so no epsilon can be stated: the trained model may tell something of rare rows"
     )
     yield f"allowed      that, and nothing else: other settings wait for your approval; rules in {POLICY}"
-    if found is None:
+    if compared is None:
         yield f"your data    {data}, which no contract describes"
         return
-    yield f"your data    {data}, {found.rows:,} rows: they {'fit' if found.fits else 'DO NOT FIT'} the contract"
-    for difference in found.differences:
+    yield f"your data    {data}, {compared.rows:,} rows: they {'fit' if compared.fits else 'DO NOT FIT'} the contract"
+    for difference in compared.differences:
         yield f"  {'note' if difference.is_note else 'differs':<9}  {difference.text}"
 
 
@@ -220,11 +230,11 @@ def _task(contract: Contract | None) -> str:
 # -- the folder ----------------------------------------------------------------------------------------------
 
 
-def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], policy: str) -> Site:
+def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], policy: str) -> JoinedSite:
     """The folder of a site whose owner has consented; its key is made, and kept if there is one.
 
     Args:
-        folder: A new folder, or that of the same site, whose coordinator has written a new invitation.
+        folder: A new folder, or the one of the same site, whose coordinator has written a new invitation.
         signed: What the owner consented to.
         options: Of the node, such as data.
         policy: The text of its policy.
@@ -243,12 +253,17 @@ def make(folder: Path, signed: SignedInvitation, options: Mapping[str, Any], pol
     if not (folder / POLICY).exists():
         write_bytes(folder / POLICY, policy.encode(), private=True)
     write_bytes(folder / OPTIONS, toml.written({"node": dict(options)}).encode(), private=True)
-    write_bytes(folder / FILE, signed.document, private=True)  # the last one: it is the consent
+    write_bytes(folder / INVITATION, signed.document, private=True)  # the last one: it is the consent
     return read(folder)
 
 
 def check_folder(folder: Path, invitation: Invitation) -> None:
-    """UsageError if a folder is of another federation, or is no site's."""
+    """UsageError if a folder is of another federation, or is no site's.
+
+    Args:
+        folder: Where the site would be.
+        invitation: The one that was received.
+    """
     earlier = invitation_of(folder)
     if earlier is None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -262,7 +277,7 @@ def check_folder(folder: Path, invitation: Invitation) -> None:
         )
 
 
-def read(folder: Path) -> Site:
+def read(folder: Path) -> JoinedSite:
     """The site in a folder; UsageError if nobody joined there."""
     signed = invitation_of(folder)
     if signed is None or not (folder / OPTIONS).exists():
@@ -270,40 +285,41 @@ def read(folder: Path) -> Site:
             f"{folder} is no folder of `copfl site join`; join first: copfl site join FILE --data FILE"
         )
     options = toml.read_file(folder / OPTIONS).get("node", {})
-    return Site(folder.resolve(), signed.invitation, options)
+    return JoinedSite(folder.resolve(), signed.invitation, options)
 
 
-def answer(site: Site, found: Checked | None = None) -> tuple[Answer, bytes]:
+def answer(site: JoinedSite, compared: Checked | None = None) -> tuple[InvitationAnswer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 
     Args:
         site: The one that joins.
-        found: How its data differ from the contract; only the names of the contract's columns are told.
+        compared: How its data differ from the contract; only the names of the contract's columns are told.
     """
     misfits = (
         ()
-        if found is None
-        else tuple(dict.fromkeys(Misfit(d.column[:100], d.what) for d in found.differences if not d.is_note))
+        if compared is None
+        else tuple(
+            dict.fromkeys(Misfit(d.column[:100], d.what) for d in compared.differences if not d.is_note)
+        )
     )
     state = LEAVES if site.has_left else MISFITS if misfits else JOINS
     key = site.key
-    said = Answer(invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits)
-    document = said.signed(key)
+    answered = InvitationAnswer(
+        invitation=site.invitation.digest, key=key.public, state=state, misfits=misfits
+    )
+    document = answered.signed(key)
     write_bytes(site.folder / ANSWER, document, private=True)
-    return said, document
+    return answered, document
 
 
-def leave(site: Site) -> None:
+def leave(site: JoinedSite) -> None:
     """Ends the participation: a running node ends within seconds, and none starts again."""
     private_folder(site.folder / WORKER)
-    write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": time_now()}).encode(), private=True)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_bytes(site.folder / WORKER / LEFT, json.dumps({"at": now}).encode(), private=True)
 
 
-def time_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def write_unit(site: Site) -> Path:
+def write_unit(site: JoinedSite) -> Path:
     """A unit of systemd that runs the node of the site as this user."""
     if any(letter.isspace() or letter == "%" for letter in str(site.folder)):
         raise RunError(f"systemd cannot name the folder {printable(site.folder)}; choose one without spaces")

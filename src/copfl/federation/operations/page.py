@@ -1,7 +1,10 @@
-"""The coordinator's page: a federation's members, rounds and audit log, during a run and afterwards."""
+"""The coordinator's page: a federation's members, rounds and audit log, during a run and afterwards.
+
+`copfl federate watch` serves a `FederationPage`, or writes it to a file.
+"""
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,6 @@ from copfl.federation.operations.watched import (
     ABSENT,
     ANSWERED,
     MemberState,
-    RoundRecord,
     Watched,
     fingerprint_of,
     read,
@@ -32,7 +34,7 @@ class FederationPage:
     """The page of the app in a folder, for `copfl.report.serving`.
 
     Args:
-        folder: That of the app, on the server.
+        folder: The folder of the app, on the server.
         run: The run that it shows; None: always the last one.
     """
 
@@ -69,12 +71,12 @@ def document_of(watched: Watched) -> Document:
 def _who(watched: Watched) -> str:
     """The algorithm, the members, and who signed the run."""
     tables = nested(watched.settings)
-    parts = [str(tables.get("algorithm", {}).get("name", "")), f"{len(watched.members)} members"]
+    words = [str(tables.get("algorithm", {}).get("name", "")), f"{len(watched.members)} members"]
     if watched.proposal is not None:
-        parts.append(f"signed by coordinator {fingerprint(watched.proposal.coordinator)}")
+        words.append(f"signed by coordinator {fingerprint(watched.proposal.coordinator)}")
     elif watched.run:
-        parts.append("signed by nobody")
-    return ", ".join(filter(None, parts))
+        words.append("signed by nobody")
+    return ", ".join(filter(None, words))
 
 
 def _sentences(watched: Watched) -> list[str]:
@@ -82,7 +84,7 @@ def _sentences(watched: Watched) -> list[str]:
     if not watched.run:
         count = len(watched.members)
         members = f"{count} member{'s' * (count != 1)} admitted" if count else "nobody is admitted yet"
-        missing = sum(one.state != ADMITTED for one in watched.invited)
+        missing = sum(site.state != ADMITTED for site in watched.invited)
         if watched.invited and not missing:
             return ["All sites that were invited are admitted. Train: copfl federate run FOLDER."]
         return [f"No run has begun; {members}{f', {missing} invited sites are missing' if missing else ''}."]
@@ -128,7 +130,9 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
         since = moment(watched.history.last_at, watched)
         note = watched.reason or (f"last event {since}" if since else "")
         tiles.append(("run", watched.state.removeprefix("is ").removeprefix("was "), note))
-        tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", _pace(watched.rounds)))
+        seconds = [record.seconds for record in watched.rounds]
+        pace = f"{float(np.median(seconds)):.1f} s each (median)" if seconds else ""
+        tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", pace))
     waited = [member for member in watched.members if member.is_waited_for]
     if watched.is_running and watched.history.current is not None:
         absent = sum(member.state == ABSENT for member in waited)
@@ -145,23 +149,21 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _pace(rounds: Sequence[RoundRecord]) -> str:
-    return f"{float(np.median([r.seconds for r in rounds])):.1f} s each (median)" if rounds else ""
-
-
 def _invited(watched: Watched) -> Iterator[Table]:
     """Who was invited and is no member yet: how far, and what the coordinator does now."""
     rows = []
-    for one in watched.invited:
-        if one.state != ADMITTED:
-            misfits = "; ".join(map(str, one.answer.misfits)) if one.answer else ""
-            state = f"{one.state} ({misfits})" if misfits else one.state
-            about = one.invitation
-            rows.append([f"{about.number} {about.site}", state, one.what_to_do or "-", about.words])
+    for site in watched.invited:
+        if site.state != ADMITTED:
+            misfits = "; ".join(map(str, site.answer.misfits)) if site.answer else ""
+            state = f"{site.state} ({misfits})" if misfits else site.state
+            invitation = site.invitation
+            rows.append(
+                [f"{invitation.number} {invitation.site}", state, site.what_to_do or "-", invitation.words]
+            )
     notes = ["Of data that do not fit a site tells the names of the contract's columns, and no value."]
     if rows:
         yield Table(
-            "Invited", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
+            "InvitedSite", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
         )
 
 

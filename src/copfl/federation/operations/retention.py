@@ -27,39 +27,41 @@ def clean(folder: Path, *, days: float = DAYS, keep: int = KEEP, is_rehearsal: b
     """Removes what was written last before so many days, and is not of the last runs.
 
     Args:
-        folder: of the app, or a node's state-dir.
-        days: since the last change.
-        keep: of the last runs, so many stay whatever their age; at least 1.
-        is_rehearsal: whether nothing is removed.
+        folder: Of the app, or a node's state-dir.
+        days: Since the last change.
+        keep: Of the last runs, so many stay whatever their age; at least 1.
+        is_rehearsal: Whether nothing is removed.
     """
     at_least(1, keep=keep)
     at_least(0, days=days)
     oldest = time.time() - days * DAY
     if is_node(folder):
         runs = {path.parent for name in ("client.json", "round-*.copfl") for path in folder.glob(f"*/{name}")}
-        files: list[Path] = []
+        further_paths: list[Path] = []
     else:
         read_app(folder)  # an error if it is no app
         runs = {path for path in (folder / "runs").glob("*") if path.is_dir()}
         is_running = any(is_locked(run / ".lock") for run in runs)
         apps = [] if is_running else (folder / FLOWER_HOME).glob("apps/*")  # old ones are used again
-        files = [*folder.glob("logs/*.log"), *apps]
+        further_paths = [*folder.glob("logs/*.log"), *apps]
     ended = sorted((run for run in runs if not is_locked(run / ".lock")), key=_written)
     old = [path for path in ended[: -keep or None] if _written(path) < oldest]
     removed = []
-    for path in [*old, *(file for file in files if _written(file) < oldest)]:
-        parts = [path] if path.is_file() else [part for part in path.rglob("*") if part.is_file()]
-        gone = [part for part in parts if not (is_node(folder) and part.name in REMEMBERED)]
-        if gone:
-            removed.append(Removed(str(path.relative_to(folder)), sum(part.stat().st_size for part in gone)))
+    for path in [*old, *(file for file in further_paths if _written(file) < oldest)]:
+        files_in_path = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        removable = [file for file in files_in_path if not (is_node(folder) and file.name in REMEMBERED)]
+        if removable:
+            removed.append(
+                Removed(str(path.relative_to(folder)), sum(file.stat().st_size for file in removable))
+            )
         if is_rehearsal:
             continue
         if is_node(folder):
-            for part in gone:
-                part.unlink(missing_ok=True)
-            for part in sorted(path.rglob("*"), reverse=True):  # of the bundle; a folder after its content
-                if part.is_dir() and not any(part.iterdir()):
-                    part.rmdir()
+            for file in removable:
+                file.unlink(missing_ok=True)
+            for file in sorted(path.rglob("*"), reverse=True):  # of the bundle; a folder after its content
+                if file.is_dir() and not any(file.iterdir()):
+                    file.rmdir()
         elif path.is_dir():
             shutil.rmtree(path)
         else:
@@ -69,4 +71,4 @@ def clean(folder: Path, *, days: float = DAYS, keep: int = KEEP, is_rehearsal: b
 
 def _written(path: Path) -> float:
     """When a file, or the last file in a folder, was written."""
-    return max((part.stat().st_mtime for part in (path, *path.rglob("*")) if part.exists()), default=0.0)
+    return max((file.stat().st_mtime for file in (path, *path.rglob("*")) if file.exists()), default=0.0)

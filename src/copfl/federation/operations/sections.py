@@ -1,4 +1,7 @@
-"""The sections of the coordinator's page: charts and tables of the rounds, the weights, and the audit log."""
+"""The sections of the coordinator's page: charts and tables of the rounds, the weights, and the audit log.
+
+`page` puts them below its head. With secure sums a section says what is hidden, and why.
+"""
 
 import datetime
 import math
@@ -21,8 +24,8 @@ from copfl.tables import Table, capital, listed, number, size
 
 NAMED = 5  # members that a sentence names
 CURVES = 8  # members that have a curve each; more are shown as a table in colours
-TABLE_ROUNDS = 60  # rounds of which a table has a row
-HEAT_ROUNDS = 100  # rounds of which a table in colours has a column: the last ones
+TABLE_ROUNDS = 60  # at most so many rounds have a row of a table
+HEAT_ROUNDS = 100  # at most so many, the last ones, have a column of a table in colours
 LOG_LINES = 300  # of the audit log that the page has
 HIDDEN = (
     "Hidden by secure aggregation: the nodes send masked uploads, and the server learns their sum. So it has "
@@ -37,7 +40,7 @@ NO_INTERVAL = (
 
 
 def sections(watched: Watched) -> Iterator[Section]:
-    """One after another, those of the rounds only where there are some."""
+    """One after another; where no round has ended, the log alone."""
     if watched.rounds:
         metric, rounds = metric_of(watched), watched.rounds
         is_hidden = any(r.is_summed for r in rounds) and not any(metric.name in r.per_client for r in rounds)
@@ -81,35 +84,44 @@ def _curves(watched: Watched, metric: MetricInfo) -> Iterator[Chart]:
     """The mean of each kind of model, and each member's model after training."""
     x = [float(r.number) for r in watched.rounds]
     lines = []
-    for place, (of, (name, _)) in enumerate(MODELS.items()):
+    for index, (of, (name, _)) in enumerate(MODELS.items()):
         values = [_times(r.mean.get(metric.name + of), metric.factor) for r in watched.rounds]
         if any(value is not None for value in values):
-            lines.append(Line(name, values, colour=place, dash=place))
+            lines.append(Line(name, values, colour=index, dash=index))
     if lines:
-        about = "Mean over the clients that took part in the round, each tested on its own samples."
-        yield Lines("mean", f"{capital(metric.title)} by round", about, x, metric.label, lines, metric.unit)
+        description = "Mean over the clients that took part in the round, each tested on its own samples."
+        yield Lines(
+            "mean", f"{capital(metric.title)} by round", description, x, metric.label, lines, metric.unit
+        )
     per_member = _by_member(watched, metric.name, metric.factor)
     if not per_member:
         return
     title = f"{capital(metric.title)} of each member by round"
-    about = "After its training in the round, on its own test samples, as its node reports it."
+    description = "After its training in the round, on its own test samples, as its node reports it."
     if len(per_member) <= CURVES:
-        own = [
-            Line(name, values, colour=place, dash=place // 4)
-            for place, (name, values) in enumerate(per_member.items())
+        lines_of_members = [
+            Line(name, values, colour=index, dash=index // 4)
+            for index, (name, values) in enumerate(per_member.items())
         ]
-        yield Lines("members", title, about, x, metric.label, own, metric.unit)
+        yield Lines("members", title, description, x, metric.label, lines_of_members, metric.unit)
     else:
-        yield _heat(watched, "members", title, about, per_member, metric.title, metric.unit)._replace(
+        yield _heat(watched, "members", title, description, per_member, metric.title, metric.unit)._replace(
             low_is_bright=not metric.higher_is_better
         )
 
 
 def _seconds(rounds: Sequence[RoundRecord]) -> Chart:
-    about = "The wall-clock time of each round, with the time in which it waited for members."
+    description = "The wall-clock time of each round, with the time in which it waited for members."
     lines = [Line("seconds", [r.seconds for r in rounds])]
     return Lines(
-        "seconds", "Seconds by round", about, [float(r.number) for r in rounds], "seconds", lines, " s", 2
+        "seconds",
+        "Seconds by round",
+        description,
+        [float(r.number) for r in rounds],
+        "seconds",
+        lines,
+        " s",
+        2,
     )
 
 
@@ -151,14 +163,16 @@ def _traffic(watched: Watched) -> Iterator[Chart]:
         Line("to the server", [r.bytes_up / 1000 for r in watched.rounds]),
         Line("to the nodes", [r.bytes_down / 1000 for r in watched.rounds], colour=1, dash=1),
     ]
-    about = "All members together, the messages that were not counted included; 1 kB is 1000 bytes."
-    yield Lines("bytes", "Bytes by round", about, x, "kB", lines, " kB")
+    description = "All members together, the messages that were not counted included; 1 kB is 1000 bytes."
+    yield Lines("bytes", "Bytes by round", description, x, "kB", lines, " kB")
     for way, where in (("bytes_up", "to the server"), ("bytes_down", "to the node")):
         values = _by_member(watched, way, 1 / 1000)
-        about = "Of the members whose upload counted in the round; a stroke where one did not take part."
-        yield _heat(watched, way, f"Bytes of each member {where}", about, values, "bytes", " kB")._replace(
-            zero=True
+        description = (
+            "Of the members whose upload counted in the round; a stroke where one did not take part."
         )
+        yield _heat(
+            watched, way, f"Bytes of each member {where}", description, values, "bytes", " kB"
+        )._replace(zero=True)
 
 
 def _totals(watched: Watched) -> Table:
@@ -180,12 +194,12 @@ def _privacy(watched: Watched) -> Section:
         return Section("privacy", "Epsilon", title, [], notes=[note])
     names = {"epsilon": "towards everybody else", "epsilon_server": "towards the server"}
     lines = [
-        Line(text, [r.federation.get(name) for r in watched.rounds], colour=place, dash=place)
-        for place, (name, text) in enumerate(names.items())
+        Line(text, [r.federation.get(name) for r in watched.rounds], colour=index, dash=index)
+        for index, (name, text) in enumerate(names.items())
     ]
-    about = "After each round, for a member whose upload was in every round so far."
+    description = "After each round, for a member whose upload was in every round so far."
     x = [float(r.number) for r in watched.rounds]
-    chart = Lines("epsilon", "Epsilon by round", about, x, "epsilon", lines, "", 2)
+    chart = Lines("epsilon", "Epsilon by round", description, x, "epsilon", lines, "", 2)
     rows = []
     for client, name in sorted(_everyone(watched).items()):
         uploads = sum(client in r.clients for r in watched.rounds)
@@ -235,10 +249,12 @@ def _line(record: RoundRecord) -> dict[str, Any]:
 
 def _samples(watched: Watched, clients: int) -> list[float] | None:
     """The last number of samples of each member; None where no upload has it."""
-    known: dict[int, float] = {}
+    last_samples: dict[int, float] = {}
     for record in watched.rounds:
-        known |= {n: value for n, value in record.per_client.get(SAMPLES, {}).items() if value is not None}
-    return [known.get(client, math.nan) for client in range(clients)] if known else None
+        last_samples |= {
+            n: value for n, value in record.per_client.get(SAMPLES, {}).items() if value is not None
+        }
+    return [last_samples.get(client, math.nan) for client in range(clients)] if last_samples else None
 
 
 def _scores(watched: Watched) -> Iterator[Chart]:
@@ -247,9 +263,9 @@ def _scores(watched: Watched) -> Iterator[Chart]:
         values = _by_member(watched, metric, 1.0, as_share=metric == "weight")
         if not values:
             continue
-        what = metric.replace("_", " ")
-        title = f"{capital(what)} of each member by round, without an interval"
-        chart = _heat(watched, metric, title, f"{meaning}.", values, what)
+        words = metric.replace("_", " ")
+        title = f"{capital(words)} of each member by round, without an interval"
+        chart = _heat(watched, metric, title, f"{meaning}.", values, words)
         if metric == "weight":
             count = int(np.median([len(r.clients) for r in watched.rounds]))
             mark = f"mark: the equal share 1/{count} = {1 / count:.3f}"
@@ -278,25 +294,25 @@ def _log(watched: Watched) -> Table:
 
 def _told(event: Mapping[str, Any], watched: Watched) -> str:
     """An event in words; its fields come from a file, and any may be missing."""
-    parts = []
+    words = []
     if "round" in event:
-        parts.append(f"round {event['round']}")
+        words.append(f"round {event['round']}")
     if "client" in event:
-        known = event["client"]
-        parts.append(watched.name(known) if type(known) is int else str(known))
+        client = event["client"]
+        words.append(watched.name(client) if type(client) is int else str(client))
     if event["event"] == Event.ROUND_STARTED:
         clients = event.get("clients")
-        parts.append(f"{len(clients)} members asked" if isinstance(clients, list) else "")
+        words.append(f"{len(clients)} members asked" if isinstance(clients, list) else "")
     if event["event"] == Event.ROUND_ENDED:
         accepted = event.get("accepted")
-        parts.append(f"{len(accepted)} uploads" if isinstance(accepted, list) else "")
+        words.append(f"{len(accepted)} uploads" if isinstance(accepted, list) else "")
     if "node" in event:
-        parts.append(f"node {event['node']}")
+        words.append(f"node {event['node']}")
     if type(event.get("bytes")) is int:
-        parts.append(size(event["bytes"]))
+        words.append(size(event["bytes"]))
     if "reason" in event:
-        parts.append(str(event["reason"]))
-    return ", ".join(filter(None, parts)) or "-"
+        words.append(str(event["reason"]))
+    return ", ".join(filter(None, words)) or "-"
 
 
 def metric_of(watched: Watched) -> MetricInfo:
@@ -306,7 +322,12 @@ def metric_of(watched: Watched) -> MetricInfo:
 
 
 def mean_text(watched: Watched, rounds: Sequence[RoundRecord]) -> str:
-    """Such as "65.0 %"; empty where no value is known."""
+    """Such as "65.0 %"; empty where no value is known.
+
+    Args:
+        watched: The federation.
+        rounds: Those that are meant; the mean is of the last one.
+    """
     metric = metric_of(watched)
     value = rounds[-1].mean.get(metric.name) if rounds else None
     return "" if value is None else f"{metric.text(value)}{metric.unit}"
@@ -337,15 +358,17 @@ def _heat(
     watched: Watched,
     name: str,
     title: str,
-    about: str,
+    description: str,
     values: Mapping[str, Sequence[Value]],
-    what: str,
+    value_name: str,
     unit: str = "",
 ) -> Heat:
     columns = [str(r.number) for r in watched.rounds[-HEAT_ROUNDS:]]
     cells = [row[-HEAT_ROUNDS:] for row in values.values()]
-    about += f" The last {HEAT_ROUNDS} rounds." if len(watched.rounds) > HEAT_ROUNDS else ""
-    return Heat(name, title, about, list(values), columns, cells, what, "round", unit, row_title="member")
+    description += f" The last {HEAT_ROUNDS} rounds." if len(watched.rounds) > HEAT_ROUNDS else ""
+    return Heat(
+        name, title, description, list(values), columns, cells, value_name, "round", unit, row_title="member"
+    )
 
 
 def _times(value: float | None, factor: float, whole: float = 1.0) -> Value:
@@ -355,11 +378,22 @@ def _times(value: float | None, factor: float, whole: float = 1.0) -> Value:
 
 
 def clock(at: datetime.datetime | None, watched: Watched) -> str:
-    """The time, with the date if it is another day than that of the page."""
+    """The time, with the date if it is another day than the page's.
+
+    Args:
+        at: The time; None: there is none.
+        watched: The federation, as of the page's moment.
+    """
     if at is None:
         return "-"
     return f"{at:%H:%M:%S}" if at.date() == watched.at.date() else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def moment(text: str, watched: Watched) -> str:
+    """A time of a log, as the page shows it.
+
+    Args:
+        text: As ISO 8601 writes it; empty: there is none.
+        watched: The federation, as of the page's moment.
+    """
     return clock(datetime.datetime.fromisoformat(text).astimezone(datetime.UTC), watched) if text else ""

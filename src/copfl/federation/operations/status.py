@@ -1,4 +1,7 @@
-"""The state of a federation's server or of a node, as `copfl federate status` prints it. Without torch."""
+"""The state of a federation's server or of a node, as `copfl federate status` prints it. Without torch.
+
+`status` is the state as numbers and texts, for --json too; `as_text` are the lines for people.
+"""
 
 import contextlib
 import datetime
@@ -27,7 +30,12 @@ CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
 
 
 def status(folder: Path, run: str | None = None) -> dict[str, Any]:
-    """The state of the server or the node in the folder; "problems" is empty if all is well."""
+    """The state of the server or the node in the folder; "problems" is empty if all is well.
+
+    Args:
+        folder: Of the app on the server, or the state-dir of a node.
+        run: The name of a run; None: the last one.
+    """
     if is_node(folder):
         return _of_node(folder)
     return _of_server(folder, run)
@@ -45,7 +53,7 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         "runs": list(watched.runs),
         "other_runs": list(watched.other_runs),
     }
-    result["invited"] = {one.invitation.site: one.state for one in watched.invited}
+    result["invited"] = {site.invitation.site: site.state for site in watched.invited}
     if watched.run:
         result |= {"run": watched.run, **_of_run(watched)}
         problems += [watched.log.problem] if watched.log.problem else []
@@ -125,9 +133,9 @@ def _of_node(folder: Path) -> dict[str, Any]:
     problems = [] if is_running else ["the node is not running"]
     audit = None
     if (folder / AUDIT).exists():
-        found = verified(folder / AUDIT)
-        audit = {"lines": len(found.lines), "problem": found.problem, "last_hash": found.last_hash}
-        problems += [f"{AUDIT}: {found.problem}"] if found.problem else []
+        log = verified(folder / AUDIT)
+        audit = {"lines": len(log.lines), "problem": log.problem, "last_hash": log.last_hash}
+        problems += [f"{AUDIT}: {log.problem}"] if log.problem else []
     is_training = (worker / "message").exists()
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
@@ -150,30 +158,30 @@ def _of_node(folder: Path) -> dict[str, Any]:
 # -- as text -------------------------------------------------------------------------------------------------
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(state: dict[str, Any]) -> str:
     """The state in a few lines."""
-    lines = _node_lines(found) if found["kind"] == "node" else _server_lines(found)
-    error = found.get("last_error")
+    lines = _node_lines(state) if state["kind"] == "node" else _server_lines(state)
+    error = state.get("last_error")
     if error:
         named = [f"{key} {error[key]}" for key in ("round", "client", "node") if key in error]
-        about = ", ".join([str(error.get("event", "")), *named]).strip(", ")
-        lines.append(f"last error  {error.get('at', '')} {about}: {printable(error.get('reason', ''))}")
-    lines += [f"problem     {problem}" for problem in found["problems"]]
+        where = ", ".join([str(error.get("event", "")), *named]).strip(", ")
+        lines.append(f"last error  {error.get('at', '')} {where}: {printable(error.get('reason', ''))}")
+    lines += [f"problem     {problem}" for problem in state["problems"]]
     return "\n".join(lines)
 
 
-def _node_lines(found: dict[str, Any]) -> list[str]:
-    contact = found["seconds_since_contact"]
+def _node_lines(state: dict[str, Any]) -> list[str]:
+    contact = state["seconds_since_contact"]
     lines = [
-        f"node        {'training' if found['training'] else 'running' if found['running'] else 'not running'}"
+        f"node        {'training' if state['training'] else 'running' if state['running'] else 'not running'}"
     ]
     lines += [f"contact     {contact:.0f} s ago"] if contact is not None else []
-    lines += [f"run         {name}: trained in round {n}" for name, n in found["runs"].items()]
+    lines += [f"run         {name}: trained in round {n}" for name, n in state["runs"].items()]
     lines += [
-        f"waiting     proposal {digest[:16]}: `copfl site approve`" for digest in found["waiting_proposals"]
+        f"waiting     proposal {digest[:16]}: `copfl site approve`" for digest in state["waiting_proposals"]
     ]
-    lines += [f"privacy     {Spent(**found['privacy'])}"] if found["privacy"] else []
-    return lines + ([_audit_line(found["audit"])] if found["audit"] else [])
+    lines += [f"privacy     {Spent(**state['privacy'])}"] if state["privacy"] else []
+    return lines + ([_audit_line(state["audit"])] if state["audit"] else [])
 
 
 def _audit_line(audit: dict[str, Any]) -> str:
@@ -181,34 +189,44 @@ def _audit_line(audit: dict[str, Any]) -> str:
     return f"audit log   {audit['lines']} lines, {intact}; last hash {audit['last_hash'][:16]}"
 
 
-def _server_lines(found: dict[str, Any]) -> list[str]:
-    superlink = found["superlink"]
+def _server_lines(state: dict[str, Any]) -> list[str]:
+    superlink = state["superlink"]
     lines = [f"SuperLink   {superlink['address']} {'answers' if superlink['answers'] else 'does not answer'}"]
-    lines += [f"certificate {name} is valid until {end[:10]}" for name, end in found["certificates"].items()]
-    lines += [f"invited     {site}: {state}" for site, state in found["invited"].items()]
-    for other in found["other_runs"]:
+    lines += [f"certificate {name} is valid until {end[:10]}" for name, end in state["certificates"].items()]
+    lines += [f"invited     {site}: {how_far}" for site, how_far in state["invited"].items()]
+    for other in state["other_runs"]:
         ended = f"ended: {other['details'] or 'no details'}" if other["ended"] else "has not begun"
         lines.append(
             f"other run   {other['run']}, app {other['app']}, submitted {other['submitted']}, {ended}"
         )
-    if "run" not in found:
+    if "run" not in state:
         return [*lines, "runs        none yet"]
-    rounds, last, audit = found["rounds"], found["last_round"], found["audit"]
-    others = f" ({len(found['runs'])} runs in all)" if len(found["runs"]) > 1 else ""
-    lines += [f"run         {found['run']} {found['state']}{others}"]
-    median = found["seconds_per_round"]
+    rounds, last, audit = state["rounds"], state["last_round"], state["audit"]
+    others = f" ({len(state['runs'])} runs in all)" if len(state["runs"]) > 1 else ""
+    lines += [f"run         {state['run']} {state['state']}{others}"]
+    median = state["seconds_per_round"]
     lines += [
         f"rounds      {rounds['done']} of {rounds['of'] or '?'}"
         + (f", {median:.1f} s each" if median is not None else "")
         + (f", {last['metric']} {last['value']:.4f}" if last and last["value"] is not None else "")
     ]
-    for client, about in found["clients"].items():
-        state = "connected" if about["connected"] else "left" if found["state"] == "is running" else "joined"
-        counted = f"; last counted in round {about['last_round']}" if about["last_round"] else ""
-        lines.append(f"client {client:<4} {state} {about['since']}, node {about['node']}{counted}")
-    lines += [f"refused     node {node}: {reason}" for node, reason in found["refused_nodes"].items()]
-    if found["waiting_for"]:
-        seconds = max(found["waiting_for"].values())
-        lines.append(f"waiting     for clients {', '.join(found['waiting_for'])}, {seconds:.0f} s")
-    lines += [f"late        client {client}: {why}" for client, why in found["late"].items()]
+    for client, client_state in state["clients"].items():
+        connection = (
+            "connected"
+            if client_state["connected"]
+            else "left"
+            if state["state"] == "is running"
+            else "joined"
+        )
+        counted = (
+            f"; last counted in round {client_state['last_round']}" if client_state["last_round"] else ""
+        )
+        lines.append(
+            f"client {client:<4} {connection} {client_state['since']}, node {client_state['node']}{counted}"
+        )
+    lines += [f"refused     node {node}: {reason}" for node, reason in state["refused_nodes"].items()]
+    if state["waiting_for"]:
+        seconds = max(state["waiting_for"].values())
+        lines.append(f"waiting     for clients {', '.join(state['waiting_for'])}, {seconds:.0f} s")
+    lines += [f"late        client {client}: {why}" for client, why in state["late"].items()]
     return [*lines, _audit_line(audit)]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.federation.operations.history import ClientHistory, History, history_of
+from copfl.federation.operations.history import ClientHistory, RunHistory, history_of
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.app_folder import (
     AGREEMENTS,
@@ -32,7 +32,7 @@ from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
 from copfl.federation.protocol.proposal import Member, Proposal
 from copfl.federation.server.certificates import expiries, expiry_warnings
-from copfl.federation.server.invitations import ANSWERS, INVITATIONS, Invited, invited
+from copfl.federation.server.invitations import ANSWERS, INVITATIONS, InvitedSite, invited
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
@@ -87,12 +87,12 @@ class Watched:
     runs: Sequence[str]
     is_running: bool
     state: str  # what can be said after "the run"
-    history: History
+    history: RunHistory
     reason: str  # why it failed
     proposal: Proposal | None  # what the coordinator signed
     settings: Mapping[str, Any]  # the run config, by path
     roster: Roster
-    invited: Sequence[Invited]  # the sites that were invited, and how far they are
+    invited: Sequence[InvitedSite]  # the sites that were invited, and how far they are
     members: Sequence[MemberState]
     rounds: Sequence[RoundRecord]
     log: Verified
@@ -106,8 +106,8 @@ class Watched:
     @property
     def planned(self) -> int | None:
         """The number of rounds of the run."""
-        known = self.history.planned or self.settings.get("run.rounds")
-        return known if type(known) is int else None
+        planned = self.history.planned or self.settings.get("run.rounds")
+        return planned if type(planned) is int else None
 
     @property
     def names(self) -> dict[int, str]:
@@ -119,7 +119,12 @@ class Watched:
 
 
 def read(folder: Path, run: str | None = None) -> Watched:
-    """The state of a run, by default of the last one; RunError if the folder is not that of a server."""
+    """The state of a run, by default of the last one; RunError if the folder is no server's.
+
+    Args:
+        folder: Of the app on the server.
+        run: The name of a run; None: the last one.
+    """
     if is_node(folder):
         raise RunError(f"{folder} is the state-dir of a node; name the app's folder on the server")
     app, now = read_app(folder), datetime.datetime.now(datetime.UTC)
@@ -183,7 +188,12 @@ def read(folder: Path, run: str | None = None) -> Watched:
 
 
 def fingerprint_of(folder: Path, run: str | None = None) -> str:
-    """A text that changes when there is news; while a run continues, every five seconds, as people wait."""
+    """A text that changes when there is news; while a run continues, every five seconds, as people wait.
+
+    Args:
+        folder: Of the app on the server.
+        run: The name of a run; None: the last one.
+    """
     runs = run_names(folder / "runs")
     name = run or (runs[-1] if runs else "")
     path, states = folder / "runs" / name, [name]
@@ -191,8 +201,8 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     answered = [*(folder / INVITATIONS).glob("*"), *(folder / ANSWERS).rglob("*.json")]
     for file in (*files, *answered, folder / MEMBERS, folder / PROPOSALS / f"{name}.json"):
         with contextlib.suppress(OSError):
-            about = file.stat()
-            states.append(f"{file.name} {about.st_size} {about.st_mtime_ns}")
+            state = file.stat()
+            states.append(f"{file.name} {state.st_size} {state.st_mtime_ns}")
     now = datetime.datetime.now().timestamp()
     states.append(f"running {now // 5}" if name and is_locked(path / LOCK) else f"ended {now // 60}")
     return fingerprint("\n".join(states))
@@ -241,9 +251,9 @@ def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
         if file.exists():
             try:
                 signed = proposal.read(file.read_bytes()).proposal
-                own = folder / "keys" / f"{COORDINATOR}.pub"
-                is_other = own.exists() and read_public(own) != signed.coordinator
-                who = f"{fingerprint(signed.coordinator)}, who is not the coordinator of {own.name}"
+                public_file = folder / "keys" / f"{COORDINATOR}.pub"
+                is_other = public_file.exists() and read_public(public_file) != signed.coordinator
+                who = f"{fingerprint(signed.coordinator)}, who is not the coordinator of {public_file.name}"
                 return signed, f"the run is signed by {who}" if is_other else ""
             except (CopflError, OSError) as error:
                 return None, f"{file.name} of this run: {error}"
@@ -261,24 +271,29 @@ def other_runs(folder: Path) -> list[dict[str, Any]]:
     columns = "run.run_id, run.fab_id, run.override_config, task.pending_at, task.finished_at, task.details"
     both = "run LEFT JOIN task ON task.task_id = run.primary_task_id"
     query = f"SELECT {columns} FROM {both} ORDER BY task.pending_at"
-    found = []
+    runs = []
     with (
         contextlib.suppress(sqlite3.Error),  # of another version of Flower
         contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
     ):
         for number, app, config, at, finished, details in connection.execute(query):
             flower_id = int(number) % 2**64  # the database has no unsigned numbers
-            given = parsed(str(config))
-            name = str(given.get("session.run") or given.get("run") or f"run-{flower_id}")
-            if not any((folder / place / name).is_dir() for place in ("runs", AGREEMENTS)):
-                about: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
-                about |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
-                found.append(about | {"details": printable(details or "", 200)})
-    return found
+            run_config = parsed(str(config))
+            name = str(run_config.get("session.run") or run_config.get("run") or f"run-{flower_id}")
+            if not any((folder / runs_folder / name).is_dir() for runs_folder in ("runs", AGREEMENTS)):
+                submitted_run: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
+                submitted_run |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
+                runs.append(submitted_run | {"details": printable(details or "", 200)})
+    return runs
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether a server accepts connections there."""
+    """Whether a server accepts connections there.
+
+    Args:
+        host: Its name or address.
+        port: Its port.
+    """
     for name in dict.fromkeys((host, "127.0.0.1")):  # a server may not reach its own public address
         with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=2):
             return True
@@ -291,7 +306,7 @@ def answers(host: str, port: int) -> bool:
 def _members(
     signed: Proposal | None,
     roster: Roster,
-    history: History,
+    history: RunHistory,
     is_running: bool,
     needed: int,
     now: datetime.datetime,
@@ -299,46 +314,44 @@ def _members(
     """The members of the signed proposal, then those admitted since; without both, the clients of the log.
 
     Args:
-        signed: the proposal.
-        roster: who is admitted, and whose key is revoked.
-        history: the events of the run.
-        is_running: whether a server has the run's folder.
-        needed: number of replies that a round needs.
-        now: when all this was read.
+        signed: The proposal.
+        roster: Who is admitted, and whose key is revoked.
+        history: The events of the run.
+        is_running: Whether a server has the run's folder.
+        needed: Number of replies that a round needs.
+        now: When all this was read.
     """
     begun = bool(history.last_event)
-    listed = {member.number: member for member in (signed.members if signed else ())}
-    for member in roster.members:
-        listed.setdefault(member.number, member)
-    in_run = {m.number for m in signed.members} if signed else listed.keys() | history.clients.keys()
+    by_number = {other.number: other for other in (signed.members if signed else ())}
+    for other in roster.members:
+        by_number.setdefault(other.number, other)
+    in_run = {m.number for m in signed.members} if signed else by_number.keys() | history.clients.keys()
     seconds = [float(event["seconds"]) for event in history.rounds.values()]
     limit = max(LATE_AFTER, 2 * statistics.median(seconds)) if seconds else LATE_AFTER
     states = []
-    for number in sorted(listed.keys() | history.clients.keys()):
-        known = listed.get(number)
-        about = _about(number, known)
-        if known is not None and known.key in roster.revoked:
-            about = about._replace(state=REVOKED)
+    for number in sorted(by_number.keys() | history.clients.keys()):
+        member = by_number.get(number)
+        state = _about(number, member)
+        if member is not None and member.key in roster.revoked:
+            state = state._replace(state=REVOKED)
         elif number not in in_run and begun:
-            about = about._replace(state=NO_MEMBER)
+            state = state._replace(state=NO_MEMBER)
         else:
-            about = _in_run(about, history, is_running)
+            state = _in_run(state, history, is_running)
         client = history.clients.get(number, ClientHistory())
-        waited = (now - about.since).total_seconds() if about.since else 0.0
+        waited = (now - state.since).total_seconds() if state.since else 0.0
         states.append(
-            about._replace(
+            state._replace(
                 last_answer=_time(client.last_answer),
                 last_round=client.last_round,
-                is_late=about.is_waited_for and waited > limit,
+                is_late=state.is_waited_for and waited > limit,
             )
         )
-    if sum(member.state in (ANSWERED, TRAINING) for member in states) >= needed:
+    if sum(other.state in (ANSWERED, TRAINING) for other in states) >= needed:
         # The round ends without the others.
         states = [
-            member._replace(is_waited_for=False, is_late=False)
-            if member.state in (ABSENT, LEFT_OUT)
-            else member
-            for member in states
+            other._replace(is_waited_for=False, is_late=False) if other.state in (ABSENT, LEFT_OUT) else other
+            for other in states
         ]
     return states
 
@@ -357,29 +370,29 @@ def _about(number: int, member: Member | None) -> MemberState:
     return MemberState(number, member.name, fingerprint(member.key), ABSENT)
 
 
-def _in_run(about: MemberState, history: History, is_running: bool) -> MemberState:
+def _in_run(member: MemberState, history: RunHistory, is_running: bool) -> MemberState:
     """What a member does now, and since when."""
-    client, current = history.clients.get(about.number), history.current
+    client, current = history.clients.get(member.number), history.current
     if not is_running:
         counted = client is not None and client.last_round is not None
         state = DONE if counted else NOT_COUNTED if history.last_event else ABSENT
-        return about._replace(state=state)
+        return member._replace(state=state)
     joined = _time(client.since) if client else None
     if current is None:  # between two rounds
         is_here = client is not None and client.is_connected
-        return about._replace(state=READY if is_here else ABSENT, since=joined)
+        return member._replace(state=READY if is_here else ABSENT, since=joined)
     started = _time(current.started)
-    if about.number not in current.selected:
-        return about._replace(state=NOT_SELECTED, since=started)
-    if about.number in current.answered:
-        return about._replace(state=ANSWERED, since=_time(client.last_answer) if client else None)
-    about = about._replace(is_waited_for=True)
+    if member.number not in current.selected:
+        return member._replace(state=NOT_SELECTED, since=started)
+    if member.number in current.answered:
+        return member._replace(state=ANSWERED, since=_time(client.last_answer) if client else None)
+    member = member._replace(is_waited_for=True)
     if client is None or not client.is_connected:
-        return about._replace(state=ABSENT, since=joined or started)
-    if about.number in current.left_out:
+        return member._replace(state=ABSENT, since=joined or started)
+    if member.number in current.left_out:
         since = _time(client.last_answer)
-        return about._replace(state=LEFT_OUT, reason=current.left_out[about.number], since=since)
-    return about._replace(state=TRAINING, since=max(filter(None, (joined, started)), default=None))
+        return member._replace(state=LEFT_OUT, reason=current.left_out[member.number], since=since)
+    return member._replace(state=TRAINING, since=max(filter(None, (joined, started)), default=None))
 
 
 def _time(text: str) -> datetime.datetime | None:

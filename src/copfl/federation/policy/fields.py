@@ -1,4 +1,9 @@
-"""Each setting of a run config against the policy, by the line that its field of the schema declares."""
+"""Each setting of a run config against the policy, by the line that its field of the schema declares.
+
+`request` calls `refusals_of` for each table. What a node may allow of a setting stands once, with the setting: its
+field in `settings/` declares a line (`settings.policy_lines`), and `_judged` has a case for each kind of line. A key
+without a line is refused.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,20 +12,19 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from copfl.federation.policy.checks import (
     MOST_LIST,
-    Check,
     classes,
+    entries_of,
     flag,
     number,
     numbers,
     one_of,
-    parts_of,
     run_name,
     shape,
     text,
     whole,
 )
 from copfl.federation.policy.names import ADDONS, COMPONENTS, SOURCES
-from copfl.federation.policy.record import Base, Policy
+from copfl.federation.policy.record import AllowedBase, Policy
 from copfl.federation.policy.refusal import OPTION, Refusal, plain_option, shown
 from copfl.settings.federation import RECORDS
 from copfl.settings.policy_lines import (
@@ -55,7 +59,7 @@ class Judged(NamedTuple):
     wrong: str  # what is wrong with the value; "" if nothing is
 
 
-class Field(NamedTuple):
+class DeclaredSetting(NamedTuple):
     """A key of a table, and what the schema says of it."""
 
     line: PolicyLine | None
@@ -68,22 +72,29 @@ class Field(NamedTuple):
         """The smallest number that the schema allows."""
         return self.limits.get("minimum", self.limits.get("exclusiveMinimum", 0))  # type: ignore[no-any-return]
 
-    @property
-    def check_of_type(self) -> Check:
-        """What the type and the limits allow."""
+    def wrong_by_type(self, value: Any) -> str:
+        """What the type and the limits of the schema do not allow."""
         if choices := self.limits.get("enum"):
-            return one_of(*choices)
-        checks: dict[Any, Check] = {bool: flag, str: text, tuple[float, ...]: numbers}
-        return checks[self.hint] if self.hint in checks else self.between(self.least, self.limits["maximum"])
+            return one_of(value, *choices)
+        checks = {bool: flag, str: text, tuple[float, ...]: numbers}
+        if self.hint in checks:
+            return checks[self.hint](value)
+        return self.wrong_outside(value, self.least, self.limits["maximum"])
 
-    def between(self, least: float, most: float) -> Check:
-        """A number of the field's type between two numbers."""
+    def wrong_outside(self, value: Any, least: float, most: float) -> str:
+        """What is wrong with a number of the setting's type.
+
+        Args:
+            value: Another machine's.
+            least: The smallest that is allowed.
+            most: The largest.
+        """
         is_whole = int in (self.hint, *get_args(self.hint))
-        return whole(int(least), most) if is_whole else number(least, most)
+        return whole(value, int(least), most) if is_whole else number(value, least, most)
 
 
 def refusals_of(
-    policy: Policy, title: str, table: Mapping[Any, Any], base: Base | None = None
+    policy: Policy, title: str, table: Mapping[Any, Any], base: AllowedBase | None = None
 ) -> Iterator[Refusal]:
     """What the policy refuses of the settings of one table, each for itself.
 
@@ -94,59 +105,72 @@ def refusals_of(
         base: The pretrained base of the model, if the policy has it.
     """
     for key, value in table.items():
-        line, wrong = _judged(policy, field_of(title, key), key, value, base)
+        line, wrong = _judged(policy, declared_setting(title, key), key, value, base)
         if line == KEYS and wrong == NO_SETTING:
             wrong = "is no option" if title in COMPONENTS else "is no key of a run config"
         if wrong:
             yield Refusal(line, f"{title}.{plain_option(key)}={shown(value)} {wrong}")
 
 
-def field_of(title: str, key: Any) -> Field:
-    """What the schema says of a key; the options of components, which it does not declare, have one line."""
+def declared_setting(title: str, key: Any) -> DeclaredSetting:
+    """What the schema says of a key; the options of components, which it does not declare, have one line.
+
+    Args:
+        title: The title of the table.
+        key: In the table; another machine's.
+    """
     record = RECORDS[title]
     for field in declared(record):
         if field.name == key:
-            return Field(field.metadata["policy"], *declared_types(record)[key], field.default)
+            return DeclaredSetting(field.metadata["policy"], *declared_types(record)[key], field.default)
     of_options = getattr(record, "of_options", None)
     line = of_options.get(key) if isinstance(of_options, Mapping) else of_options
-    return Field(line if isinstance(key, str) and OPTION.fullmatch(key) else None)
+    return DeclaredSetting(line if isinstance(key, str) and OPTION.fullmatch(key) else None)
 
 
 NO_SETTING = "is no setting"
 # Tables whose name chooses a component of copfl or of the policy's code.
 NAMED = tuple(
-    title for title in RECORDS if isinstance(field_of(title, "name").line, ComponentName | AdapterName)
+    title
+    for title in RECORDS
+    if isinstance(declared_setting(title, "name").line, ComponentName | AdapterName)
 )
 
 
-def _judged(policy: Policy, field: Field, key: str, value: Any, base: Base | None) -> Judged:
+def _judged(
+    policy: Policy, setting: DeclaredSetting, key: str, value: Any, base: AllowedBase | None
+) -> Judged:
     """The value of a key beside the policy's line for it."""
-    match field.line:
+    match setting.line:
         case None:
             return Judged(KEYS, NO_SETTING)
         case Refused(line, why):
             return Judged(line, why)
         case Free(line):
-            return Judged(line, field.check_of_type(value))
+            return Judged(line, setting.wrong_by_type(value))
         case AtMost(most, least, line):
-            check = field.between(field.least if least is None else least, _bound(policy, most))
-            return Judged(line or (most if isinstance(most, str) else KEYS), check(value))
+            wrong = setting.wrong_outside(
+                value, setting.least if least is None else least, _bound(policy, most)
+            )
+            return Judged(line or (most if isinstance(most, str) else KEYS), wrong)
         case ProductAtMost(most):
-            return Judged(most, shape(_bound(policy, most))(value))
+            return Judged(most, shape(value, _bound(policy, most)))
         case CountAtMost(most):
-            return Judged(most, classes(_bound(policy, most))(value))
+            return Judged(most, classes(value, _bound(policy, most)))
         case OneOf(line):
-            return Judged(line, one_of(*getattr(policy, line))(value))
+            return Judged(line, one_of(value, *getattr(policy, line)))
         case ComponentName(line):
-            return _component(policy, line, value)
+            if isinstance(value, str) and ":" in value:  # a reference to code that the policy may have
+                return Judged("code", one_of(value, *(code.reference for code in policy.code)))
+            return Judged(line, one_of(value, *getattr(policy, line)))
         case AdapterName(line):
             is_code = value in [code.reference for code in policy.code]
             return Judged(line, "" if is_code else _adapter(policy, value))
         case FunctionNames(line):
-            return _functions(policy, line, value, is_list=get_origin(field.hint) is tuple)
+            return _functions(policy, line, value, is_list=get_origin(setting.hint) is tuple)
         case FileName(file_key):
-            unset = [""] if field.default == "" else []
-            return Judged("files", one_of(*unset, *policy.file_names(file_key))(value))
+            unset = [""] if setting.default == "" else []
+            return Judged("files", one_of(value, *unset, *policy.file_names(file_key)))
         case ModelPart(part):
             return _model_part(policy, part, value, base)
         case RunName():
@@ -154,21 +178,15 @@ def _judged(policy: Policy, field: Field, key: str, value: Any, base: Base | Non
         case ListedOption(line):
             is_off = type(value) is type(ADDONS.get(key)) and value == ADDONS[key]
             if key not in getattr(policy, line):
-                return Judged(line, "" if is_off else one_of(*getattr(policy, line))(None))
+                return Judged(line, "" if is_off else one_of(None, *getattr(policy, line)))
             return _option(policy, key, value)
         case Option():
             return _option(policy, key, value)
 
 
 def _bound(policy: Policy, most: str | float) -> Any:
+    """A bound that is written in the schema, or the policy's, by its line."""
     return attrgetter(most)(policy) if isinstance(most, str) else most
-
-
-def _component(policy: Policy, line: str, value: Any) -> Judged:
-    """The name of a component: on the policy's list, or a reference to code that the policy has."""
-    if isinstance(value, str) and ":" in value:
-        return Judged("code", one_of(*(code.reference for code in policy.code))(value))
-    return Judged(line, one_of(*getattr(policy, line))(value))
 
 
 def _adapter(policy: Policy, value: Any) -> str:
@@ -179,7 +197,7 @@ def _adapter(policy: Policy, value: Any) -> str:
         return "must be such as lora:r=8,alpha=16,targets=query+value"
     name, _, words = value.partition(":")
     if name not in policy.adapters:
-        return one_of(*policy.adapters)(name)
+        return one_of(name, *policy.adapters)
     for word in filter(None, words.split(",")):
         option, _, number_text = word.partition("=")
         if option != "targets" and not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", number_text):
@@ -189,17 +207,17 @@ def _adapter(policy: Policy, value: Any) -> str:
 
 def _functions(policy: Policy, line: str, value: Any, is_list: bool) -> Judged:
     """Names of losses or metrics: each on the policy's list, or a reference to code that the policy has."""
-    texts = parts_of(value)
+    texts = entries_of(value)
     if not all(isinstance(entry, str) for entry in texts) or not (is_list or isinstance(value, str)):
         return Judged(KEYS, "must be names")
     words = [word.strip() for entry in texts for word in (entry.split(",") if is_list else [entry])]
     allowed = {*getattr(policy, line), *(code.reference for code in policy.code)}
     unlisted = [word for word in filter(None, words) if word not in allowed]
-    wrong = one_of(*sorted(allowed))(None) if unlisted else ""
+    wrong = one_of(None, *sorted(allowed)) if unlisted else ""
     return Judged("code" if any(":" in word for word in unlisted) else line, wrong)
 
 
-def _model_part(policy: Policy, part: str, value: Any, base: Base | None) -> Judged:
+def _model_part(policy: Policy, part: str, value: Any, base: AllowedBase | None) -> Judged:
     """The name, the hash or the weights of a model, whose base is the one that name and hash mean."""
     if part == "sha256":
         is_right = base is not None and value == base.sha256
@@ -208,13 +226,13 @@ def _model_part(policy: Policy, part: str, value: Any, base: Base | None) -> Jud
         codes = [code.reference for code in policy.code]
         source, colon, _ = str(value).partition(":")
         line = "bases" if colon and source in SOURCES else "code" if colon else "models"
-        listed = {"bases": [b.name for b in policy.bases], "code": codes, "models": policy.models}[line]
+        listed = {"bases": [entry.name for entry in policy.bases], "code": codes, "models": policy.models}
         is_known = value in (*policy.models, *codes) or base is not None
-        return Judged(line, "" if is_known else one_of(*listed)(None))
+        return Judged(line, "" if is_known else one_of(None, *listed[line]))
     if base is None:
         return Judged("bases", "is of a base that the policy does not have")
     allowed = ["none", *(["default"] if base.sha256 else []), *policy.file_names("weights")]
-    return Judged("files", one_of(*allowed)(value))
+    return Judged("files", one_of(value, *allowed))
 
 
 def _option(policy: Policy, key: str, value: Any) -> Judged:
@@ -223,8 +241,8 @@ def _option(policy: Policy, key: str, value: Any) -> Judged:
         return Judged(KEYS, NO_SETTING)
     for ending in COUNTED:
         if key.endswith(ending):
-            return Judged(f"bounds.{ending}", whole(0, getattr(policy.bounds, ending))(value))
-    entries, most = parts_of(value), policy.bounds.option
+            return Judged(f"bounds.{ending}", whole(value, 0, getattr(policy.bounds, ending)))
+    entries, most = entries_of(value), policy.bounds.option
     if len(entries) > MOST_LIST:
         return Judged(KEYS, f"must have at most {MOST_LIST} entries")
     for entry in entries:

@@ -1,4 +1,8 @@
-"""Policies as files: read for every message, written for the owner."""
+"""Policies as files: read for every message, written for the owner.
+
+`policy_of` is a node's, `server_policy` the server's. Without a file a node has the default policy, which allows
+copfl's own names and signed proposals; a server allows unsigned runs too, because nodes have their own say.
+"""
 
 import dataclasses
 import json
@@ -81,7 +85,12 @@ def _value(hint: Any, value: Any, line: str) -> Any:
 
 
 def policy_of(named: Path | None, state_dir: Path) -> Policy:
-    """A node's policy: the file that its owner named, or else the one in its state-dir."""
+    """A node's policy: the file that its owner named, or else the one in its state-dir.
+
+    Args:
+        named: The owner's choice; None: there is none.
+        state_dir: The node's folder.
+    """
     path = (named or state_dir / FILE).expanduser()
     return read_policy(path) if named or path.exists() else Policy()
 
@@ -94,7 +103,12 @@ def server_policy() -> Policy:
 
 
 def write_policy(path: Path, policy: Policy) -> Path:
-    """Writes what differs from the usual policy, readable by its owner alone."""
+    """Writes what differs from the usual policy, readable by its owner alone.
+
+    Args:
+        path: The file.
+        policy: What it says.
+    """
     usual, table = dataclasses.asdict(Policy()), policy_table(policy)
     path.parent.mkdir(parents=True, exist_ok=True)
     changed = {line: value for line, value in table.items() if value and value != usual[line]}

@@ -1,4 +1,7 @@
-"""What a model of a run config needs: counted on torch's meta device, where nothing has memory."""
+"""What a model of a run config needs: counted on torch's meta device, where nothing has memory.
+
+`protocol.settings` asks before the model is made, `node.resident` again for a batch of the node's own samples.
+"""
 
 import math
 from typing import Any
@@ -10,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from copfl import models
 from copfl.core import tree
 from copfl.data.samples import Shape
-from copfl.federation.policy.record import Bounds
+from copfl.federation.policy.record import RequestBounds
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.models.adapters import target_modules
 from copfl.settings.schema import Adapter, Model
@@ -19,19 +22,19 @@ GIB = 2**30
 
 
 def require_size(
-    bounds: Bounds, model: Model, adapter: Adapter, shape: Shape, classes: int, batch: int
+    bounds: RequestBounds, model: Model, adapter: Adapter, shape: Shape, classes: int, batch: int
 ) -> None:
     """PolicyError if a model of copfl's is larger than the owner allows, before anything of it has memory.
 
     The owner has entered every other model, and knows its size.
 
     Args:
-        bounds: those of the policy.
-        model: the settings of the model.
-        adapter: those of its adapter; an empty record for none.
-        shape: of one sample.
-        classes: number of outputs.
-        batch: number of samples that the model is given at once.
+        bounds: What the policy allows.
+        model: The settings of the model.
+        adapter: The settings of its adapter; an empty record for none.
+        shape: Of one sample.
+        classes: Number of outputs.
+        batch: Number of samples that the model is given at once.
     """
     if model.name not in models.MODELS:
         return
@@ -52,7 +55,12 @@ def require_size(
 
 
 def adapter_parameters(module: nn.Module, adapter: Adapter) -> int:
-    """The number of entries of the low-rank matrices beside the target layers."""
+    """The number of entries of the low-rank matrices beside the target layers.
+
+    Args:
+        module: The model, on the meta device.
+        adapter: The settings of the adapter.
+    """
     names = target_modules(module, str(adapter.arguments.get("targets", "auto")))
     shapes = [module.get_parameter(f"{name}.weight").shape for name in names]
     rank = int(adapter.arguments.get("r", 8))
@@ -65,26 +73,26 @@ def forward_bytes(module: nn.Module, shape: Shape, batch: int) -> float:
     Infinite if a tensor has more entries than torch can count.
 
     Args:
-        module: the model, on the meta device.
-        shape: of one sample; of sentences the shapes of their arrays.
-        batch: number of samples.
+        module: The model, on the meta device.
+        shape: Of one sample; of sentences the shapes of their arrays.
+        batch: Number of samples.
     """
     outputs = _Outputs()
     try:
         with torch.no_grad(), torch.device("meta"), outputs:
             if isinstance(shape, dict):
-                ids = {name: torch.zeros(batch, *part, dtype=torch.int64) for name, part in shape.items()}
+                ids = {name: torch.zeros(batch, *size, dtype=torch.int64) for name, size in shape.items()}
                 module(**ids)
             else:
                 module(torch.zeros(batch, *shape))
     except (RuntimeError, OverflowError):
         return math.inf
-    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-    return sum(storage.nbytes() for key, storage in outputs.storages.items() if key not in own)
+    of_model = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    return sum(storage.nbytes() for key, storage in outputs.storages.items() if key not in of_model)
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the memory that operations return; a view has that of its base."""
+    """Collects the memory that operations return; a view has its base's."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""The policy of somebody who executes an app of their own: what the app names is entered."""
+"""The policy of somebody who executes an app of their own: what the app names is entered.
+
+`copfl federate init` writes it for the server, `copfl federate up` for all nodes of a trial: they have one owner.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +11,7 @@ from typing import Any
 from copfl.errors import UsageError
 from copfl.federation.policy import own_code
 from copfl.federation.policy.fields import NAMED
-from copfl.federation.policy.record import Base, File, Policy
+from copfl.federation.policy.record import AllowedBase, AllowedFile, Policy
 from copfl.models import pretrained
 from copfl.settings.federation import Federation
 from copfl.settings.flat import nested
@@ -18,12 +21,15 @@ from copfl.settings.named_code import file_of, is_reference
 def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federation) -> Policy:
     """The policy with the code, files, add-ons and benefit that a run config of its own user names.
 
-    `federation` is the record of its settings, which has the hashes.
+    Args:
+        policy: What is allowed already.
+        run_config: Of an app whose files this machine's owner wrote or named.
+        federation: The record of its settings, which has the hashes.
     """
     tables, run = nested(run_config), federation.run
     model, task = run.model, run.task
-    given = tables.get("model", {})
-    name = str(given.get("name", "cnn"))
+    model_options = tables.get("model", {})
+    name = str(model_options.get("name", "cnn"))
     references = [component.name for title in NAMED if (component := getattr(run, title))]
     code = []
     for reference in (name, *references, *task.metrics, task.loss or ""):
@@ -37,15 +43,17 @@ def allowing(policy: Policy, run_config: Mapping[str, Any], federation: Federati
             code.append(own_code.entered(reference, folder))
     bases, files = [], []
     if pretrained.is_pretrained(name):
-        place = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
-        bases.append(Base(name, model.sha256 or "", Path(place).resolve() if place else None))
-        weights = str(given.get("weights", "default"))
+        local_folder = pretrained.base_of(model.name, "none").name if name.startswith("hf:") else None
+        bases.append(
+            AllowedBase(name, model.sha256 or "", Path(local_folder).resolve() if local_folder else None)
+        )
+        weights = str(model_options.get("weights", "default"))
         if weights not in ("default", "none"):
-            files.append(File("weights", weights, Path(str(model.weights)).absolute()))
-    if tokenizer := given.get("tokenizer"):
-        files.append(File("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
+            files.append(AllowedFile("weights", weights, Path(str(model.weights)).absolute()))
+    if tokenizer := model_options.get("tokenizer"):
+        files.append(AllowedFile("tokenizer", str(tokenizer), Path(str(model.tokenizer)).absolute()))
     if public := federation.samples.public:
-        files.append(File("public", public, Path(public).expanduser().absolute()))
+        files.append(AllowedFile("public", public, Path(public).expanduser().absolute()))
     return dataclasses.replace(
         policy,
         addons=tuple(dict.fromkeys((*policy.addons, *tables.get("addons", {})))),

@@ -1,4 +1,7 @@
-"""Code of a machine's owner that a policy allows: one file, by its hash, from the owner's folder."""
+"""Code of a machine's owner that a policy allows: one file, by its hash, from the owner's folder.
+
+`load` is called when the check has passed and before the settings are made, which then find the module as imported.
+"""
 
 import hashlib
 import importlib.machinery
@@ -9,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from copfl.errors import UsageError, raised_as
-from copfl.federation.policy.record import Code
+from copfl.federation.policy.record import AllowedCode
 from copfl.settings import named_code
 from copfl.settings.user_code import calling
 
@@ -19,19 +22,29 @@ _packages: set[str] = set()  # packages that have no content but their modules
 
 
 def file_of(module: str, folder: Path) -> Path:
-    """The file of a module in a folder."""
+    """The file of a module in a folder.
+
+    Args:
+        module: Its dotted name.
+        folder: Where Python would look for it.
+    """
     path = folder.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def entered(reference: str, folder: Path) -> Code:
-    """The policy's entry for a function or class in this folder, with the hash that its file has now."""
+def entered(reference: str, folder: Path) -> AllowedCode:
+    """The policy's entry for a function or class in this folder, with the hash that its file has now.
+
+    Args:
+        reference: module:attribute.
+        folder: The owner's, in which the module is.
+    """
     path = file_of(reference.partition(":")[0], folder)
     with raised_as(UsageError, f'there is no file of "{reference}" in {folder}: {{}}', OSError):
-        return Code(reference, folder.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
+        return AllowedCode(reference, folder.resolve(), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def load(codes: Iterable[Code]) -> None:
+def load(codes: Iterable[AllowedCode]) -> None:
     """Makes the modules available under their names, each of a file that has the hash of the policy.
 
     They are the only ones of that name that this process knows: `importlib` finds them as imported, and never
@@ -47,7 +60,7 @@ def load(codes: Iterable[Code]) -> None:
         named_code.name(code.module)  # by the machine's owner
 
 
-def _load(code: Code) -> None:
+def _load(code: AllowedCode) -> None:
     path, top = file_of(code.module, code.folder), code.module.partition(".")[0]
     if _is_installed(top) or INSTALLED & {*code.folder.resolve().parts}:
         raise UsageError(
@@ -63,10 +76,10 @@ def _load(code: Code) -> None:
     *parents, _ = code.module.split(".")
     names = [".".join(parents[: n + 1]) for n in range(len(parents))]
     for n, name in enumerate(names):
-        place = code.folder.joinpath(*parents[: n + 1])
-        if name not in _packages and not _is_imported_from(name, place):
+        folder = code.folder.joinpath(*parents[: n + 1])
+        if name not in _packages and not _is_imported_from(name, folder):
             package = ModuleType(name)
-            package.__path__ = [str(place)]
+            package.__path__ = [str(folder)]
             package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             sys.modules[name] = package
             _packages.add(name)
@@ -93,16 +106,16 @@ def _load(code: Code) -> None:
 
 def _is_imported_from(module: str, path: Path) -> bool:
     """Whether a module is imported already, as the node's data may do; UsageError if from elsewhere."""
-    known = sys.modules.get(module)
-    if known is None:
+    imported = sys.modules.get(module)
+    if imported is None:
         return False
-    places = [getattr(known, "__file__", None), *getattr(known, "__path__", ())]
-    if any(Path(place).resolve() == path.resolve() for place in places if place):
+    paths = [getattr(imported, "__file__", None), *getattr(imported, "__path__", ())]
+    if any(Path(path_of_module).resolve() == path.resolve() for path_of_module in paths if path_of_module):
         return True
     raise UsageError(f'code in the policy: another module "{module}" is imported; rename yours')
 
 
 def _is_installed(top: str) -> bool:
     spec = None if top in _packages or top in _loaded else importlib.util.find_spec(top)
-    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
-    return any(INSTALLED & {*Path(place).parts} for place in places if place)
+    paths = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
+    return any(INSTALLED & {*Path(path).parts} for path in paths if path)

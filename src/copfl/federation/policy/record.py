@@ -1,4 +1,7 @@
-"""The policy of a machine's owner."""
+"""The policy of a machine's owner, with every default.
+
+`strict.txt` has one that allows little, with a comment on each line; `copfl site policy FILE` writes it.
+"""
 
 import math
 import re
@@ -8,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl.errors import UsageError, unknown
-from copfl.federation.policy.fingerprints import FINGERPRINT
 from copfl.federation.policy.names import (
     ADAPTERS,
     ADDONS,
@@ -27,6 +29,7 @@ from copfl.federation.policy.names import (
     USUAL_ADDONS,
 )
 
+FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){7}")  # of a key: people can compare it by telephone
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SMALLEST_SUM = (
@@ -34,7 +37,7 @@ SMALLEST_SUM = (
 )
 
 
-class Code(NamedTuple):
+class AllowedCode(NamedTuple):
     """A function or class of the owner's, imported from this folder if its file has this hash."""
 
     reference: str  # module:attribute
@@ -46,7 +49,7 @@ class Code(NamedTuple):
         return self.reference.partition(":")[0]
 
 
-class Base(NamedTuple):
+class AllowedBase(NamedTuple):
     """A pretrained model on this machine. A run config names it, or has its hash."""
 
     name: str  # such as hf:bert-tiny
@@ -54,7 +57,7 @@ class Base(NamedTuple):
     path: Path | None = None  # of hf: its folder
 
 
-class File(NamedTuple):
+class AllowedFile(NamedTuple):
     """A file or folder of this machine under the name by which a run config asks for it."""
 
     key: str  # of FILE_KEYS
@@ -63,7 +66,7 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class RequestBounds:
     """The most that one run config may ask for."""
 
     rounds: int = 10_000
@@ -85,7 +88,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureAggregation:
+class SumRules:
     """When uploads may leave."""
 
     required: bool = False
@@ -93,19 +96,17 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Privacy:
+class PrivacyRules:
     """The noise that uploads must have."""
 
-    noise: float = (
-        0.0  # least, in multiples of the clip: of a sum, or without secure aggregation of each upload
-    )
+    noise: float = 0.0  # least, in multiples of the clip: in a sum, or without secure sums in each upload
     clip: float = 1e6  # most
     lifetime_epsilon: float = 0.0  # most, of all runs on the same data together; 0: no limit
     delta: float = 1e-5  # of that epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class StatisticsRules:
     """What may leave before the training, for the encoders of tables: sums and names of categories."""
 
     allowed: str = "all"  # or only in secure sums, or none
@@ -114,7 +115,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposals:
+class ProposalRules:
     """Who may propose runs to this node."""
 
     coordinators: tuple[str, ...] = ()  # fingerprints of their keys
@@ -140,20 +141,31 @@ class Policy:
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
     benefit: bool = False  # whether halves of the clients may be compared, with two losses a round
-    statistics: Statistics = field(default_factory=Statistics)
-    proposals: Proposals = field(default_factory=Proposals)
-    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
-    privacy: Privacy = field(default_factory=Privacy)
-    bounds: Bounds = field(default_factory=Bounds)
-    code: tuple[Code, ...] = ()
-    bases: tuple[Base, ...] = ()
-    files: tuple[File, ...] = ()
+    statistics: StatisticsRules = field(default_factory=StatisticsRules)
+    proposals: ProposalRules = field(default_factory=ProposalRules)
+    secure_aggregation: SumRules = field(default_factory=SumRules)
+    privacy: PrivacyRules = field(default_factory=PrivacyRules)
+    bounds: RequestBounds = field(default_factory=RequestBounds)
+    code: tuple[AllowedCode, ...] = ()
+    bases: tuple[AllowedBase, ...] = ()
+    files: tuple[AllowedFile, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
-        known |= {"addons": tuple(ADDONS)}
-        known |= {"servers": SERVERS, "robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
-        for line, names in known.items():
+        copfls_names = {
+            "algorithms": ALGORITHMS,
+            "models": MODELS,
+            "optimizers": OPTIMIZERS,
+            "adapters": ADAPTERS,
+        }
+        copfls_names |= {"addons": tuple(ADDONS)}
+        copfls_names |= {
+            "servers": SERVERS,
+            "robust": ROBUST,
+            "tasks": TASKS,
+            "losses": LOSSES,
+            "metrics": METRICS,
+        }
+        for line, names in copfls_names.items():
             for name in getattr(self, line):
                 if name not in names:
                     raise unknown(f"{line} in a policy", name, names)
@@ -222,4 +234,4 @@ class Policy:
         return [file.name for file in self.files if file.key == key]
 
 
-OPEN = Policy(rollback=True, proposals=Proposals(unsigned=True))  # of a server without a file
+OPEN = Policy(rollback=True, proposals=ProposalRules(unsigned=True))  # of a server without a file

@@ -1,4 +1,4 @@
-"""What a policy refuses, and the line of it that says so."""
+"""What a policy refuses, and the line of it that says so: every refusal names the line that its owner would change."""
 
 import re
 from typing import NamedTuple

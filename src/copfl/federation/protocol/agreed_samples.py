@@ -1,4 +1,8 @@
-"""What of the table [samples] follows from a data contract, and whether one contract completes another."""
+"""What of the table [samples] follows from a data contract, and whether one contract completes another.
+
+`init` and `agree` write the table with it. A site that consented to an open contract accepts, without being asked
+again, what the members agreed on since.
+"""
 
 import dataclasses
 from typing import Any
@@ -22,15 +26,20 @@ def samples_of(contract: Contract) -> dict[str, Any]:
 
 
 def completes(frozen: Contract, opened: Contract) -> bool:
-    """Whether a contract is another one with the means and categories that were left open, and no other change."""
+    """Whether a contract is another one with the means and categories that were left open, and no other change.
+
+    Args:
+        frozen: The one that may be the result of an agreement.
+        opened: The one on whose rest the members were to agree.
+    """
     left_open = {column.name: column for column in opened.open}
 
     def as_before(column: Column) -> Column:
         before = left_open.get(column.name)
         if before is None or (before.candidates and not set(column.categories) <= set(before.candidates)):
             return column
-        kept = ("mean", "deviation", "categories", "candidates")
-        return dataclasses.replace(column, **{field: getattr(before, field) for field in kept})
+        agreed_fields = ("mean", "deviation", "categories", "candidates")
+        return dataclasses.replace(column, **{field: getattr(before, field) for field in agreed_fields})
 
-    columns, targets = (tuple(map(as_before, part)) for part in (frozen.columns, frozen.targets))
+    columns, targets = (tuple(map(as_before, group)) for group in (frozen.columns, frozen.targets))
     return frozen.is_frozen and dataclasses.replace(frozen, columns=columns, targets=targets) == opened

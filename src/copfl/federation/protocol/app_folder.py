@@ -1,4 +1,7 @@
-"""Where the things of an app's folder and of a node's folder are. Without torch."""
+"""Where the things of an app's folder and of a node's folder are. Without torch.
+
+Every command that is given a folder asks here: `read_app` is an error where the folder holds no app.
+"""
 
 import contextlib
 import fcntl
@@ -68,7 +71,12 @@ def run_names(path: Path) -> list[str]:
 
 
 def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
-    """Where the SuperLink is, seen from this machine: that of `up` while it runs, or of the server."""
+    """Where the SuperLink is, seen from this machine: the one of `up` while it runs, or else the server's.
+
+    Args:
+        folder: The folder of the app.
+        app: What `read_app` gives of it.
+    """
     home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
     with contextlib.suppress(OSError, KeyError, ValueError):
         text = (folder / home / "config.toml").read_text()

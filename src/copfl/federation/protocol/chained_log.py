@@ -17,14 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.errors import RunError, raised_as
+from copfl.federation.protocol.files import MALFORMED
 
 AUDIT = "audit.jsonl"  # in the folder of a server's run, and in a node's state-dir
 FIRST_PREVIOUS = "0" * 64  # the first line has no line before it
 RECOVERED = "recovered"  # the event of a line: a kill cut off the line before
 CHAIN = ("n", "previous", "hash")  # the fields that chain a line to the others
 WINDOW = 2**16  # bytes at the end of a file that are read to find its last line; more if that is longer
-MALFORMED = ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 
 class Verified(NamedTuple):
@@ -59,6 +60,8 @@ def append(
     """
     with raised_as(RunError, failed.replace("{path}", str(path)), OSError, *MALFORMED), _opened(path) as file:
         number, previous, torn = _last(file)
+        # What stands after the last line break was cut off by a kill, or its line break was. It stays, whatever it is:
+        # a chain from which something can be removed would prove nothing.
         if torn and not _is_whole(torn):
             torn_hash, number = _hash(torn), number + 2  # the line that was cut off has a number, too
             mark = _line({"event": RECOVERED}, number, torn_hash)
@@ -133,8 +136,9 @@ def verified(path: Path, noted: Sequence[str] = ()) -> Verified:
     lines, problem, previous, cut = list[dict[str, Any]](), "", FIRST_PREVIOUS, False
     for number, content in enumerate(raw, 1):
         try:
-            fields = json.loads(content)
+            fields = foreign.json_of(content)  # a person reads them in a terminal
             is_next = fields["n"] == number and fields["previous"] == previous
+            # After a line that is none, the next one must say that a kill cut it off, and no other line may say so.
             is_intact = _is_whole(content) and cut == (fields["event"] == RECOVERED)
             previous, was_cut, cut = str(fields["hash"]), cut, False
         except MALFORMED:

@@ -1,4 +1,8 @@
-"""The names of what happens in a federation, and the log that takes them."""
+"""The names of what happens in a federation, and the log that takes them.
+
+The server's rounds, its registry and its exchange write them (`operations.run_log` makes the log); `operations.history`
+reads them back.
+"""
 
 from typing import Any, Protocol
 
@@ -31,4 +35,10 @@ class Log(Protocol):
 
 
 def silent(text: str, /, event: str = "", **fields: Any) -> None:
-    """A log that nobody reads."""
+    """A log that nobody reads.
+
+    Args:
+        text: For people.
+        event: For the audit log; empty: none.
+        fields: The event's.
+    """

@@ -1,4 +1,8 @@
-"""Small files of a federation: read with one error, written whole, readable by this user alone. Without torch."""
+"""Small files of a federation: read with one error, written whole, readable by this user alone. Without torch.
+
+A node's and a server's small JSON files are read with `stored`. What only one process may read and write again, such
+as what was given away, is done within `alone`.
+"""
 
 import json
 import os
@@ -37,7 +41,12 @@ def stored(
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a file of JSON: a reader sees the old content or the new one."""
+    """Replaces a file of JSON: a reader sees the old content or the new one.
+
+    Args:
+        path: The file, which this user alone can read afterwards.
+        content: What JSON can say.
+    """
     write_bytes(path, json.dumps(content).encode(), private=True)
 
 

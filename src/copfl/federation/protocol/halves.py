@@ -20,7 +20,12 @@ MESSAGE = "halves"  # in the record of a round: the SHA-256 of both models
 
 
 def first_clients(federation: Federation, round: int) -> frozenset[int]:
-    """The clients in the first half of a round, from the seed alone: the server cannot choose them."""
+    """The clients in the first half of a round, from the seed alone: the server cannot choose them.
+
+    Args:
+        federation: The settings.
+        round: From 0.
+    """
     seed = federation.run.run.seed
     ids = np.asarray(choose(seed, round, federation.clients, federation.selected), np.int64)
     return frozenset(first_half(seed, round, ids).tolist())

@@ -1,7 +1,7 @@
 """An invitation: one signed file with all that a site needs to take part, and the answer that it sends back.
 
 The signature shows that nobody changed the file after the coordinator wrote it. Who wrote it, the words show, which
-the coordinator reads out by telephone; in the same call the site reads out those of its answer. Without torch.
+the coordinator reads out by telephone; in the same call the site reads out the words of its answer. Without torch.
 """
 
 import datetime
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from copfl.data.contract.contract import Contract
 from copfl.errors import CopflError, UsageError, raised_as
 from copfl.federation.protocol.agreed_samples import completes, samples_of
+from copfl.federation.protocol.files import MALFORMED
 from copfl.federation.protocol.keys import PUBLIC, SigningKey, is_signed, statement
 from copfl.federation.protocol.messages import printable
-from copfl.federation.protocol.proposal import NAME, Proposal, settings_in
+from copfl.federation.protocol.proposal import NAME, Proposal, is_same_setting, settings_in
 from copfl.federation.protocol.words import in_words
 from copfl.settings.flat import flattened
 
@@ -32,7 +33,6 @@ JOINS, MISFITS, LEAVES = STATES = ("joins", "data do not fit", "leaves")
 FREE = ("session.run", "session.agree")
 CONTRACT = "samples.contract"
 DIGEST, WHAT = re.compile("[0-9a-f]{64}"), re.compile("[a-z_]{1,40}")
-MALFORMED = ValueError, KeyError, TypeError, RecursionError, AttributeError, CopflError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def _invites(invitation: Invitation) -> bytes:
 
 def read(content: bytes) -> SignedInvitation:
     """The invitation in a file's content; UsageError if it is none, or was changed after it was signed."""
-    with raised_as(UsageError, "it is no invitation that can be used: {}", *MALFORMED):
+    with raised_as(UsageError, "it is no invitation that can be used: {}", *MALFORMED, CopflError):
         if len(content) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         fields = json.loads(content)
@@ -169,9 +169,13 @@ def _check(invitation: Invitation) -> None:
 
 
 def changes(consented: Invitation, proposed: Proposal) -> list[str]:
-    """In which a proposal is not what a site consented to: a sentence each; none if it is the same.
+    """How a proposal differs from what a site consented to, a sentence each; none if it is the same.
 
     Means and categories that the contract left open may have been agreed on since.
+
+    Args:
+        consented: The invitation that the site's owner accepted.
+        proposed: What the coordinator proposes now.
     """
     settings = {path: value for path, value in proposed.settings.items() if path not in FREE}
     agreed = dict(consented.settings)
@@ -189,7 +193,7 @@ def changes(consented: Invitation, proposed: Proposal) -> list[str]:
             agreed[CONTRACT] = now
     for path in sorted(agreed.keys() | settings.keys()):
         was, becomes = agreed.get(path), settings.get(path)
-        if was != becomes or isinstance(was, bool) != isinstance(becomes, bool):
+        if not is_same_setting(was, becomes):
             lines.append(f"{path} was {printable(was, 60)}, and is {printable(becomes, 60)}")
     return lines
 
@@ -208,7 +212,7 @@ class Misfit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class InvitationAnswer:
     """What a site answers to an invitation."""
 
     invitation: str  # its SHA-256
@@ -231,17 +235,19 @@ class Answer:
         return json.dumps(json.loads(self.content) | {"signature": signature}, indent=1).encode() + b"\n"
 
 
-def read_answer(content: bytes) -> Answer:
+def read_answer(content: bytes) -> InvitationAnswer:
     """The answer in a document; UsageError if it is none, or not signed by the key that it names."""
-    with raised_as(UsageError, "it is no answer to an invitation: {}", *MALFORMED):
+    with raised_as(UsageError, "it is no answer to an invitation: {}", *MALFORMED, CopflError):
         if len(content) > MOST_ANSWER:
             raise ValueError(f"it has more than {MOST_ANSWER:,} bytes")
         fields = json.loads(content)
         if fields.pop("format") != FORMAT:
             raise ValueError("another version of copfl wrote it")
         signature = str(fields.pop("signature"))
-        misfits = tuple(Misfit(str(column)[:100], str(what)) for column, what in fields.pop("misfits"))
-        answer = Answer(**fields, misfits=misfits)
+        misfits = tuple(
+            Misfit(str(column)[:100], str(difference)) for column, difference in fields.pop("misfits")
+        )
+        answer = InvitationAnswer(**fields, misfits=misfits)
         is_plain = (
             answer.state in STATES and DIGEST.fullmatch(answer.invitation) and PUBLIC.fullmatch(answer.key)
         )

@@ -28,7 +28,12 @@ def fingerprint(text: str) -> str:
 
 
 def statement(purpose: str, *parts: Any) -> bytes:
-    """The bytes that are signed: the purpose, and what is said."""
+    """The bytes that are signed: the purpose, and what is said.
+
+    Args:
+        purpose: What a signature of it is for; a signature for one purpose proves nothing for another.
+        parts: What is said, as JSON can say it.
+    """
     return json.dumps([f"copfl {purpose}", *parts], sort_keys=True, default=str).encode()
 
 
@@ -47,7 +52,13 @@ class SigningKey:
 
 
 def is_signed(public: str, content: bytes, signature: str) -> bool:
-    """Whether the owner of the public key signed the content."""
+    """Whether the owner of the public key signed the content.
+
+    Args:
+        public: The public key, as `public_text` gives it.
+        content: What should be signed.
+        signature: In hexadecimal digits; another machine's.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP384R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.hashes import SHA384
@@ -87,7 +98,12 @@ def new_key() -> "EllipticCurvePrivateKey":
 
 
 def private_bytes(key: "EllipticCurvePrivateKey", form: str) -> bytes:
-    """The content of a private key's file, in the format PKCS8 or OpenSSH."""
+    """The content of a private key's file, in the format PKCS8 or OpenSSH.
+
+    Args:
+        key: The private key.
+        form: PKCS8 or OpenSSH.
+    """
     from cryptography.hazmat.primitives import serialization
 
     private_form = getattr(serialization.PrivateFormat, form)
@@ -95,7 +111,13 @@ def private_bytes(key: "EllipticCurvePrivateKey", form: str) -> bytes:
 
 
 def write_key(path: Path, key: "EllipticCurvePrivateKey", form: str = "OpenSSH") -> None:
-    """Writes a private key that only its owner can read; an existing file is an error."""
+    """Writes a private key that only its owner can read; an existing file is an error.
+
+    Args:
+        path: A file that does not exist.
+        key: The private key.
+        form: PKCS8 or OpenSSH.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     exists = f"{path} exists, and keys are never overwritten; move it away first"
     with raised_as(RunError, exists, FileExistsError):
@@ -129,8 +151,7 @@ def read_key(path: Path) -> SigningKey:
     with raised_as(UsageError, f"{path} is not a private key without a password ({{}})", ValueError):
         key: Any = load_ssh_private_key(content, None)
     with raised_as(UsageError, f"{path}: {{}}", UsageError):
-        public_text(key.public_key())
-    return SigningKey(key)
+        return SigningKey(key)  # an error if it is of another kind
 
 
 def read_public(path: Path) -> str:

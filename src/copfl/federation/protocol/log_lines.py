@@ -1,4 +1,4 @@
-"""The log lines of a federation's processes, as text or as JSON."""
+"""The log lines of a federation's processes, as text or as JSON: each process calls `configure_logging` once, first."""
 
 import datetime
 import json

@@ -1,4 +1,8 @@
-"""How the server reaches the nodes: the interface of a network, and the fields of a message."""
+"""How the server reaches the nodes: the interface of a network, and the fields of a message.
+
+`machines.flower_transport` is the network of a deployment; the tests have one without processes. Texts of other
+machines go through `printable` before they are logged, texts for other machines through `without_paths`.
+"""
 
 import contextlib
 import json
@@ -40,7 +44,7 @@ class Field:
     COHORT = "cohort"  # the members by client
     SIGNATURE = "signature"
     REFUSED = "refused"  # from a node: why it does not answer
-    CATEGORIES = "categories"  # from a client: those of its columns that are open
+    CATEGORIES = "categories"  # from a client: the values of its columns that are open
     STATISTICS = "statistics"  # from a client: its masked vector is of statistics
     LOSSES = "losses"  # from a client: with the models of the two halves of a round
     NEW_CLIENT = "new_client"  # the kind of a new client's answer
@@ -65,8 +69,8 @@ class Reply(NamedTuple):
         if self.error:
             raise WireError(printable(self.error))
         if len(self.content[0]) > MAX_HEAD:
-            found = f"its head has {len(self.content[0]):,} characters"
-            raise WireError(f"{found}; at most {MAX_HEAD:,} are read")
+            too_long = f"its head has {len(self.content[0]):,} characters"
+            raise WireError(f"{too_long}; at most {MAX_HEAD:,} are read")
         fields = parsed(self.content[0])
         if Field.REFUSED in fields:
             raise WireError(f"it declined: {printable(fields[Field.REFUSED])}")
@@ -80,7 +84,14 @@ class Transport(Protocol):
         """The ids of the nodes that are connected now."""
 
     def send(self, node: int, request: str, content: Content, seconds: float) -> str:
-        """The id of the message, which expires after so many seconds."""
+        """The id of the message, which expires after so many seconds.
+
+        Args:
+            node: The id of the receiver.
+            request: HELLO, TRAIN or JOIN.
+            content: A head and a body.
+            seconds: How long the node has for its answer.
+        """
 
     def replies(self, message_ids: Collection[str]) -> list[Reply]:
         """The replies to these messages that have arrived, each returned once."""
@@ -103,27 +114,41 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def printable(text: object, most: int = MAX_TEXT) -> str:
-    """Another machine's text for a log or a record: in one line, without control characters, and not long."""
+    """Another machine's text for a log or a record: in one line, without control characters, and not long.
+
+    Args:
+        text: Another machine's; what is no text is written as one.
+        most: Characters; longer texts end in three points.
+    """
     cut = str(text)[: most + 1]
     escaped = foreign.printable(cut[:most])
     return escaped[:most] + ("..." if len(cut) > most or len(escaped) > most else "")
 
 
-def refusal(error: CopflError, places: Iterable[str] = ()) -> Content:
+def refusal(error: CopflError, private_texts: Iterable[str] = ()) -> Content:
     """The answer of a node that cannot do what it is asked; the whole error is in the node's log.
 
     It has no path of the machine.
+
+    Args:
+        error: Why the node does not do it.
+        private_texts: What no other machine may read, such as paths of this one.
     """
     logging.getLogger("flwr").error("copfl: %s", printable(error, 10 * MAX_TEXT))
     # Such errors may describe samples or contain paths: the server receives only that there is one.
     is_file = isinstance(error.__cause__, OSError)
     private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
     reason = f"its {private} cannot be used; see the node's log" if private else str(error)
-    return json.dumps({Field.REFUSED: without_paths(reason, places)}), b""
+    return json.dumps({Field.REFUSED: without_paths(reason, private_texts)}), b""
 
 
-def without_paths(text: str, places: Iterable[str] = ()) -> str:
-    """A text for other machines: neither one of `places`, nor what looks like a path of this machine."""
-    for place in sorted((place for place in places if os.sep in place), key=len, reverse=True):
-        text = text.replace(place, "[path]")
+def without_paths(text: str, private_texts: Iterable[str] = ()) -> str:
+    """A text for other machines: neither one of `places`, nor what looks like a path of this machine.
+
+    Args:
+        text: A sentence.
+        private_texts: Of these, paths are replaced wherever they stand.
+    """
+    for path in sorted((path for path in private_texts if os.sep in path), key=len, reverse=True):
+        text = text.replace(path, "[path]")
     return PATH.sub("[path]", text)

@@ -1,4 +1,7 @@
-"""What a node's owner set: read and checked once, from the options of a command or of Flower. Without torch."""
+"""What a node's owner set: read and checked once, from the options of a command or of Flower. Without torch.
+
+The door (`node.respond`) parses it for each message; from there on it is a field of the `Node`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, raised_as
-from copfl.federation.policy.fingerprints import FINGERPRINT
+from copfl.federation.policy.record import FINGERPRINT
 
 WORKER = ".worker"  # the worker's folder in the state-dir; the name of a run begins with no dot
 MEMORY = ".secure"  # the folder of what the node remembers of its data, over all runs

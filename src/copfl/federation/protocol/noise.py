@@ -39,7 +39,12 @@ class SecretNoise(Private):
     key: bytes = b""
 
     def downlink(self, server: Any, ids: Tensor) -> Down:
-        """The server sends no key."""
+        """The server sends no key.
+
+        Args:
+            server: The server's record.
+            ids: The clients that receive the message.
+        """
         return super().downlink(server, ids)._replace(key=torch.zeros_like(ids))
 
     def draw(self, _: Tensor, like: Tensor) -> Tensor:
@@ -63,7 +68,14 @@ class SecretNoise(Private):
 
 
 def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object) -> SecretNoise:
-    """The algorithm with this node's noise of the round; WireError if another message used it."""
+    """The algorithm with this node's noise of the round; WireError if another message used it.
+
+    Args:
+        algorithm: The one that noises uploads, without a key.
+        folder: The folder of the run, in the node's state-dir.
+        round: From 0.
+        received: The server's message: its model, and the last round that it counted.
+    """
     message, answered = _digest(received), _answered(folder)
     if round < answered.round or (round == answered.round and message != answered.message):
         raise WireError(
@@ -72,13 +84,18 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
         )
     if round > answered.round:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(folder / ANSWERED, Answered(round, message)._asdict())
+        write_json(folder / ANSWERED, NoisedRound(round, message)._asdict())
     text = f"{folder.name} {round} {message}".encode()
     return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
 
 
 def enter_upload(folder: Path, upload: object) -> str:
-    """The digest of the round's noised upload, noted before it is sent; WireError if another one was."""
+    """The digest of the round's noised upload, noted before it is sent; WireError if another one was.
+
+    Args:
+        folder: The folder of the run, in the node's state-dir.
+        upload: What would leave.
+    """
     digest, answered = _digest(upload), _answered(folder)
     if answered.upload not in ("", digest):
         raise WireError(
@@ -89,7 +106,7 @@ def enter_upload(folder: Path, upload: object) -> str:
     return digest
 
 
-class Answered(NamedTuple):
+class NoisedRound(NamedTuple):
     """The last round in which this node noised an upload."""
 
     round: int = -1
@@ -97,11 +114,11 @@ class Answered(NamedTuple):
     upload: str = ""  # digest of what the node sent; empty: nothing yet
 
 
-def _answered(folder: Path) -> Answered:
+def _answered(folder: Path) -> NoisedRound:
     return stored(
         folder / ANSWERED,
-        lambda answer: Answered(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
-        Answered()._asdict(),
+        lambda answer: NoisedRound(int(answer["round"]), str(answer["message"]), str(answer["upload"])),
+        NoisedRound()._asdict(),
         "{name} cannot be used; restore the node's state-dir",
     )
 
@@ -121,7 +138,11 @@ def _secret(path: Path) -> bytes:
 def epsilon_of_upload(algorithm: object, *, secure: bool) -> float | None:
     """The epsilon of one answer of a node, towards the server; None if uploads have no noise.
 
-    In a secure sum it is that of the sum, if every member adds its part of the noise.
+    In a secure sum it is the sum's, if every member adds its part of the noise.
+
+    Args:
+        algorithm: The one that trains; only one that adds noise has an epsilon.
+        secure: Whether the upload leaves in a secure sum alone.
     """
     if not isinstance(algorithm, Private):
         return None
@@ -135,16 +156,27 @@ def upload_noise(algorithm: Private) -> float:
 
 
 def sum_noise(algorithm: Any, answers: int) -> float:
-    """The noise of a sum of so many uploads, over the clip: a client that does not answer adds none."""
+    """The noise of a sum of so many uploads, over the clip: a client that does not answer adds none.
+
+    Args:
+        algorithm: The one that noises uploads.
+        answers: How many uploads are in the sum.
+    """
     return float(algorithm.noise * (answers / algorithm.taking_part) ** 0.5)
 
 
 def require_noise(policy: Policy, algorithm: Any, answers: int) -> None:
-    """PolicyError if the sum of so many uploads has less noise than the owner wants."""
+    """PolicyError if the sum of so many uploads has less noise than the owner wants.
+
+    Args:
+        policy: The policy of this node's owner.
+        algorithm: The one that trains; one without noise has none.
+        answers: How many uploads are in the sum.
+    """
     least = policy.privacy.noise
-    found = sum_noise(algorithm, answers) if isinstance(algorithm, Private) else 0.0
-    if found < least * (1 - ROUNDING):
-        why = f"a sum of {answers} uploads has noise {found:.4g}, and {least:g} is the least"
+    noise = sum_noise(algorithm, answers) if isinstance(algorithm, Private) else 0.0
+    if noise < least * (1 - ROUNDING):
+        why = f"a sum of {answers} uploads has noise {noise:.4g}, and {least:g} is the least"
         raise PolicyError((Refusal("privacy.noise", why),), "request")
 
 
@@ -153,6 +185,11 @@ def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dic
 
     A client that does not answer adds no noise, and one that does knows its own part. With secure aggregation
     the server sees the sum alone, but it knows who took part.
+
+    Args:
+        algorithm: The one that noises uploads.
+        answers: How many clients answered, by round.
+        secure: Whether the server sees sums alone.
     """
     n = algorithm.taking_part
     rounds = Counter(count for count in answers if count)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from copfl.errors import CopflError, UsageError, raised_as
+from copfl.federation.protocol.files import MALFORMED
 from copfl.federation.protocol.keys import PUBLIC, SigningKey, fingerprint, is_signed, statement
 from copfl.settings.federation import is_plain_name
 from copfl.settings.flat import flattened, nested
@@ -97,7 +98,7 @@ class Proposal:
         return next((member for member in self.members if member.key == key), None)
 
 
-class Signed(NamedTuple):
+class SignedProposal(NamedTuple):
     """A proposal, and the coordinator's signature of it."""
 
     proposal: Proposal
@@ -117,8 +118,8 @@ class Signed(NamedTuple):
 
 def members_fingerprint(members: tuple[Member, ...]) -> str:
     """A short name of a list of members: all nodes have the same one."""
-    listed = sorted((member.number, member.name, member.key) for member in members)
-    return fingerprint(json.dumps(listed))
+    identities = sorted((member.number, member.name, member.key) for member in members)
+    return fingerprint(json.dumps(identities))
 
 
 # -- writing -------------------------------------------------------------------------------------------------
@@ -132,8 +133,15 @@ def settings_in(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign(
     run_config: Mapping[str, Any], members: tuple[Member, ...], revoked: tuple[str, ...], key: SigningKey
-) -> Signed:
-    """The proposal of a run, signed with the coordinator's key; UsageError if it would not be one."""
+) -> SignedProposal:
+    """The proposal of a run, signed with the coordinator's key; UsageError if it would not be one.
+
+    Args:
+        run_config: The settings of the run, flat or as tables.
+        members: Who takes part.
+        revoked: Public keys that are members no more.
+        key: The coordinator's.
+    """
     issued = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     proposal = Proposal(
         settings=settings_in(run_config),
@@ -142,7 +150,7 @@ def sign(
         coordinator=key.public,
         issued=issued,
     )
-    signed = Signed(proposal, key.sign(_statement(proposal)))
+    signed = SignedProposal(proposal, key.sign(_statement(proposal)))
     read(signed.document)  # what a node would refuse is an error here
     if len(signed.text) > MOST_TEXT:
         raise UsageError(f"{len(members)} members are too many for Flower's command line")
@@ -150,12 +158,23 @@ def sign(
 
 
 def is_same_proposal(first: Proposal, second: Proposal) -> bool:
-    """Whether two proposals differ in nothing but the time."""
+    """Whether two proposals differ in nothing but the time.
+
+    Args:
+        first: A proposal.
+        second: Another one.
+    """
     return {**vars(first), "issued": ""} == {**vars(second), "issued": ""}
 
 
 def hello_statement(proposal: Proposal, challenge: str, client: int) -> bytes:
-    """What a node signs when the server greets it: that it is this client of the proposal."""
+    """What a node signs when the server greets it: that it is this client of the proposal.
+
+    Args:
+        proposal: The one that the node accepted.
+        challenge: A fresh text of the server's, so that an old signature is none.
+        client: The number of the node's client.
+    """
     return statement("hello", proposal.digest, challenge, client)
 
 
@@ -166,7 +185,7 @@ def _statement(proposal: Proposal) -> bytes:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def from_text(text: object) -> Signed:
+def from_text(text: object) -> SignedProposal:
     """The signed proposal in a run config; UsageError if it is none, or not signed by the key it names."""
     with raised_as(UsageError, "the proposal cannot be read: {}", ValueError, zlib.error, binascii.Error):
         if not isinstance(text, str):
@@ -178,10 +197,9 @@ def from_text(text: object) -> Signed:
     return read(content)
 
 
-def read(content: bytes) -> Signed:
+def read(content: bytes) -> SignedProposal:
     """The signed proposal in a file's content; UsageError if it is none, or not signed by its key."""
-    malformed = ValueError, KeyError, TypeError, RecursionError, AttributeError, CopflError
-    with raised_as(UsageError, "the proposal cannot be read: {}", *malformed):
+    with raised_as(UsageError, "the proposal cannot be read: {}", *MALFORMED, CopflError):
         fields = json.loads(content)
         if fields["format"] != FORMAT:
             raise ValueError(f"its format is {str(fields['format'])[:20]}, and this version reads {FORMAT}")
@@ -190,7 +208,7 @@ def read(content: bytes) -> Signed:
             raise ValueError("it is not signed by the coordinator that it names, or was changed after that")
         for problem in _problems(proposal):
             raise ValueError(problem)
-    return Signed(proposal, str(fields["signature"]))
+    return SignedProposal(proposal, str(fields["signature"]))
 
 
 def from_fields(fields: Mapping[str, Any]) -> Proposal:
@@ -254,7 +272,12 @@ def _problems(proposal: Proposal) -> Iterator[str]:
 
 
 def differences(proposal: Proposal, run_config: Mapping[str, Any]) -> list[str]:
-    """How a run config differs from the settings of a proposal: a sentence each."""
+    """How a run config differs from the settings of a proposal: a sentence each.
+
+    Args:
+        proposal: What the coordinator signed.
+        run_config: What the server says that the run is.
+    """
     asked, agreed = settings_in(run_config), proposal.settings
     lines = []
     for key in sorted(asked.keys() | agreed.keys()):
@@ -262,12 +285,18 @@ def differences(proposal: Proposal, run_config: Mapping[str, Any]) -> list[str]:
             lines.append(f"{key}={_shown(asked[key])} is not in the proposal")
         elif key not in asked:
             lines.append(f"{key}={_shown(agreed[key])} of the proposal is missing")
-        elif not _is_equal(asked[key], agreed[key]):
+        elif not is_same_setting(asked[key], agreed[key]):
             lines.append(f"{key} is {_shown(asked[key])}, and {_shown(agreed[key])} in the proposal")
     return lines
 
 
-def _is_equal(first: Any, second: Any) -> bool:
+def is_same_setting(first: Any, second: Any) -> bool:
+    """Whether two values of a setting are the same; in Python 1 is equal to True, and here it is not.
+
+    Args:
+        first: A value.
+        second: Another one.
+    """
     return bool(first == second) and isinstance(first, bool) == isinstance(second, bool)
 
 

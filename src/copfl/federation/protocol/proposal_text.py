@@ -1,4 +1,4 @@
-"""Proposals for people: what `copfl federate propose` and `approve` print. Without torch."""
+"""Proposals for people: what `copfl federate propose` and `copfl site approve` print and choose. Without torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from copfl.data.contract.contract import Contract
 from copfl.errors import UsageError, raised_as
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.messages import printable
-from copfl.federation.protocol.proposal import Proposal, Signed, members_fingerprint, read
+from copfl.federation.protocol.proposal import Proposal, SignedProposal, members_fingerprint, read
 
 
 def described(proposal: Proposal) -> list[str]:
@@ -30,13 +30,18 @@ def described(proposal: Proposal) -> list[str]:
     ]
 
 
-def chosen(waiting: Sequence[Signed], named: str | None) -> Signed:
-    """The proposal in a file, or the one that waits and has this name; UsageError if it is not one alone."""
+def chosen(waiting: Sequence[SignedProposal], named: str | None) -> SignedProposal:
+    """The proposal in a file, or the one that waits and has this name; UsageError if it is not one alone.
+
+    Args:
+        waiting: The proposals that wait for the owner.
+        named: A file, or the first digits of a proposal; None: the only one that waits.
+    """
     if named is not None and Path(named).is_file():
         with raised_as(UsageError, f"{named}: {{}}", OSError, UsageError):
             return read(Path(named).read_bytes())
-    found = [signed for signed in waiting if signed.proposal.digest.startswith(named or "")]
-    if len(found) != 1:
+    fitting = [signed for signed in waiting if signed.proposal.digest.startswith(named or "")]
+    if len(fitting) != 1:
         names = ", ".join(signed.proposal.digest[:16] for signed in waiting) or "none"
-        raise UsageError(f"{len(found)} proposals fit; there wait: {names}; name a file, or one of these")
-    return found[0]
+        raise UsageError(f"{len(fitting)} proposals fit; there wait: {names}; name a file, or one of these")
+    return fitting[0]

@@ -48,7 +48,12 @@ def key_of_scalar(scalar: bytes) -> bytes:
 
 
 def agreed_key(private: bytes, public: bytes) -> bytes:
-    """The 32 bytes that two parties agree on, from one's private key and the other's public key."""
+    """The 32 bytes that two parties agree on, from one's private key and the other's public key.
+
+    Args:
+        private: The private key of one party, as PEM.
+        public: The public key of the other party, as PEM; another machine's.
+    """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -56,8 +61,8 @@ def agreed_key(private: bytes, public: bytes) -> bytes:
 
     unusable = "a key of another client cannot be used"
     with raised_as(WireError, unusable, ValueError, TypeError, AttributeError):
-        own, other = load_pem_private_key(private, None), load_pem_public_key(public)
-        secret = own.exchange(ec.ECDH(), other)  # type: ignore[union-attr, call-arg, arg-type]
+        private_key, public_key = load_pem_private_key(private, None), load_pem_public_key(public)
+        secret = private_key.exchange(ec.ECDH(), public_key)  # type: ignore[union-attr, call-arg, arg-type]
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=None).derive(secret)
 
 
@@ -72,14 +77,24 @@ def _private_bytes(key: object) -> bytes:
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """The text, encrypted and authenticated with an agreed key."""
+    """The text, encrypted and authenticated with an agreed key.
+
+    Args:
+        key: What `agreed_key` gives.
+        text: What the receiver alone may read.
+    """
     from cryptography.fernet import Fernet
 
     return Fernet(base64.urlsafe_b64encode(key)).encrypt(text)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """The text; None if it was changed, or sealed with another key."""
+    """The text; None if it was changed, or sealed with another key.
+
+    Args:
+        key: What `agreed_key` gives.
+        sealed: What `seal` gave; another machine's.
+    """
     from cryptography.fernet import Fernet, InvalidToken
 
     try:
@@ -92,7 +107,13 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
 
 
 def split_secret(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """A share of the secret for each holder; any `threshold` of them have the secret, fewer have nothing."""
+    """A share of the secret for each holder; any `threshold` of them have the secret, fewer have nothing.
+
+    Args:
+        secret: The bytes to share.
+        threshold: How many shares have the secret.
+        holders: How many shares there are.
+    """
     from Crypto.Protocol.SecretSharing import Shamir
     from Crypto.Util.Padding import pad
 

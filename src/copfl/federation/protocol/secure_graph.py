@@ -37,6 +37,10 @@ def smallest_threshold(holders: int, corrupt: int) -> int:
 
     The server may ask an honest holder for a share of one of two secrets. It has all shares of the corrupt
     ones. So it has both secrets if 2 t <= holders + corrupt (Bonawitz et al., 2017, section 6.2).
+
+    Args:
+        holders: Clients that have a share of a secret.
+        corrupt: Holders that work with the server, at most.
     """
     return (holders + corrupt) // 2 + 1
 
@@ -55,7 +59,14 @@ def ring_threshold(degree: Degree) -> int:
 def smallest_degree(
     clients: int, corrupt: float = CORRUPT, dropped: float = DROPPED, threshold: Threshold = ring_threshold
 ) -> Degree:
-    """The smallest even number of neighbours that is secure; all other clients if no smaller one is."""
+    """The smallest even number of neighbours that is secure; all other clients if no smaller one is.
+
+    Args:
+        clients: How many are in the sum.
+        corrupt: The fraction of the clients that work with the server, at most.
+        dropped: The fraction that is lost in a sum, at most.
+        threshold: The shares that a degree demands to reveal a secret.
+    """
     for neighbours in range(2, clients - 1, 2):
         if is_connected(clients, neighbours, corrupt, dropped):
             degree = degree_of(clients, neighbours, corrupt, dropped)
@@ -66,7 +77,14 @@ def smallest_degree(
 
 @cache
 def degree_of(clients: int, neighbours: int, corrupt: float = CORRUPT, dropped: float = DROPPED) -> Degree:
-    """What a number of neighbours implies."""
+    """What a number of neighbours implies.
+
+    Args:
+        clients: How many are in the sum.
+        neighbours: Of each client.
+        corrupt: The fraction of the clients that work with the server, at most.
+        dropped: The fraction that is lost in a sum, at most.
+    """
     adversaries, staying = _at_most(corrupt, clients), math.ceil((1 - dropped - SMALL) * clients)
     secure, correct = (Fraction(1, clients * 2**bits) for bits in (SECURITY + 1, CORRECTNESS))
     return Degree(
@@ -80,6 +98,12 @@ def is_connected(clients: int, neighbours: int, corrupt: float = CORRUPT, droppe
     """Whether the honest clients that stay are connected, except with a small probability.
 
     To separate them takes two gaps of k/2 successive clients that are all corrupt or lost.
+
+    Args:
+        clients: How many are in the sum.
+        neighbours: Of each client.
+        corrupt: The fraction of the clients that work with the server, at most.
+        dropped: The fraction that is lost in a sum, at most.
     """
     bad = _at_most(corrupt, clients) + _at_most(dropped, clients)
     if neighbours > bad:

@@ -1,4 +1,4 @@
-"""SecAgg+: the sum of the clients' vectors, of which the server can read no single one. Without messages.
+"""SecAgg+: the sum of the clients' vectors; the server can read no single one. Without messages.
 
     keys        each client makes two key pairs and sends the public keys, signed
     shares      each client draws a seed; it sends others encrypted shares of the seed and of its masking key
@@ -7,9 +7,9 @@
     revealed    each client that sees enough signatures of the same list sends a share of the seed of every
                 client in it, and a share of the masking key of every other client: never both
 
-The protocol is that of Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
+The protocol is by Bell et al., 2020, with the consistency check of Bonawitz et al., 2017. Signatures are
 in `secure_members`; key agreement, Shamir's shares and encryption in `secret_sharing`. Flower's generator of
-masks is not used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried. The masks here are a
+masks is not used: it reduces the 32 bytes of a key to 32 bits, which can all be tried. The masks here are a
 stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 
@@ -51,7 +51,7 @@ class Rules:
     threshold: int = 0  # shares that reveal a secret: holders that must answer in a phase; 0: the smallest
     range: float = 65536.0  # the largest absolute value of an entry
     bits: int = 36  # of an entry, with its sign
-    neighbours: int = 0  # clients with which each shares its secrets; 0: all
+    neighbours: int = 0  # clients that get shares of a client's secrets; 0: all
 
     def __post_init__(self) -> None:
         if self.clients < SMALLEST_COHORT:
@@ -110,13 +110,22 @@ def quantised(values: Floats, rules: Rules) -> Words:
     """The nearest multiples of the step; above the range its end, and zero for what is no number.
 
     No value is refused: a refusal would tell the server about it. `problem_of` tells the node's owner.
+
+    Args:
+        values: The entries of a vector.
+        rules: What all clients of the sum agree on.
     """
     within = np.nan_to_num(values, nan=0.0).clip(-rules.range, rules.range)
     return np.rint(within / rules.step).astype(np.int64).view(np.uint64)
 
 
 def problem_of(values: Floats, rules: Rules) -> str:
-    """How a sum changes these values by more than its rounding should; empty: it does not."""
+    """How a sum changes these values by more than its rounding should; empty: it does not.
+
+    Args:
+        values: The entries of a vector.
+        rules: What all clients of the sum agree on.
+    """
     if not np.isfinite(values).all():
         return "a value is not finite, and counts as zero; lower the learning rate"
     if (np.abs(values) > rules.range).any():
@@ -130,19 +139,34 @@ def problem_of(values: Floats, rules: Rules) -> str:
 
 
 def dequantised(total: Words, rules: Rules) -> Floats:
-    """The values of a sum modulo 2**(8 width)."""
+    """The values of a sum modulo 2**(8 width).
+
+    Args:
+        total: The sum of the clients' words, without masks.
+        rules: What all clients of the sum agree on.
+    """
     unused = np.int64(64 - 8 * rules.width)
     signed = (total.view(np.int64) << unused) >> unused
     return np.asarray(signed, np.float64) * rules.step
 
 
 def to_bytes(words: Words, rules: Rules) -> bytes:
-    """The lowest bytes of every entry."""
+    """The lowest bytes of every entry.
+
+    Args:
+        words: The entries of a vector.
+        rules: What all clients of the sum agree on.
+    """
     return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : rules.width].tobytes()
 
 
 def from_bytes(content: bytes, rules: Rules) -> Words:
-    """The entries that `to_bytes` wrote."""
+    """The entries that `to_bytes` wrote.
+
+    Args:
+        content: Another machine's.
+        rules: What all clients of the sum agree on.
+    """
     if len(content) % rules.width:
         raise WireError(f"its masked vector has {len(content):,} bytes, no multiple of {rules.width}")
     words = np.zeros((len(content) // rules.width, 8), np.uint8)
@@ -151,7 +175,13 @@ def from_bytes(content: bytes, rules: Rules) -> Words:
 
 
 def stream(key: bytes, size: int, rules: Rules) -> Words:
-    """A mask: so many pseudo-random entries. A key is used once, so the counter starts at zero."""
+    """A mask: so many pseudo-random entries. A key is used once, so the counter starts at zero.
+
+    Args:
+        key: 32 bytes, which only those know who may remove the mask.
+        size: Entries of the vector.
+        rules: What all clients of the sum agree on.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
@@ -162,12 +192,17 @@ def stream(key: bytes, size: int, rules: Rules) -> Words:
 
 
 def neighbours(order: Sequence[int], count: int) -> dict[int, list[int]]:
-    """The clients with which each client shares its secrets: the nearest in a ring; all if count is 0."""
+    """The clients that get shares of each client's secrets: the nearest in a ring; all if count is 0.
+
+    Args:
+        order: The clients, around the ring.
+        count: How many neighbours each has, rounded up to an even number; 0: all.
+    """
     n, half = len(order), (count + 1) // 2
     if not count or 2 * half >= n - 1:
         return {client: [other for other in order if other != client] for client in order}
     steps = [step for step in range(-half, half + 1) if step]
-    return {client: [order[(place + step) % n] for step in steps] for place, client in enumerate(order)}
+    return {client: [order[(position + step) % n] for step in steps] for position, client in enumerate(order)}
 
 
 # -- the client ----------------------------------------------------------------------------------------------
@@ -211,13 +246,22 @@ def commitment(seed: bytes) -> bytes:
 
 
 def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Secrets, dict[int, bytes]]:
-    """Phase 2: the encrypted shares of this client's secrets, for every neighbour."""
+    """Phase 2: the encrypted shares of this client's secrets, for every neighbour.
+
+    Args:
+        secrets: This client's.
+        keys: The public keys of its neighbours, and its own.
+        rules: What all clients of the sum agree on.
+    """
     peers = sorted(set(keys) - {secrets.client})
     holders = [secrets.client, *peers]
     if not rules.threshold <= len(holders) <= rules.holders:
         raise WireError(f"{len(holders)} clients would hold shares; the threshold is {rules.threshold}")
-    if len({key for one in keys.values() for key in one}) < 2 * len(keys):
+    # With one key for two clients, what is sealed for one could be opened by the other.
+    if len({key for pair in keys.values() for key in pair}) < 2 * len(keys):
         raise WireError("two clients have the same key")
+    # Two secrets per client: the seed removes the mask of one that stayed, the key the pair masks of one that is
+    # lost. Whoever had both could read the vector, so `reveal` gives a share of one of them.
     shared = secrets.seed, secret_sharing.scalar_of(secrets.masking)
     seeds, private = (secret_sharing.split_secret(secret, rules.threshold, len(holders)) for secret in shared)
     sealed = {}
@@ -225,8 +269,8 @@ def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Sec
         agreed = secret_sharing.agreed_key(secrets.encryption, keys[peer].encryption)
         lengths = HEAD.pack(secrets.client, peer, len(seed))
         sealed[peer] = secret_sharing.seal(agreed, lengths + seed + key)
-    own = {secrets.client: Shares(seeds[0], private[0])}
-    return secrets._replace(keys={peer: keys[peer] for peer in peers}, shares=own), sealed
+    own_shares = {secrets.client: Shares(seeds[0], private[0])}
+    return secrets._replace(keys={peer: keys[peer] for peer in peers}, shares=own_shares), sealed
 
 
 def mask(
@@ -234,12 +278,19 @@ def mask(
 ) -> tuple[Secrets, bytes]:
     """Phase 3: the masked vector.
 
-    `sealed` has the shares of the neighbours that take part further. Masks of pairs with different contexts
-    do not cancel out.
+    Args:
+        secrets: This client's.
+        sealed: The shares of the neighbours that take part further, encrypted.
+        words: What this client adds.
+        rules: What all clients of the sum agree on.
+        context: What `secure_members.context_of` gives; masks of pairs with different contexts do not cancel
+            out.
     """
     shares = secrets.shares | {peer: _opened(secrets, peer, text) for peer, text in sealed.items()}
     if len(shares) < rules.threshold:
         raise WireError(f"{len(shares)} clients are left; the threshold is {rules.threshold}")
+    # The pair masks cancel out in the sum. The mask of the seed is for a vector that arrives late: by then the server
+    # may have revealed the pair masks of a client that it took for lost.
     total = words + stream(secrets.seed, len(words), rules)
     for peer in sealed:
         keys = secrets.masking, secrets.keys[peer].masking
@@ -248,11 +299,18 @@ def mask(
 
 
 def reveal(secrets: Secrets, survivors: Collection[int], rules: Rules) -> dict[int, bytes]:
-    """Phase 5: a share of the seed of each neighbour that survived, and of the masking key of the others."""
+    """Phase 5: a share of the seed of each neighbour that survived, and of the masking key of the others.
+
+    Args:
+        secrets: This client's.
+        survivors: The clients whose vectors are in the sum.
+        rules: What all clients of the sum agree on.
+    """
+    # One secret of each neighbour, never both: the seed if it survived, else its key.
     alive = set(survivors) & set(secrets.shares)
     if secrets.client not in alive or len(alive) < rules.threshold:
         raise WireError(f"{len(alive)} clients sent a vector; the threshold is {rules.threshold}")
-    return {n: held.seed if n in alive else held.key for n, held in secrets.shares.items()}
+    return {n: shares.seed if n in alive else shares.key for n, shares in secrets.shares.items()}
 
 
 def _opened(secrets: Secrets, peer: int, text: bytes) -> Shares:
@@ -283,7 +341,7 @@ def _pair_mask(
 
 
 @dataclass
-class Sum:
+class MaskedSum:
     """What the server has received of one sum, by client."""
 
     rules: Rules
@@ -304,7 +362,13 @@ class Sum:
         return {n: self.sealed[n][client] for n in self.linked[client] if client in self.sealed.get(n, {})}
 
     def add(self, client: int, content: bytes, size: int) -> None:
-        """Adds a masked vector of so many entries."""
+        """Adds a masked vector of so many entries.
+
+        Args:
+            client: The sender.
+            content: Its vector; another machine's.
+            size: Entries of a vector.
+        """
         expected = size * self.rules.width
         if len(content) != expected:
             raise WireError(f"its masked vector has {len(content):,} bytes; expected {expected:,}")
@@ -317,12 +381,19 @@ class Sum:
         if self.masked is None:
             raise WireError("no client sent a vector, so there is no sum")
         total, size = self.masked.copy(), len(self.masked)
+        # Of a client that stayed, the mask of its seed is in the sum; of one that was lost after it shared its secrets,
+        # the pair masks that its neighbours added and that nothing cancels out.
         for client in sorted(self.sealed):
             lost = client not in self.survivors
             affected = [n for n in self.linked[client] if n in self.survivors and n in self.sealed]
             if lost and not affected:
                 continue
-            secret = _combined([held[client] for held in revealed.values() if client in held], self.rules)
+            shares = [of_sender[client] for of_sender in revealed.values() if client in of_sender]
+            if len(shares) < self.rules.threshold:
+                raise WireError(
+                    f"{len(shares)} clients revealed their shares; {self.rules.threshold} are needed"
+                )
+            secret = secret_sharing.combine_shares(shares[: self.rules.threshold])
             if not lost:
                 if commitment(secret) != self.commitments[client]:
                     raise WireError(f"the shares of client {client}'s seed do not fit together")
@@ -337,19 +408,13 @@ class Sum:
         return dequantised(total, self.rules)
 
 
-def _combined(shares: Sequence[bytes], rules: Rules) -> bytes:
-    if len(shares) < rules.threshold:
-        raise WireError(f"{len(shares)} clients revealed their shares; {rules.threshold} are needed")
-    return secret_sharing.combine_shares(list(shares)[: rules.threshold])
-
-
 # -- files and messages --------------------------------------------------------------------------------------
 
 
 def as_json(secrets: Secrets) -> dict[str, Any]:
     """The secrets for a file of the client."""
     tables = {
-        name: {str(n): [part.hex() for part in row] for n, row in getattr(secrets, name).items()}
+        name: {str(n): [piece.hex() for piece in row] for n, row in getattr(secrets, name).items()}
         for name in ("keys", "shares")
     }
     single = {name: getattr(secrets, name).hex() for name in ("masking", "encryption", "seed")}

@@ -1,4 +1,9 @@
-"""What secure aggregation adds up: the summand of a client, which it computes itself, and its metrics."""
+"""What secure aggregation adds up: the summand of a client, which it computes itself, and its metrics.
+
+Without secure aggregation the server computes the summand of each upload. Here the node does (`summand_of`), turns
+it into words (`words_of`), and the server turns the sum of all words back (`sums_from`). `check` refuses an
+algorithm where that is not possible, or where the sum would reveal single uploads.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -22,7 +27,7 @@ from copfl.federation.protocol.secure_sum import LARGEST_ERROR, Floats, Rules, W
 REMEDY = "choose another algorithm, or leave secure.aggregation out"
 
 
-class Sums(NamedTuple):
+class UploadSums(NamedTuple):
     """One client's contribution, or the sum of several."""
 
     total: Any  # of the algorithm
@@ -30,26 +35,50 @@ class Sums(NamedTuple):
 
 
 def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -> Any:
-    """The summand, computed by the client: `check` has shown that it depends on the upload alone."""
+    """The summand, computed by the client: `check` has shown that it depends on the upload alone.
+
+    Args:
+        algorithm: The federation's.
+        task: What is trained.
+        clients: How many there are.
+        upload: What the client would send without secure aggregation.
+    """
     server = algorithm.server_init(task, clients)
     return algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
 
 
-def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> Sums:
-    """The contribution. A metric that is not a number, or out of range, is not reported."""
+def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> UploadSums:
+    """The contribution. A metric that is not a number, or out of range, is not reported.
+
+    Args:
+        total: The client's summand.
+        metrics: Its metrics.
+        rules: What all clients of the sum agree on.
+        reported: Whether any metric leaves the node.
+    """
     values = {name: float(value) for name, value in sorted(metrics.items())}
-    known = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
-    pairs = {n: torch.tensor([v, 1.0] if known[n] else [0.0, 0.0]).double() for n, v in values.items()}
-    return Sums(total, pairs)
+    is_reported = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
+    pairs = {n: torch.tensor([v, 1.0] if is_reported[n] else [0.0, 0.0]).double() for n, v in values.items()}
+    return UploadSums(total, pairs)
 
 
-def words_of(sums: Sums, rules: Rules) -> Words:
-    """All numbers of a contribution, quantised. None is refused, see `quantised`."""
+def words_of(sums: UploadSums, rules: Rules) -> Words:
+    """All numbers of a contribution, quantised. None is refused, see `quantised`.
+
+    Args:
+        sums: One client's contribution.
+        rules: What all clients of the sum agree on.
+    """
     return np.concatenate([quantised(_numbers(t), rules) for t in tree.leaves(sums)])
 
 
-def problem_of(sums: Sums, rules: Rules) -> str:
-    """What the owner of a node should know of its contribution: the field, and what a sum does to it."""
+def problem_of(sums: UploadSums, rules: Rules) -> str:
+    """What the owner of a node should know of its contribution: the field, and what a sum does to it.
+
+    Args:
+        sums: The node's contribution.
+        rules: What all clients of the sum agree on.
+    """
     for path, t in tree.named(sums.total):  # metrics may be near zero
         if problem := secure_sum.problem_of(_numbers(t), rules):
             return f"{path}: {problem}"
@@ -67,10 +96,10 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
     it has a part of the noise that the sum has.
 
     Args:
-        model: that the client received.
-        clip: the largest norm of its change.
-        deviation: of the noise of one upload.
-        rules: of the sum.
+        model: That the client received.
+        clip: The largest norm of its change.
+        deviation: Of the noise of one upload.
+        rules: Of the sum.
     """
     largest = float(model.abs().max()) + clip + 8 * deviation
     if not largest <= rules.range:
@@ -85,20 +114,25 @@ def require_room(model: Tensor, clip: float, deviation: float, rules: Rules) -> 
         )
 
 
-def sums_from(values: Floats, like: Sums) -> Sums:
-    """The sums in the structure of `like`; counts are rounded to whole numbers."""
+def sums_from(values: Floats, like: UploadSums) -> UploadSums:
+    """The sums in the structure of `like`; counts are rounded to whole numbers.
 
-    def parts() -> Iterator[Tensor]:
+    Args:
+        values: The sum of all vectors.
+        like: The structure of contributions, see `example`.
+    """
+
+    def tensors() -> Iterator[Tensor]:
         start = 0
         for t in tree.leaves(like):
-            part = torch.from_numpy(values[start : start + t.numel()]).view(t.shape)
-            yield part if t.is_floating_point() else part.round().to(torch.int64)
+            piece = torch.from_numpy(values[start : start + t.numel()]).view(t.shape)
+            yield piece if t.is_floating_point() else piece.round().to(torch.int64)
             start += t.numel()
 
-    return tree.rebuild(like, list(parts()))
+    return tree.rebuild(like, list(tensors()))
 
 
-def check_weights(sums: Sums, clients: int, rules: Rules, *, noised: bool) -> None:
+def check_weights(sums: UploadSums, clients: int, rules: Rules, *, noised: bool) -> None:
     """WireError if so many clients cannot have added up these weights, or reports of metrics.
 
     Args:
@@ -123,7 +157,7 @@ def check_weights(sums: Sums, clients: int, rules: Rules, *, noised: bool) -> No
         raise WireError("the weights of all clients are zero: their logs say why")
 
 
-def means(sums: Sums) -> dict[str, float | None]:
+def means(sums: UploadSums) -> dict[str, float | None]:
     """The mean of every metric over the clients that report it."""
     pairs = {name: pair.tolist() for name, pair in sums.metrics.items()}
     return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
@@ -136,21 +170,38 @@ def example(
     rules: Rules,
     augment: bool,
     evaluated: bool = True,
-) -> Sums:
-    """The structure of contributions to a round, evaluated or not, from an update on blank samples."""
+) -> UploadSums:
+    """The structure of contributions to a round, evaluated or not, from an update on blank samples.
+
+    Args:
+        algorithm: The federation's.
+        task: What is trained.
+        shape: Of one sample.
+        rules: What all clients of the sum agree on.
+        augment: Whether samples are augmented.
+        evaluated: Whether the round is evaluated.
+    """
     data, clients = blank_samples(task, shape), rules.clients
     output = example_output(algorithm, task, data, augment, clients)
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
     with torch.no_grad():
         records = algorithm.client_init(task), down, output.client
-        found = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
+        evaluation = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
         total = summand_of(algorithm, task, clients, output.upload)
-    tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
+    tested = measured(task, {name: value.unsqueeze(0) for name, value in evaluation.items()}, [data.y])
     return sums_of(total, output.metrics | tested, rules)
 
 
 def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment: bool) -> None:
-    """UsageError if the server needs more of an upload than a plain sum that the client can compute."""
+    """UsageError if the server needs more of an upload than a plain sum that the client can compute.
+
+    Args:
+        algorithm: The federation's.
+        task: What is trained.
+        shape: Of one sample.
+        clients: How many there are.
+        augment: Whether samples are augmented.
+    """
     upload = example_output(algorithm, task, blank_samples(task, shape), augment, clients).upload
     server = algorithm.server_init(task, clients)
 

@@ -1,4 +1,8 @@
-"""A federation's settings as values, from Flower's run config: the same on the server and on every node."""
+"""A federation's settings as values, from Flower's run config: the same on the server and on every node.
+
+`settings_of` makes them for a training, `statistics.terms_of` for the sums before it. Both sides compare the layout:
+a hash of the form of what is sent.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,7 +25,7 @@ from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.federation.policy.model_size import require_size
-from copfl.federation.policy.record import Bounds
+from copfl.federation.policy.record import RequestBounds
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import check_halves
 from copfl.federation.protocol.noise import SecretNoise
@@ -64,7 +68,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Terms):
+class TrainingSettings(Terms):
     """A federation's settings as values; the layout is of the model, its base and the public samples."""
 
     algorithm: AnyAlgorithm
@@ -88,14 +92,14 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     for title, table in tables.items():
         if title not in TITLES:
             raise unknown_key(title, table, TITLES)
-    own = {title: own_record(title, tables[title]) for title in OWN}
+    own_records = {title: own_record(title, tables[title]) for title in OWN}
     check_run_keys(tables["run"])
     algorithm = {"name": "copfl", **tables["algorithm"]}
-    if own["secure"].aggregation:
+    if own_records["secure"].aggregation:
         algorithm = {**summable(str(algorithm["name"])), **algorithm}
     suggested = {"algorithm": algorithm, "model": {"name": "cnn", **tables["model"]}}
     run = validate({title: tables[title] for title in RUN_TABLES} | suggested)
-    federation = Federation(run=run, **own)
+    federation = Federation(run=run, **own_records)
     if federation.secure.aggregation:
         rules_of(federation)  # its numbers are checked
     return federation
@@ -109,16 +113,16 @@ def contract_of(text: str) -> Contract:
 
 def summable(algorithm: str) -> Mapping[str, Any]:
     """The options of an algorithm under which a sum of its uploads hides them."""
-    known = ALGORITHMS.get(algorithm)
-    return secure_total.summable(known) if known else {}
+    registered = ALGORITHMS.get(algorithm)
+    return secure_total.summable(registered) if registered else {}
 
 
-def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> Settings:
+def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = None) -> TrainingSettings:
     """The settings that a run config describes; UsageError names the key that is invalid.
 
     Args:
         run_config: Settings of a federation, flat or as tables.
-        bounds: Those of the machine's owner on a model of copfl's; None: any model.
+        bounds: What the machine's owner allows a model of copfl's; None: any model.
     """
     federation = federation_of(run_config)
     if (text := federation.samples.contract) and not (contract := contract_of(text)).is_frozen:
@@ -130,8 +134,13 @@ def settings_of(run_config: Mapping[str, Any], bounds: Bounds | None = None) -> 
     return prepared(federation, bounds)
 
 
-def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
-    """The values that a federation describes; `bounds` as of `settings_of`."""
+def prepared(federation: Federation, bounds: RequestBounds | None = None) -> TrainingSettings:
+    """The values that a federation describes; UsageError for what cannot run.
+
+    Args:
+        federation: The record of the settings.
+        bounds: What the machine's owner allows a model of copfl's; None: any model.
+    """
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     check_model(run, algorithm)
@@ -149,7 +158,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     task = dataclasses.replace(task, public=public)
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := run.model.sha256) else ""
-    settings = Settings(federation, layout, algorithm, task, TEXT if samples.text else shape)
+    settings = TrainingSettings(federation, layout, algorithm, task, TEXT if samples.text else shape)
     if run.privacy:
         settings = _private(settings)
     check_evidence(run)
@@ -166,7 +175,7 @@ def prepared(federation: Federation, bounds: Bounds | None = None) -> Settings:
     return settings
 
 
-def _private(settings: Settings) -> Settings:
+def _private(settings: TrainingSettings) -> TrainingSettings:
     """The settings with clipped and noised uploads; UsageError if no epsilon would hold."""
     federation, task, algorithm = settings.federation, settings.task, settings.algorithm
     blank = blank_samples(task, settings.shape)

@@ -1,4 +1,8 @@
-"""What the machines of a federation agree on to add up statistics, and the form of their messages."""
+"""What the machines of a federation agree on to add up statistics, and the form of their messages.
+
+The members of an open data contract give sums of their tables before the training: `server.statistics` asks,
+`node.statistics` answers, and both make their terms here.
+"""
 
 import hashlib
 import json

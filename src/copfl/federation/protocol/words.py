@@ -1,4 +1,7 @@
-"""A short name of a document in words that people read to each other by telephone."""
+"""A short name of a document in words that people read to each other by telephone.
+
+The coordinator reads out the words of an invitation, the site the words of its key: so nobody can have replaced either.
+"""
 
 import hashlib
 import re
@@ -20,5 +23,10 @@ def in_words(content: bytes) -> str:
 
 
 def same_words(first: str, second: str) -> bool:
-    """Whether two texts are the same words, however they are written."""
+    """Whether two texts are the same words, however they are written.
+
+    Args:
+        first: What was heard.
+        second: What it should be.
+    """
     return re.findall(r"[a-z]+", first.lower()) == re.findall(r"[a-z]+", second.lower())

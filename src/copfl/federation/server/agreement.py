@@ -1,4 +1,7 @@
-"""The data contract of an app: read for a check, and frozen when the members have agreed. Without torch."""
+"""The data contract of an app: read for a check, and frozen when the members have agreed. Without torch.
+
+`machines.deployed` and `machines.local` freeze it after the statistics; `copfl site check` reads it.
+"""
 
 from pathlib import Path
 
@@ -44,9 +47,9 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
     """The contract that a run of the statistics phase froze, which the app has afterwards.
 
     Args:
-        folder: that of the app.
-        run: the name of the run.
-        why: for the error if it froze none.
+        folder: The folder of the app.
+        run: The name of the run.
+        why: For the error if it froze none.
     """
     path = folder / AGREEMENTS / run / AGREED
     if not path.exists():
@@ -57,18 +60,23 @@ def frozen_by(folder: Path, run: str, why: str = "see the log") -> Contract:
 
 
 def freeze(folder: Path, contract: Contract) -> None:
-    """Writes the frozen contract into the app: contract.toml, and the run config of later proposals."""
+    """Writes the frozen contract into the app: contract.toml, and the run config of later proposals.
+
+    Args:
+        folder: The folder of the app.
+        contract: The frozen one.
+    """
     path = folder / "pyproject.toml"
     before, section, after = path.read_text("utf-8").partition(SECTION)
     table, following, rest = after.partition("\n[")
     lines = table.split("\n")
     for key, value in samples_of(contract).items():
-        places = [n for n, line in enumerate(lines) if line.startswith(f"{key} = ")]
-        if len(places) != 1:
+        lines_of_key = [n for n, line in enumerate(lines) if line.startswith(f"{key} = ")]
+        if len(lines_of_key) != 1:
             raise RunError(
                 f"{path} has no line {key} in {SECTION}; make the app again with `copfl federate init`"
             )
-        lines[places[0]] = written({"samples": {key: flat(value)}}).splitlines()[1]
+        lines[lines_of_key[0]] = written({"samples": {key: flat(value)}}).splitlines()[1]
     table = "\n".join(lines)
     write_bytes(path, f"{before}{section}{table}{following}{rest}".encode())
     write_contract(folder / FILE, contract)

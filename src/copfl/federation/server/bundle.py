@@ -1,7 +1,7 @@
 """A run's global model as a bundle: `copfl evaluate` and `export` take the app's folder with --global.
 
-A site that does not train can so evaluate it on its own samples. It is what a client receives that never took
-part.
+A site that does not train can so evaluate it on its own samples. It is the model that a client receives which never
+took part.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from copfl.experiment.bundle.base import portable, write_base
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output
 from copfl.experiment.bundle.places import BASE, OF_SERVER
 from copfl.experiment.models.client_models import GLOBAL
-from copfl.federation.policy.admission import admitted
 from copfl.federation.policy.file import FILE, read_policy
+from copfl.federation.policy.request import admitted
 from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.files import private_folder, stored
-from copfl.federation.protocol.settings import TEXT, Settings, settings_of
+from copfl.federation.protocol.settings import TEXT, TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.schema import table_of
 from copfl.wire import Head
@@ -48,15 +48,15 @@ def write_global(app: Path) -> Path:
     with torch.no_grad():
         down = message_to_new_client(algorithm, opened.record, torch.arange(clients))
         model: Personal = algorithm.personal_model(task, algorithm.client_init(task), down)
-    place, base = private_folder(folder / OF_SERVER), folder / BASE
+    bundle, base = private_folder(folder / OF_SERVER), folder / BASE
     table, facts = table_of(settings.run.model), _description(settings, folder.name, rounds)
     has_base = base.is_dir() or write_base(base, task, table, facts.input.text is not None)
     facts = dataclasses.replace(facts, base=f"../{BASE}" if has_base else "")
-    writing.write_bundle(place, facts, task.layout, model)
-    return place
+    writing.write_bundle(bundle, facts, task.layout, model)
+    return bundle
 
 
-def _settings_of_run(app: Path, folder: Path) -> Settings:
+def _settings_of_run(app: Path, folder: Path) -> TrainingSettings:
     """The settings of a run, which the server's policy admits."""
     path = foreign.inside(app, folder / "config.json")
     config = stored(path, dict[str, Any], damaged=f"{path} cannot be read: {{}}")
@@ -65,7 +65,7 @@ def _settings_of_run(app: Path, folder: Path) -> Settings:
     return settings_of(run_config)
 
 
-def _description(settings: Settings, run: str, rounds: int) -> Description:
+def _description(settings: TrainingSettings, run: str, rounds: int) -> Description:
     """What the model takes and returns, by what the federation agreed on; the server has no samples."""
     federation, task, samples = settings.federation, settings.task, settings.federation.samples
     contract = Contract.read(samples.contract) if samples.contract else None

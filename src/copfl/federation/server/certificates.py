@@ -27,22 +27,28 @@ def make_certificates(folder: Path, host: str, authority: Path | None = None) ->
     """Writes a new authority, and the server's certificate for this host and localhost.
 
     Args:
-        folder: for ca.pem, server.pem and server.key.
-        host: of the server.
-        authority: the folder for ca.key, which signs certificates; None: the same folder.
+        folder: For ca.pem, server.pem and server.key.
+        host: Of the server.
+        authority: The folder for ca.key, which signs certificates; None: the same folder.
     """
     from cryptography import x509
 
-    place, key = (authority or folder) / AUTHORITY_KEY, new_key()
+    authority_key, key = (authority or folder) / AUTHORITY_KEY, new_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    write_key(place, key, "PKCS8")
+    write_key(authority_key, key, "PKCS8")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_bytes(folder / "ca.pem", _certificate(AUTHORITY, key, key, True, identifier))
-    issue_server(folder, host, place)
+    issue_server(folder, host, authority_key)
 
 
 def issue_server(folder: Path, host: str, authority_key: Path) -> None:
-    """Writes a new server.pem and server.key, signed with the authority's key."""
+    """Writes a new server.pem and server.key, signed with the authority's key.
+
+    Args:
+        folder: Has ca.pem; receives server.pem and server.key.
+        host: The address or the name of the server.
+        authority_key: The file of the key that signs.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -82,7 +88,12 @@ def expiries(folder: Path) -> dict[str, datetime.datetime]:
 
 
 def expiry_warnings(ends: dict[str, datetime.datetime], now: datetime.datetime) -> list[str]:
-    """A sentence for each certificate that is not valid, or soon will not be."""
+    """A sentence for each certificate that is not valid, or soon will not be.
+
+    Args:
+        ends: Until when each certificate is valid, see `expiries`.
+        now: The time.
+    """
     lines = []
     for name, end in ends.items():
         days = (end - now).total_seconds() / 86400

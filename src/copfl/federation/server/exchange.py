@@ -1,4 +1,8 @@
-"""Messages between the server of a federation and its clients: asked, awaited, checked and counted."""
+"""Messages between the server of a federation and its clients: asked, awaited, checked and counted.
+
+A server has one: `rounds` and `statistics` say what is asked (`Uploads`), the exchange whom and how long. A
+client whose answer is invalid or late is left out of the round, with the reason in the round's record.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -22,10 +26,12 @@ T = TypeVar("T")
 
 
 @dataclass
-class Round:
-    number: int
+class ServerRound:
+    """A round, or a pass of statistics, as the server knows it while messages come in."""
+
+    number: int  # from 0
     total: Any = None  # the sum of the uploads, in double precision
-    half: Any = None  # that of the first half alone, where halves are compared
+    half: Any = None  # the sum of the first half alone, where halves are compared
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client
@@ -33,7 +39,7 @@ class Round:
     failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
-    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    means: dict[str, float | None] = field(default_factory=dict)  # of metrics known by their mean alone
     # What the server itself knows.
     per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
     further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
@@ -43,13 +49,29 @@ class Uploads(Protocol):
     """What a server asks its clients for in a round, and what it does with it."""
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client, with further fields."""
+        """The message to one client, with further fields.
 
-    def add(self, now: Round, client: int, packet: Packet) -> None:
-        """Adds an upload to the round's total; WireError if it is invalid."""
+        Args:
+            client: The receiver.
+            further: Fields that the message has as well.
+        """
 
-    def summed(self, now: Round, values: Floats) -> None:
-        """Enters the sum of all vectors into the round, where no single upload is seen."""
+    def add(self, now: ServerRound, client: int, packet: Packet) -> None:
+        """Adds an upload to the round's total; WireError if it is invalid.
+
+        Args:
+            now: The round.
+            client: The sender.
+            packet: Its message.
+        """
+
+    def summed(self, now: ServerRound, values: Floats) -> None:
+        """Enters the sum of all vectors into the round, where no single upload is seen.
+
+        Args:
+            now: The round.
+            values: The sum of the vectors of all its clients.
+        """
 
     @property
     def size(self) -> int:
@@ -66,7 +88,7 @@ class Exchange:
     log: Log = silent
     pause: float = 1.0  # at most so many seconds between two polls of the transport
     retry: float = 30.0  # seconds until a client that failed is asked again
-    proposal: Proposal | None = None  # that of the run; it says which key is which client
+    proposal: Proposal | None = None  # the run's; it says which key is which client
     revoked: Callable[[], Collection[str]] = frozenset  # keys of members that are revoked now
 
     def __post_init__(self) -> None:
@@ -74,7 +96,7 @@ class Exchange:
         clients = self.federation.clients
         self.registry = Registry(self.folder.run, clients, self.log, self.proposal, self.revoked)
 
-    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> ServerRound:
         """One round of these clients, when it has the uploads that it needs.
 
         Args:
@@ -82,7 +104,7 @@ class Exchange:
             selected: The clients.
             uploads: What they are asked for.
         """
-        now, is_reported = Round(number), False
+        now, is_reported = ServerRound(number), False
         started = sent = time.monotonic()
         while True:
             self.registry.refresh(self.transport)
@@ -109,7 +131,7 @@ class Exchange:
                 now.failures.setdefault(client, "not connected")
         return now
 
-    def _is_due(self, now: Round, client: int) -> bool:
+    def _is_due(self, now: ServerRound, client: int) -> bool:
         """Whether to ask this client: for the first time, or again if the round lacks uploads."""
         node = self.registry.nodes.get(client)
         if node is None or client in now.reports or (client, node) in now.pending.values():
@@ -118,18 +140,39 @@ class Exchange:
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
     def head(self, kind: str, round: int, client: int = -1) -> Head:
+        """The head of a message of this run.
+
+        Args:
+            kind: Of the message.
+            round: From 0.
+            client: The one that sends or receives; -1: none.
+        """
         return Head(kind, self.folder.run, self.settings.layout, round, client)
 
-    def send(self, now: Round, client: int, packet: Packet) -> None:
+    def send(self, now: ServerRound, client: int, packet: Packet) -> None:
+        """Sends a message to a client; an earlier one that it has not answered is not waited for any more.
+
+        Args:
+            now: The round, which notes what is pending and how many bytes were sent.
+            client: One that is connected.
+            packet: The message.
+        """
         node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.federation.network.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
     def ask(
-        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
+        self, now: ServerRound, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
     ) -> dict[int, T]:
-        """The answers of a phase by client; the clients without one are left out."""
+        """The answers of a phase by client; the clients without one are left out.
+
+        Args:
+            now: The round.
+            phase: Its name, for the log.
+            packets: The message to each client.
+            read: Makes the value of a client's answer; a CopflError leaves the client out.
+        """
         answers: dict[int, T] = {}
         for client, packet in packets.items():
             if client in self.registry.nodes:
@@ -150,8 +193,13 @@ class Exchange:
                 self.sleep(started)
         return answers
 
-    def receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
-        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
+    def receive(self, now: ServerRound, read: Callable[[int, Packet], object]) -> None:
+        """Reads the replies that have arrived; a client whose reply is invalid is left out.
+
+        Args:
+            now: The round.
+            read: Takes a client's answer; a CopflError leaves the client out.
+        """
         for reply in self.transport.replies(list(now.pending)):
             client, _ = now.pending.pop(reply.message_id)
             try:
@@ -164,8 +212,14 @@ class Exchange:
                 self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
                 now.retry_at[client] = time.monotonic() + self.retry
 
-    def expired(self, now: Round, sent: float, where: str = "") -> bool:
-        """Whether the messages have reached their deadline; the clients without a reply are left out."""
+    def expired(self, now: ServerRound, sent: float, where: str = "") -> bool:
+        """Whether the messages have reached their deadline; the clients without a reply are left out.
+
+        Args:
+            now: The round.
+            sent: When the messages were sent, on the monotonic clock.
+            where: Said in the reason of clients without a reply.
+        """
         if time.monotonic() < sent + self.federation.network.deadline:
             return False
         for client, _ in now.pending.values():

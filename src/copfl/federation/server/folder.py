@@ -1,4 +1,7 @@
-"""Files of a federation: the server's folder of a run, and a client's records on its node."""
+"""The server's folder of a run: the checkpoint, a line per round, and the masks of the clients.
+
+`rounds` writes it, `bundle` reads it. `operations.watched` reads the lines without torch.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,7 +23,13 @@ NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clie
 
 
 def started_before(runs: str, run: str, flower_run: int) -> bool:
-    """Whether this run of Flower's has a checkpoint: Flower starts a crashed ServerApp again."""
+    """Whether this run of Flower's has a checkpoint: Flower starts a crashed ServerApp again.
+
+    Args:
+        runs: The folder of all runs.
+        run: The run's name.
+        flower_run: Flower's number of it.
+    """
     path = Path(runs).expanduser() / run
     is_same = read_json(path / "config.json").get("flower-run") == flower_run
     return is_same and (path / "server.copfl").exists()
@@ -30,11 +39,11 @@ def as_text(record: dict[str, Any]) -> str:
     """The record of a round in a line."""
     metric, sent = MetricInfo(record.get("metric", "accuracy")), record["bytes"]
     value = record["mean"].get(metric.name)
-    parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
-    parts += [f"{metric.title} {value:.4f}"] if value is not None else []
-    parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
-    parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
-    return "  ".join(parts)
+    words = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
+    words += [f"{metric.title} {value:.4f}"] if value is not None else []
+    words += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
+    words += [f"client {client}: {reason}" for client, reason in record["why"].items()]
+    return "  ".join(words)
 
 
 class ServerFolder:
@@ -54,12 +63,22 @@ class ServerFolder:
         return locked(self.path / ".lock")
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
-        """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
+        """Writes the checkpoint, then the round's line; the checkpoint contains the line too.
+
+        Args:
+            packet: The checkpoint.
+            record: The round, as a line of JSON.
+        """
         write_bytes(self._checkpoint, wire.to_bytes(packet), private=True)
         records.append(self.lines, record)
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
-        """The last checkpoint and the number of the next round; a missing last line is written."""
+        """The last checkpoint and the number of the next round; a missing last line is written.
+
+        Args:
+            like: The structure of the server's record.
+            head: Of a checkpoint, by its round.
+        """
         remove_parts(self.path)  # of a process that was killed
         remove_parts(self.path / "masks")
         opened, round = self.checkpoint(like, head)
@@ -69,7 +88,12 @@ class ServerFolder:
         return opened, round
 
     def checkpoint(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
-        """The last checkpoint and the number of the next round; nothing is written."""
+        """The last checkpoint and the number of the next round; nothing is written.
+
+        Args:
+            like: The structure of the server's record.
+            head: Of a checkpoint, by its round.
+        """
         if not self._checkpoint.exists():
             raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
         with raised_as(RunError, f"{self._checkpoint} cannot be used: {{}}", OSError, WireError):
@@ -82,7 +106,12 @@ class ServerFolder:
         return records.read(self.lines) if self.lines.exists() else []
 
     def masks(self, client: int, upload: Any) -> dict[str, Tensor]:
-        """This client's stored masks by their path in an upload; none if the file is missing or damaged."""
+        """This client's stored masks by their path in an upload; none if the file is missing or damaged.
+
+        Args:
+            client: Its number.
+            upload: The structure of every upload.
+        """
         like = {path: piece.personal for path, piece in wire.pieces(upload) if isinstance(piece, Masked)}
         path, head = self._mask(client)
         try:
@@ -91,6 +120,12 @@ class ServerFolder:
             return {}
 
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
+        """Stores the masks that a client sent: it sends them again only when they change.
+
+        Args:
+            client: Its number.
+            masks: By their path in an upload.
+        """
         path, head = self._mask(client)
         write_bytes(path, wire.to_bytes(wire.encode(masks, head)), private=True)
 

@@ -8,7 +8,7 @@ import datetime
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from copfl.errors import UsageError, raised_as
 from copfl.federation.protocol import invitation as invitations
@@ -18,29 +18,29 @@ from copfl.federation.protocol.invitation import (
     JOINS,
     LEAVES,
     MISFITS,
-    Answer,
     Invitation,
+    InvitationAnswer,
     SignedInvitation,
     read_answer,
 )
 from copfl.federation.protocol.keys import SigningKey
-from copfl.federation.protocol.proposal import NAME, Member, settings_in
+from copfl.federation.protocol.proposal import NAME, Member
 from copfl.federation.protocol.words import same_words
 from copfl.federation.server.membership import admit, read_roster, revoke
 from copfl.files import write_bytes
 
 SUFFIX = ".invite"
-INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # folders in that of the app
+INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # in the folder of the app
 NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admitted"
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS
 
 
-class Invited(NamedTuple):
+class InvitedSite(NamedTuple):
     """A site that was invited, and how far it is."""
 
     invitation: Invitation
     state: str
-    answer: Answer | None = None
+    answer: InvitationAnswer | None = None
 
     @property
     def what_to_do(self) -> str:
@@ -60,7 +60,7 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
     """A new invitation, in FOLDER/invitations; an earlier one of the same site is void.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         site: The member's name.
         key: The coordinator's.
         days: Until it expires.
@@ -75,11 +75,11 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
     if site in {member.name for member in roster.members}:
         raise UsageError(f"{site} is a member; take it out first: copfl federate revoke {folder} {site}")
     clients = int(app["config"]["run"]["clients"])
-    known = {one.site: one.number for one in of_folder(folder)}
-    taken = {member.number for member in roster.members}
-    taken |= {number for name, number in known.items() if name != site}
-    number = known.get(site, next((n for n in range(clients) if n not in taken), None))
-    if number is None or number in taken:
+    invited_numbers = {other.site: other.number for other in of_folder(folder)}
+    taken_numbers = {member.number for member in roster.members}
+    taken_numbers |= {number for name, number in invited_numbers.items() if name != site}
+    number = invited_numbers.get(site, next((n for n in range(clients) if n not in taken_numbers), None))
+    if number is None or number in taken_numbers:
         raise UsageError(f"all {clients} sites are invited; raise run.clients in pyproject.toml first")
     host = str(app["host"])
     with raised_as(UsageError, f"{folder / 'keys' / 'ca.pem'}: {{}}", OSError):
@@ -101,7 +101,12 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
 
 
 def file_of(folder: Path, site: str) -> Path:
-    """The file that the coordinator sends to a site."""
+    """The file that the coordinator sends to a site.
+
+    Args:
+        folder: The folder of the app.
+        site: The member's name.
+    """
     return folder / INVITATIONS / f"{site}{SUFFIX}"
 
 
@@ -120,11 +125,11 @@ def of_folder(folder: Path) -> Iterator[Invitation]:
         yield invitations.read(path.read_bytes()).invitation
 
 
-def invited(folder: Path) -> list[Invited]:
+def invited(folder: Path) -> list[InvitedSite]:
     """The sites that were invited, by the number of their client."""
     now, roster = datetime.datetime.now(datetime.UTC), read_roster(folder)
     members = {member.name for member in roster.members}
-    found = []
+    sites = []
     for invitation in of_folder(folder):
         path = _answer_file(folder, invitation.site)
         answer = read_answer(path.read_bytes()) if path.exists() else None
@@ -138,19 +143,19 @@ def invited(folder: Path) -> list[Invited]:
             state = EXPIRED if invitation.is_over(now) else NO_ANSWER
         else:
             state = WAITS if answer.state == JOINS else answer.state
-        found.append(Invited(invitation, state, answer))
-    return sorted(found, key=lambda one: one.invitation.number)
+        sites.append(InvitedSite(invitation, state, answer))
+    return sorted(sites, key=lambda site: site.invitation.number)
 
 
 def receive(folder: Path, document: bytes) -> str:
     """The state of a site after its answer has arrived; UsageError if the answer is refused.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         document: What the site signed.
     """
     answer = read_answer(document)
-    invitation = next((one for one in of_folder(folder) if one.digest == answer.invitation), None)
+    invitation = next((known for known in of_folder(folder) if known.digest == answer.invitation), None)
     if invitation is None:
         raise UsageError(
             "the coordinator knows no such invitation: it wrote a newer one, or another coordinator wrote this "
@@ -180,51 +185,50 @@ def receive(folder: Path, document: bytes) -> str:
 
 
 def receive_file(folder: Path, file: Path) -> str:
-    """The name of the site whose answer came as a file, because it does not reach the server."""
+    """The name of the site whose answer came as a file, because it does not reach the server.
+
+    Args:
+        folder: The folder of the app.
+        file: What the site signed.
+    """
     with raised_as(UsageError, f"{file}: {{}}", OSError, UsageError):
         document = file.read_bytes()
         receive(folder, document)
     digest = read_answer(document).invitation
-    return next(one.site for one in of_folder(folder) if one.digest == digest)
+    return next(invitation.site for invitation in of_folder(folder) if invitation.digest == digest)
 
 
-def waiting(folder: Path, site: str) -> Invited:
-    """The site whose key the coordinator is about to admit; UsageError if none of it waits."""
-    found = next((one for one in invited(folder) if one.invitation.site == site), None)
-    if found is None:
+def waiting(folder: Path, site: str) -> InvitedSite:
+    """The site whose key the coordinator is about to admit; UsageError if none of it waits.
+
+    Args:
+        folder: The folder of the app.
+        site: The member's name.
+    """
+    invited_site = next((other for other in invited(folder) if other.invitation.site == site), None)
+    if invited_site is None:
         raise UsageError(
             f"{site} is neither invited nor a file; invite it: copfl federate invite {folder} {site}"
         )
-    if found.state != WAITS:
-        raise UsageError(f"{site} {found.state}; {found.what_to_do or 'nothing is to do'}")
-    return found
+    if invited_site.state != WAITS:
+        raise UsageError(f"{site} {invited_site.state}; {invited_site.what_to_do or 'nothing is to do'}")
+    return invited_site
 
 
 def admit_answer(folder: Path, site: str, words: str) -> Member:
-    """Enters a site whose words the coordinator heard; UsageError if they are not those of its key.
+    """Enters a site whose words the coordinator heard; UsageError if its key has other words.
 
     Args:
-        folder: That of the app.
+        folder: The folder of the app.
         site: Its name.
         words: What the site read out by telephone.
     """
-    found = waiting(folder, site)
-    assert found.answer is not None
-    if not same_words(words, found.answer.words):
+    invited_site = waiting(folder, site)
+    assert invited_site.answer is not None
+    if not same_words(words, invited_site.answer.words):
         raise UsageError(
             f"these are not the words of the key that answered for {site}: have them read again; if they stay "
             f"different, another has its invitation: copfl federate invite {folder} {site}"
         )
     clients = int(read_app(folder)["config"]["run"]["clients"])
-    return admit(folder, clients, site, found.answer.key, found.invitation.number)
-
-
-def changed_since(folder: Path) -> list[str]:
-    """The sites whose invitations have other settings than the app has now: they would be asked again."""
-    now: dict[str, Any] = settings_in(read_app(folder)["config"])
-    free = (*invitations.FREE, *(path for path in now if path.startswith("samples.")))
-    return [
-        one.site
-        for one in of_folder(folder)
-        if any(one.settings.get(path) != value for path, value in now.items() if path not in free)
-    ]
+    return admit(folder, clients, site, invited_site.answer.key, invited_site.invitation.number)

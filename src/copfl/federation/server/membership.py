@@ -24,7 +24,7 @@ from copfl.federation.protocol.proposal import (
     Member,
     Proposal,
     Rotation,
-    Signed,
+    SignedProposal,
     member_problem,
     rotation_statement,
 )
@@ -34,9 +34,8 @@ from copfl.files import write_bytes
 FILE, PROPOSALS = "members.json", "proposals"  # in the app's folder
 SIGNED = "proposal.json"  # in the folder of a run: what its coordinator signed
 COORDINATOR = "coordinator"  # the name of the coordinator's key, in keys/ or in the authority's folder
-AUTHORITY = (
-    "authority"  # in [tool.copfl] of pyproject.toml: the folder of the authority's and the coordinator's keys
-)
+# In [tool.copfl] of pyproject.toml: the folder of the keys of the authority and of the coordinator.
+AUTHORITY = "authority"
 
 
 class Roster(NamedTuple):
@@ -47,10 +46,10 @@ class Roster(NamedTuple):
 
     def named(self, name: str) -> Member:
         """The member of this name; UsageError if there is none."""
-        found = [member for member in self.members if member.name == name]
-        if not found:
+        members = [member for member in self.members if member.name == name]
+        if not members:
             raise unknown("member", name, [member.name for member in self.members])
-        return found[0]
+        return members[0]
 
 
 def read_roster(folder: Path) -> Roster:
@@ -74,6 +73,12 @@ def _roster(fields: Mapping[str, Any]) -> Roster:
 
 
 def write_roster(folder: Path, roster: Roster) -> None:
+    """Replaces the list of members.
+
+    Args:
+        folder: The folder of the app.
+        roster: The members, and the keys that are revoked.
+    """
     members = [
         member._asdict() | {"rotations": [rotation._asdict() for rotation in member.rotations]}
         for member in sorted(roster.members)
@@ -86,15 +91,15 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     """Enters a member with its public key; without a number it gets the next free one.
 
     Args:
-        folder: that of the app.
-        clients: number of clients of the app.
-        name: of the member, for people.
-        public: its key, as `keys.read_public` gives it.
-        number: of its client.
+        folder: The folder of the app.
+        clients: Number of clients of the app.
+        name: Of the member, for people.
+        public: Its key, as `keys.read_public` gives it.
+        number: Of its client.
     """
     roster = read_roster(folder)
-    taken = {member.number for member in roster.members}
-    free = [n for n in range(clients) if n not in taken]
+    taken_numbers = {member.number for member in roster.members}
+    free = [n for n in range(clients) if n not in taken_numbers]
     if not NAME.fullmatch(name):
         raise UsageError(f'name="{name[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
     if number is None and not free:
@@ -108,8 +113,8 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     if public in roster.revoked:
         raise UsageError(f"this key was revoked ({roster.revoked[public]}); the member makes a new one")
     for other in roster.members:
-        known = {other.key, *(rotation.key for rotation in other.rotations)}
-        if other.name == name or public in known:
+        other_keys = {other.key, *(rotation.key for rotation in other.rotations)}
+        if other.name == name or public in other_keys:
             raise UsageError(f"{other.name} is a member already, as client {other.number}")
     _write_public(folder, member)
     write_roster(folder, roster._replace(members=(*roster.members, member)))
@@ -117,12 +122,17 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
 
 
 def revoke(folder: Path, name: str) -> Member:
-    """Takes a member and its key out of the list; the server refuses the key from now on."""
+    """Takes a member and its key out of the list; the server refuses the key from now on.
+
+    Args:
+        folder: The folder of the app.
+        name: The member's.
+    """
     roster = read_roster(folder)
     member = roster.named(name)
     others = tuple(other for other in roster.members if other != member)
-    gone = dict.fromkeys([member.key, *(rotation.key for rotation in member.rotations)], name)
-    write_roster(folder, Roster(others, {**roster.revoked, **gone}))
+    keys_of_member = dict.fromkeys([member.key, *(rotation.key for rotation in member.rotations)], name)
+    write_roster(folder, Roster(others, {**roster.revoked, **keys_of_member}))
     _public_file(folder, name).unlink(missing_ok=True)
     return member
 
@@ -131,10 +141,10 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
     """Enters a member's new key, which its old one signed; the old key is revoked.
 
     Args:
-        folder: that of the app.
-        name: of the member.
-        public: its new key.
-        signature: of the new key, with the old one.
+        folder: The folder of the app.
+        name: Of the member.
+        public: Its new key.
+        signature: Of the new key, with the old one.
     """
     roster = read_roster(folder)
     before = roster.named(name)
@@ -149,16 +159,16 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
 
 def rotate_member(path: Path) -> Path:
     """Makes a member's new key; the file of the rotation, in which the old key signs the new one."""
-    old, kept = read_key(path), path.with_name(path.name + ".old")
-    if kept.exists():
+    old, old_path = read_key(path), path.with_name(path.name + ".old")
+    if old_path.exists():
         raise RunError(
-            f"{kept} exists: an earlier rotation; move it away when the coordinator has admitted that key"
+            f"{old_path} exists: an earlier rotation; move it away when the coordinator has admitted that key"
         )
     new = SigningKey(keys.new_key())
     statement = path.with_name(path.name + ".rotation")
     fields = {"from": old.public, "to": new.public, "signature": old.sign(rotation_statement(new.public))}
     write_bytes(statement, json.dumps(fields, indent=1).encode() + b"\n")
-    path.rename(kept)
+    path.rename(old_path)
     keys.write_key(path, new.key)
     write_bytes(keys.public_path(path), keys.openssh_line(new.public))
     return statement
@@ -171,12 +181,17 @@ def read_rotation(path: Path) -> str:
 
 
 def rotate_server(folder: Path, authority: Path | None = None) -> datetime.datetime:
-    """Makes a new key and certificate of the server; until when it is valid."""
+    """Makes a new key and certificate of the server; until when it is valid.
+
+    Args:
+        folder: The folder of the app.
+        authority: Where the authority's key is; None: where `init` put it.
+    """
     app = read_app(folder)
     if not app["secure"]:
         raise UsageError(f"the server in {folder} has no certificate")
-    place = authority or Path(str(app.get(AUTHORITY, folder / "keys")))
-    issue_server(folder / "keys", str(app["host"]), place / AUTHORITY_KEY)
+    authority_folder = authority or Path(str(app.get(AUTHORITY, folder / "keys")))
+    issue_server(folder / "keys", str(app["host"]), authority_folder / AUTHORITY_KEY)
     return expiries(folder / "keys")["server.pem"]
 
 
@@ -195,7 +210,12 @@ def _write_public(folder: Path, member: Member) -> None:
 
 
 def make_member_keys(folder: Path, clients: int) -> None:
-    """Keys for all clients of a trial, whose user is the owner of every node, where there are none."""
+    """Keys for all clients of a trial, whose user is the owner of every node, where there are none.
+
+    Args:
+        folder: The folder of the app.
+        clients: How many there are.
+    """
     for client in range(clients):
         path = folder / "keys" / f"node-{client}"
         if not path.exists():
@@ -208,27 +228,32 @@ def make_member_keys(folder: Path, clients: int) -> None:
 
 
 def coordinator_key(folder: Path, path: Path | None = None) -> SigningKey:
-    """The coordinator's key: of the file, of a trial, or where `init` put it; UsageError if not here."""
+    """The coordinator's key: of the file, of a trial, or where `init` put it; UsageError if not here.
+
+    Args:
+        folder: The folder of the app.
+        path: The file of the key; None: where `init` put it.
+    """
     authority = read_app(folder).get(AUTHORITY)
-    places = [folder / "keys" / COORDINATOR, *([Path(authority) / COORDINATOR] if authority else [])]
-    found = [place for place in ([path] if path else places) if place.expanduser().exists()]
-    if not found:
+    paths = [folder / "keys" / COORDINATOR, *([Path(authority) / COORDINATOR] if authority else [])]
+    existing = [candidate for candidate in ([path] if path else paths) if candidate.expanduser().exists()]
+    if not existing:
         raise UsageError(
-            f"the coordinator's key is not on this machine ({path or places[-1]}); where it is, sign a "
+            f"the coordinator's key is not on this machine ({path or paths[-1]}); where it is, sign a "
             "proposal with `copfl federate propose FOLDER --key FILE`, and start it here with `run "
             "--proposal FILE`"
         )
-    return read_key(found[0])
+    return read_key(existing[0])
 
 
-def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Roster) -> Signed:
+def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Roster) -> SignedProposal:
     """The signed proposal of a run; the earlier one of this run if nothing has changed.
 
     Args:
-        folder: that of the app.
-        config: keys of the run config beside those of the app, the run's name among them.
-        key: the coordinator's.
-        roster: the members.
+        folder: The folder of the app.
+        config: Further keys of the run config, the run's name among them.
+        key: The coordinator's.
+        roster: The members.
     """
     settings = {**proposal.settings_in(read_app(folder)["config"]), **config}
     members = tuple(m for m in sorted(roster.members) if m.number < int(settings["run.clients"]))
@@ -243,21 +268,33 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
 
 
 def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:
-    """The keys that a run config of the app must change to be that of a proposal."""
-    own = proposal.settings_in(read_app(folder)["config"])
-    return {key: value for key, value in agreed.settings.items() if key not in own or own[key] != value}
+    """The keys of the app's run config that differ from a proposal, with the proposal's values.
+
+    Args:
+        folder: The folder of the app.
+        agreed: The proposal.
+    """
+    of_app = proposal.settings_in(read_app(folder)["config"])
+    return {key: value for key, value in agreed.settings.items() if key not in of_app or of_app[key] != value}
 
 
-def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> Signed | None:
-    """The proposal that a run config carries, or None. UsageError if the server's policy refuses it."""
-    text, known = run_config.get(KEY), policy.proposals.coordinators
+def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> SignedProposal | None:
+    """The proposal that a run config carries, or None. UsageError if the server's policy refuses it.
+
+    Args:
+        policy: The policy of the server's owner.
+        run_config: What was submitted.
+    """
+    text, coordinators = run_config.get(KEY), policy.proposals.coordinators
     if not text and policy.proposals.unsigned:
         return None
     if not text:
         why = "no coordinator signed it; start the run with `copfl federate run`"
         raise PolicyError((Refusal("proposals.unsigned", why),))
     signed = proposal.from_text(text)
-    if (name := fingerprint(signed.proposal.coordinator)) not in known and not policy.proposals.unsigned:
+    if (
+        name := fingerprint(signed.proposal.coordinator)
+    ) not in coordinators and not policy.proposals.unsigned:
         raise PolicyError((Refusal("proposals.coordinators", f"its proposal is signed by {name}"),))
     if differ := proposal.differences(signed.proposal, run_config):
         raise UsageError(f"the run config is not that of its proposal: {'; '.join(differ[:5])}")
@@ -265,9 +302,13 @@ def server_proposal(policy: Policy, run_config: Mapping[str, Any]) -> Signed | N
 
 
 def make_coordinator(folder: Path, authority: Path) -> str:
-    """Writes the coordinator's key to the authority's folder and its public part to that of the app.
+    """Writes the coordinator's key to the authority's folder and its public part to the app's.
 
     The result is the fingerprint.
+
+    Args:
+        folder: The folder of the app.
+        authority: The folder of the private keys.
     """
     public = keys.make_key(authority / COORDINATOR)
     write_bytes(folder / "keys" / f"{COORDINATOR}.pub", keys.openssh_line(public))

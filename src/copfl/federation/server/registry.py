@@ -1,4 +1,8 @@
-"""Which node is which client: as its configuration states, or as the server assigned. Without torch."""
+"""Which node is which client: as its configuration states, or as the server assigned. Without torch.
+
+The exchange refreshes it at every poll. A node that connects is greeted, and signs the challenge with its member's
+key; a node whose key is revoked is out at the next poll.
+"""
 
 import json
 import secrets
@@ -64,9 +68,9 @@ class Registry:
         self.unassigned = [node for node in self.unassigned if node in online]
         late = time.monotonic() - RETRY
         settled = {node for node in self.rejected if self.rejected_at[node] > late}
-        known = {*self.nodes.values(), *settled, *self.pending.values(), *self.unassigned}
+        dealt_with = {*self.nodes.values(), *settled, *self.pending.values(), *self.unassigned}
         for node in online:
-            if node not in known:
+            if node not in dealt_with:
                 challenge = secrets.token_hex(16)
                 greeting = json.dumps({"run": self.run, CHALLENGE: challenge}), b""
                 message_id = transport.send(node, HELLO, greeting, ANSWER_TIMEOUT)
@@ -109,7 +113,7 @@ class Registry:
             self._accept(client, node)
 
     def _problem(self, proposal: Proposal, answer: Mapping[str, Any], challenge: str) -> str:
-        """Why an answer to the greeting is not that of a member; empty if it is."""
+        """Why an answer to the greeting is no member's; empty if it is one's."""
         client = answer.get("client")
         member = proposal.numbers.get(client) if type(client) is int else None
         if member is None:

@@ -32,15 +32,15 @@ from copfl.federation.protocol.halves import HALVES, LOSSES, MESSAGE, SAMPLES, f
 from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
 from copfl.federation.protocol.noise import epsilons, upload_noise
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
-from copfl.federation.protocol.settings import Settings
-from copfl.federation.server.exchange import Exchange, Round
+from copfl.federation.protocol.settings import TrainingSettings
+from copfl.federation.server.exchange import Exchange, ServerRound
 from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.registry import ANSWER_TIMEOUT
 from copfl.federation.server.secure_exchange import exchange_of
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 
-SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: of which model it is
+SUFFIXES = ("", "_before", "_global", "_after")  # of a metric's name: the model that it is of
 ROUNDING = 1e-6  # of a metric that was computed in single precision
 LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
 MOST_SAMPLES = 1e9  # of one client
@@ -50,18 +50,15 @@ LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
 @dataclass
-class Server:
+class TrainingServer:
     """The server of one run; it starts from the last checkpoint if the settings ask for it."""
 
-    settings: Settings
+    settings: TrainingSettings
     exchange: Exchange  # how the clients' uploads reach it: each, or only their sum
 
     def __post_init__(self) -> None:
-        self.federation, self.folder, self.log = (
-            self.settings.federation,
-            self.exchange.folder,
-            self.exchange.log,
-        )
+        self.federation = self.settings.federation
+        self.folder, self.log = self.exchange.folder, self.exchange.log
         self.round = 0  # the next one
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
@@ -69,7 +66,7 @@ class Server:
         blank = blank_samples(self.task, self.settings.shape)
         example = example_output(self.algorithm, self.task, blank, self.federation.augment, clients)
         self.upload = example.upload  # the structure of every upload
-        self._likes: dict[bool, secure_total.Sums] = {}  # by whether a round is evaluated
+        self._likes: dict[bool, secure_total.UploadSums] = {}  # by whether a round is evaluated
         self.decides = evidence.weighs(self.algorithm)  # whether clients that do harm lose their weight
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.federation.clients)
@@ -111,7 +108,7 @@ class Server:
             if self.decides and evidence.looks(self.round, self.federation.clients):
                 self._reweight([*self.folder.rounds()[: self.round - 1], record])
             counted = {str(client): n for client, n in self.counted.items()}
-            about = {Field.COUNTED: counted, "record": record}
+            fields = {Field.COUNTED: counted, "record": record}
             self.log(
                 f"{as_text(record)}  of {self.federation.rounds} rounds",
                 Event.ROUND_ENDED,  # before the record: each recorded round has one
@@ -124,7 +121,7 @@ class Server:
                 value=record["mean"].get(record["metric"]),
             )
             self.folder.save(
-                wire.encode(self.state, self.exchange.head("server", self.round), about=about), record
+                wire.encode(self.state, self.exchange.head("server", self.round), about=fields), record
             )
             yield record
 
@@ -135,7 +132,7 @@ class Server:
         for client in sorted(evidence.without_weight(self.algorithm, self.state) - before):
             self.log(f"client {client} has no weight from now on: it helps neither the others nor itself")
 
-    def _compare_halves(self, now: Round, before: Any, whole: Any) -> None:
+    def _compare_halves(self, now: ServerRound, before: Any, whole: Any) -> None:
         """Asks each client of the round for its losses with the models of both halves.
 
         Args:
@@ -161,22 +158,22 @@ class Server:
         except WireError as error:  # a value does not fit into a shorter one of network.wire
             self.log(f"round {now.number + 1}: halves are not compared: {error}")
             return
-        asked = Round(now.number)
-        answers = self.exchange.ask(asked, HALVES, packets, self._losses)
-        for sizes, more in ((now.bytes_up, asked.bytes_up), (now.bytes_down, asked.bytes_down)):
+        comparison = ServerRound(now.number)
+        answers = self.exchange.ask(comparison, HALVES, packets, self._losses)
+        for sizes, more in ((now.bytes_up, comparison.bytes_up), (now.bytes_down, comparison.bytes_down)):
             for client, size in more.items():
                 sizes[client] += size
         sides: dict[int, float | None] = {client: 1.0 if client in first else -1.0 for client in now.reports}
         now.per_client[HALF] = sides | dict.fromkeys(now.reports.keys() & left_out, 0.0)
         now.per_client[DIFFERENCE] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
-        failed = {str(client): why for client, why in sorted(asked.failures.items())}
+        failed = {str(client): why for client, why in sorted(comparison.failures.items())}
         now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
 
     def _losses(self, client: int, packet: Packet) -> float | None:
         """The difference of the losses that a client reports; None if it has none."""
-        about = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
-        losses = about.get(Field.LOSSES)
+        fields = wire.decode(packet, (), self.exchange.head(LOSSES, self.round, client)).about
+        losses = fields.get(Field.LOSSES)
         if not isinstance(losses, list) or len(losses) != 2:
             raise WireError("it does not report two losses")
         if None in losses:
@@ -188,24 +185,35 @@ class Server:
     def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
         """The epsilons after this round, from the number of answers in each."""
         earlier = [len(record["clients"]) for record in self.folder.rounds()[: self.round]]
-        found = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+        epsilons_now = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in epsilons_now.items()}
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client: the global model, the last counted round, and the known masks."""
+        """The message to one client: the global model, the last counted round, and the known masks.
+
+        Args:
+            client: The receiver.
+            further: Fields that the message has as well.
+        """
         record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
-        about = {
+        fields = {
             Field.COUNTED: self.counted.get(client, -1),
             Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
             **further,
         }
         return wire.encode(
-            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=about
+            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=fields
         )
 
-    def add(self, now: Round, client: int, packet: Packet) -> None:
-        """Adds an upload to the round's total; WireError if it is invalid."""
+    def add(self, now: ServerRound, client: int, packet: Packet) -> None:
+        """Adds an upload to the round's total; WireError if it is invalid.
+
+        Args:
+            now: The round.
+            client: The sender.
+            packet: Its message.
+        """
         if client in now.reports:
             raise WireError("its upload was counted in this round already")
         masks = self.folder.masks(client, self.upload)
@@ -225,8 +233,8 @@ class Server:
         now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
         if self.settings.run.run.benefit:
             is_first = client in first_clients(self.federation, now.number)
-            part = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
-            now.half = part if now.half is None else tree.add(now.half, part)
+            in_first_half = tree.wide(summand if is_first else tree.each(torch.zeros_like, summand))
+            now.half = in_first_half if now.half is None else tree.add(now.half, in_first_half)
             if (samples := _samples(self.algorithm, opened.record)) is not None:
                 now.per_client.setdefault(SAMPLES, {})[client] = samples
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
@@ -234,12 +242,13 @@ class Server:
         self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
 
     @property
-    def like(self) -> secure_total.Sums:
-        """The structure of the sums of this round, of which the server sees no summand."""
+    def like(self) -> secure_total.UploadSums:
+        """The structure of the sums of this round; the server sees no summand."""
         evaluated = is_evaluated(self.round, self.federation.rounds, self.settings.run.run.eval_every)
         if evaluated not in self._likes:
-            what = self.algorithm, self.task, self.settings.shape, self.settings.rules
-            self._likes[evaluated] = secure_total.example(*what, self.federation.augment, evaluated)
+            shape, rules, augment = self.settings.shape, self.settings.rules, self.federation.augment
+            example = secure_total.example(self.algorithm, self.task, shape, rules, augment, evaluated)
+            self._likes[evaluated] = example
         return self._likes[evaluated]
 
     @property
@@ -247,8 +256,13 @@ class Server:
         """The entries of a vector that is added up unseen."""
         return sum(t.numel() for t in tree.leaves(self.like))
 
-    def summed(self, now: Round, values: Floats) -> None:
-        """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it."""
+    def summed(self, now: ServerRound, values: Floats) -> None:
+        """Enters the sum of all clients' vectors into the round; WireError if honest clients do not give it.
+
+        Args:
+            now: The round.
+            values: The sum of the vectors of all its clients.
+        """
         sums, clients = secure_total.sums_from(values, self.like), len(now.reports)
         secure_total.check_weights(
             sums, clients, self.settings.rules, noised=self.settings.noised is not None
@@ -276,7 +290,7 @@ class Server:
         norm, change = float(before.norm()), float((later - before).norm())
         usual = max([norm or math.sqrt(before.numel()), *changes])
         noise, most = self.settings.noised, self.federation.secure.change * usual
-        if noise is not None:  # the noise of a mean is below that of one upload
+        if noise is not None:  # a mean has less noise than one upload
             most = max(most, noise.clip * (1 + 4 * upload_noise(noise) * math.sqrt(before.numel())))
         if self.federation.secure.change and change > most:
             raise WireError(
@@ -323,13 +337,21 @@ class Server:
 
 
 def new_server(
-    settings: Settings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
-) -> Server:
-    """The server of a run, with the exchange that its settings ask for; the arguments of `exchange_of`."""
-    return Server(settings, exchange_of(settings, transport, folder, log, **options))
+    settings: TrainingSettings, transport: Transport, folder: ServerFolder, log: Log = silent, **options: Any
+) -> TrainingServer:
+    """The server of a run, with the exchange that its settings ask for.
+
+    Args:
+        settings: What the machines agreed on.
+        transport: The network.
+        folder: The server's, of this run.
+        log: What is told to people, and to the audit log.
+        options: The other fields of `Exchange`.
+    """
+    return TrainingServer(settings, exchange_of(settings, transport, folder, log, **options))
 
 
-def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
+def _record(now: ServerRound, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
     """The round as one line of JSON, with the keys of a simulated round."""
     ids = sorted(now.reports)
     reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}
@@ -359,8 +381,8 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
 def _model_of(message: Any) -> torch.Tensor:
     """The numbers of a server's message to a client as one vector: the model, or what it has in its place."""
     inner = innermost(message)
-    parts = [inner.w] if hasattr(inner, "w") else [t for t in tree.leaves(inner) if t.is_floating_point()]
-    return torch.cat([t.double().reshape(-1) for t in parts])
+    tensors = [inner.w] if hasattr(inner, "w") else [t for t in tree.leaves(inner) if t.is_floating_point()]
+    return torch.cat([t.double().reshape(-1) for t in tensors])
 
 
 def _samples(algorithm: AnyAlgorithm, upload: Any) -> float | None:
@@ -385,23 +407,29 @@ def check_values(upload: object) -> None:
 
 
 def check_metrics(reported: object, metrics: Sequence[Metric], rounding: float = ROUNDING) -> None:
-    """WireError if a metric has a value that it cannot have, such as an accuracy of 99."""
+    """WireError if a metric has a value that it cannot have, such as an accuracy of 99.
+
+    Args:
+        reported: By name; another machine's.
+        metrics: The federation's.
+        rounding: By how much a value may be outside of its limits.
+    """
     for name, value in (reported if isinstance(reported, dict) else {}).items():
         if not isinstance(value, int | float) or value != value:  # it is not defined for these samples
             continue
         low, high = -LARGEST_VALUE, LARGEST_VALUE
         for metric in metrics:
             if any(name == f"{metric.name}{suffix}" for suffix in SUFFIXES):
-                # Of those of copfl that are no fractions, errors are positive, and r2 is at most 1.
+                # Of copfl's metrics that are no fractions, errors are positive, and r2 is at most 1.
                 low = 0.0 if metric.fraction or (metric.kinds and not metric.higher_is_better) else low
                 high = 1.0 if metric.fraction or (metric.kinds and metric.higher_is_better) else high
         if not low - rounding <= value <= high + rounding:
-            shown = f"{printable(name, 40)}={printable(value, 40)}"
-            raise WireError(f"it reports {shown}, which must be {low:g} to {high:g}")
+            report = f"{printable(name, 40)}={printable(value, 40)}"
+            raise WireError(f"it reports {report}, which must be {low:g} to {high:g}")
 
 
 def numbers(metrics: object) -> dict[str, float | None]:
     """The numbers among the metrics that a node reports, at most `MAX_METRICS`; None where not finite."""
-    found = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
-    values = {printable(k): v for k, v in found if v is None or isinstance(v, int | float)}
+    first_metrics = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
+    values = {printable(k): v for k, v in first_metrics if v is None or isinstance(v, int | float)}
     return {k: float(v) if v is not None and abs(v) <= LARGEST else None for k, v in values.items()}

@@ -23,9 +23,9 @@ from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.keys import is_signed
 from copfl.federation.protocol.messages import Field, Transport, printable, read_json
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
-from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, Rules, Sum, neighbours
+from copfl.federation.protocol.secure_sum import PHASES, Floats, Keys, MaskedSum, Rules, neighbours
 from copfl.federation.protocol.settings import Terms
-from copfl.federation.server.exchange import Exchange, Round, Uploads
+from copfl.federation.server.exchange import Exchange, ServerRound, Uploads
 from copfl.federation.server.folder import ServerFolder
 from copfl.wire import Packet
 
@@ -34,7 +34,7 @@ KEYS, SHARES, MASKED, CONSISTENT, REVEALED = PHASES
 REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
 
 
-class Question(NamedTuple):
+class SumQuestion(NamedTuple):
     """What is added up."""
 
     down: Callable[..., Packet]  # the message that asks a client for its vector; its body is the same for all
@@ -44,20 +44,26 @@ class Question(NamedTuple):
 
 @dataclass
 class SecureExchange(Exchange):
-    """An exchange of which the server learns the sum of the clients' vectors alone."""
+    """An exchange in which the server learns the sum of the clients' vectors alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rules = self.settings.rules
 
-    def collect(self, number: int, selected: list[int], uploads: Uploads) -> Round:
-        """One round of these clients; it has no total if the sum was lost while shares were revealed."""
-        now, needed = Round(number), max(self.federation.minimum, self.rules.threshold)
+    def collect(self, number: int, selected: list[int], uploads: Uploads) -> ServerRound:
+        """One round of these clients; it has no total if the sum was lost while shares were revealed.
+
+        Args:
+            number: Of the round, from 0.
+            selected: The clients.
+            uploads: What they are asked for.
+        """
+        now, needed = ServerRound(number), max(self.federation.minimum, self.rules.threshold)
         if self.was_revealing(number):
             why = "the server ended while it added up"
             now.failures = dict.fromkeys(selected, why)
             return self._without_result(now, why)
-        question = Question(uploads.down, uploads.size, needed)
+        question = SumQuestion(uploads.down, uploads.size, needed)
         while True:
             connected = self.connected(number, selected, needed)
             now.failures = {n: "not connected" for n in selected if n not in connected}
@@ -75,7 +81,7 @@ class SecureExchange(Exchange):
                 return self._without_result(now, str(error))
             return now
 
-    def added_up(self, now: Round, clients: list[int], question: Question) -> Floats | None:
+    def added_up(self, now: ServerRound, clients: list[int], question: SumQuestion) -> Floats | None:
         """The sum of the clients' vectors after all phases; None if it was lost while shares were revealed.
 
         WireError if too few clients are left before they reveal shares.
@@ -89,9 +95,9 @@ class SecureExchange(Exchange):
         stayed: dict[str, list[int]] = {}
 
         def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
-            asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
+            clients_of_phase = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
             packets = {}
-            for n in asked:
+            for n in clients_of_phase:
                 about = {Field.SESSION: session, **fields(n)}
                 is_masked, head = phase == MASKED, self.head(phase, now.number, n)
                 packets[n] = question.down(n, **about) if is_masked else wire.encode((), head, about=about)
@@ -114,7 +120,7 @@ class SecureExchange(Exchange):
             raise WireError("two clients have the same member key; a node's state-dir was copied")
         secrets.SystemRandom().shuffle(order)
         keys = {n: answer.keys for n, answer in signed.items()}
-        total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
+        total = MaskedSum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
 
         def others(client: int) -> dict[str, Any]:
             visible = total.keys_for(client)
@@ -165,7 +171,7 @@ class SecureExchange(Exchange):
         now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
         return values
 
-    def _without_result(self, now: Round, why: str) -> Round:
+    def _without_result(self, now: ServerRound, why: str) -> ServerRound:
         text = f"round {now.number + 1} has no result: {why}"
         self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
         now.reports, now.total = {}, None
@@ -184,34 +190,34 @@ class SecureExchange(Exchange):
         is_reported = False
         while True:
             self.registry.refresh(self.transport)
-            found = [n for n in chosen if n in self.registry.nodes]
-            if (len(found) >= needed and not self.registry.pending) or time.monotonic() > until:
-                return found
+            online = [n for n in chosen if n in self.registry.nodes]
+            if (len(online) >= needed and not self.registry.pending) or time.monotonic() > until:
+                return online
             if not (is_reported or self.registry.pending):
-                missing = ", ".join(str(n) for n in chosen if n not in found)
-                count = f"{len(found)} of the {needed} clients it needs"
+                missing = ", ".join(str(n) for n in chosen if n not in online)
+                count = f"{len(online)} of the {needed} clients it needs"
                 text = f"round {number + 1} waits: {count}; not connected: {missing}"
                 self.log(text, Event.WAITING, round=number + 1)
                 is_reported = True
             time.sleep(min(self.pause, 0.2))
 
     def _reader(
-        self, now: Round, phase: str, read: Callable[[int, dict[str, Any]], T]
+        self, now: ServerRound, phase: str, read: Callable[[int, dict[str, Any]], T]
     ) -> Callable[[int, Packet], T]:
         """A function that reads the fields of an answer."""
 
         def reader(client: int, packet: Packet) -> T:
-            about = wire.decode(packet, (), self.head(phase, now.number, client)).about
+            fields = wire.decode(packet, (), self.head(phase, now.number, client)).about
             unreadable = f"its answer in phase {phase!r} cannot be read"
             with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
-                return read(client, about)
+                return read(client, fields)
 
         return reader
 
     def was_revealing(self, number: int) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
-        asked = read_json(self.folder.path / REVEALING).get("round")
-        return asked == number and not self.federation.session.rollback
+        revealing = read_json(self.folder.path / REVEALING).get("round")
+        return revealing == number and not self.federation.session.rollback
 
 
 def exchange_of(
@@ -238,25 +244,25 @@ class SignedKeys(NamedTuple):
     signature: str
 
 
-def _signed_keys(rules: Rules, subject: Subject, client: int, about: dict[str, Any]) -> SignedKeys:
-    keys = Keys(*map(bytes.fromhex, about[Field.KEYS]))
-    answer = SignedKeys(keys, str(about[Field.MEMBER]), str(about[Field.SIGNATURE]))
+def _signed_keys(rules: Rules, subject: Subject, client: int, fields: dict[str, Any]) -> SignedKeys:
+    keys = Keys(*map(bytes.fromhex, fields[Field.KEYS]))
+    answer = SignedKeys(keys, str(fields[Field.MEMBER]), str(fields[Field.SIGNATURE]))
     if not is_signed(answer.member, keys_statement(subject, client, rules, keys), answer.signature):
         raise WireError("its keys are not signed by its member key")
     return answer
 
 
-def _signature(cohort: dict[int, str], statement: bytes, client: int, about: dict[str, Any]) -> str:
-    signature = str(about[Field.SIGNATURE])
+def _signature(cohort: dict[int, str], statement: bytes, client: int, fields: dict[str, Any]) -> str:
+    signature = str(fields[Field.SIGNATURE])
     if not is_signed(cohort[client], statement, signature):
         raise WireError("it signed another sum")
     return signature
 
 
-def _shares(_client: int, about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
-    sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
-    return sealed, bytes.fromhex(about[Field.COMMITMENT])
+def _shares(_client: int, fields: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
+    sealed = {int(n): str(text).encode() for n, text in fields[Field.SHARES].items()}
+    return sealed, bytes.fromhex(fields[Field.COMMITMENT])
 
 
-def _revealed(_client: int, about: dict[str, Any]) -> dict[int, bytes]:
-    return {int(n): bytes.fromhex(share) for n, share in about[Field.SHARES].items()}
+def _revealed(_client: int, fields: dict[str, Any]) -> dict[int, bytes]:
+    return {int(n): bytes.fromhex(share) for n, share in fields[Field.SHARES].items()}

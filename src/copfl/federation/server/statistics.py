@@ -1,4 +1,7 @@
-"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract."""
+"""The server's part in the encoders of a federation: it adds up the nodes' sums, and freezes the contract.
+
+`machines.server_app` runs it instead of `rounds` when the run config says session.agree=true.
+"""
 
 import time
 from collections.abc import Mapping
@@ -16,8 +19,8 @@ from copfl.errors import RunError, WireError
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.statistics import KIND, StatisticsTerms, like_centres, vector_of
-from copfl.federation.server.exchange import Exchange, Round
-from copfl.federation.server.secure_exchange import Question, SecureExchange
+from copfl.federation.server.exchange import Exchange, ServerRound
+from copfl.federation.server.secure_exchange import SecureExchange, SumQuestion
 from copfl.wire import Packet
 
 
@@ -43,7 +46,7 @@ class StatisticsServer:
             if self.round and not self.settings.question.numbers:
                 totals.append(np.zeros(0))
                 continue
-            now = Round(self.round)
+            now = ServerRound(self.round)
             is_secure = isinstance(self.exchange, SecureExchange)
             total = self._sum_of_all if is_secure else self._sum_of_each
             totals.append(total(now, self.members))
@@ -61,17 +64,22 @@ class StatisticsServer:
 
     @property
     def needed(self) -> int:
-        """Members that must answer: all, unless the settings say how many; later those of the first pass."""
+        """Members that must answer: all, unless the settings say how many; in the second pass, all of the first."""
         first = self.federation.network.min_replies or self.federation.clients
         needed = len(self.members) if self.round else first
         is_secure = self.federation.secure.aggregation
         return max(needed, self.settings.rules.threshold) if is_secure else needed
 
     def down(self, client: int, **further: Any) -> Packet:
-        """The message to one client: the means of the columns, in the second pass."""
+        """The message to one client: the means of the columns, in the second pass.
+
+        Args:
+            client: The receiver.
+            further: Fields that the message has as well.
+        """
         return wire.encode(self.centres, self.exchange.head("down", self.round, client), about=further)
 
-    def _sum_of_each(self, now: Round, members: list[int]) -> Vector:
+    def _sum_of_each(self, now: ServerRound, members: list[int]) -> Vector:
         """The sum of the members' vectors, in their order, so that it is the same again."""
         vectors: dict[int, Vector] = {}
         size, started = self.settings.question.sizes[self.round], time.monotonic()
@@ -89,9 +97,9 @@ class StatisticsServer:
 
         while len(vectors) < self.needed or now.pending:
             self.exchange.registry.refresh(self.exchange.transport)
-            asked = {client for client, _ in now.pending.values()}
+            pending_clients = {client for client, _ in now.pending.values()}
             for client in members:
-                is_due = client not in vectors and client not in asked
+                is_due = client not in vectors and client not in pending_clients
                 is_due &= time.monotonic() >= now.retry_at.get(client, 0.0)
                 if is_due and client in self.exchange.registry.nodes:
                     self.exchange.send(now, client, self.down(client))
@@ -103,11 +111,11 @@ class StatisticsServer:
         total: Vector = np.sum([vectors[client] for client in sorted(vectors)], axis=0)
         return total
 
-    def _sum_of_all(self, now: Round, members: list[int]) -> Vector:
-        """The sum of the members' vectors, of which the server sees none."""
+    def _sum_of_all(self, now: ServerRound, members: list[int]) -> Vector:
+        """The sum of the members' vectors; the server sees none of them."""
         exchange = self.exchange
         assert isinstance(exchange, SecureExchange)
-        question = Question(self.down, self.settings.question.sizes[self.round], self.needed)
+        question = SumQuestion(self.down, self.settings.question.sizes[self.round], self.needed)
         while True:
             if exchange.was_revealing(self.round):
                 raise RunError("the server ended while it added up; start another run")
@@ -127,7 +135,7 @@ class StatisticsServer:
                 )
             return total
 
-    def _require_willing(self, now: Round, members: list[int], needed: int) -> None:
+    def _require_willing(self, now: ServerRound, members: list[int], needed: int) -> None:
         """RunError if so many members declined that the others are too few."""
         declined = {n: why for n, why in now.failures.items() if why.startswith("it declined")}
         if len(members) - len(declined) < needed:
@@ -144,13 +152,11 @@ def _names(content: object) -> dict[str, list[str]]:
         raise WireError("it names no categories")
     for names in content.values():
         is_list = isinstance(names, list) and len(names) <= MOST_CATEGORIES
-        if not is_list or not all(map(_is_name, names)):
+        if not is_list or not all(
+            isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable() for name in names
+        ):
             raise WireError(
                 f"its categories are no lists of at most {MOST_CATEGORIES:,} texts in one line, "
                 f"of at most {LONGEST_NAME} characters"
             )
     return {str(column): list(names) for column, names in content.items()}
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= LONGEST_NAME and name.isprintable()

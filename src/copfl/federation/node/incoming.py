@@ -1,4 +1,7 @@
-"""What a node checks of a message first: whether it was asked for this run, and how many began within a day."""
+"""What a node checks of a message first: whether it was asked for this run, and how many began within a day.
+
+Each answer that is about data begins with `head_of`, or with `decode`, which reads the model too.
+"""
 
 import time
 from typing import Any
@@ -12,7 +15,7 @@ from copfl.federation.node.node import Node
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.settings import Settings, Terms
+from copfl.federation.protocol.settings import Terms, TrainingSettings
 from copfl.settings.federation import is_plain_name
 from copfl.wire import Head, Packet
 
@@ -41,14 +44,18 @@ def head_of(settings: Terms, node: Node, packet: Packet) -> Head:
     if not 0 <= round <= rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
     admit_run(node, run)
-    known = node.client_in(run)
-    return Head("down", run, settings.layout, round, client if known < 0 else known)
+    assigned = node.client_in(run)
+    return Head("down", run, settings.layout, round, client if assigned < 0 else assigned)
 
 
 def admit_run(node: Node, run: str) -> None:
     """Writes down a run that begins on this node; PolicyError if too many did within a day.
 
     Each run costs the node time and a folder, whatever its name.
+
+    Args:
+        node: The one that is asked.
+        run: The name in the server's message.
     """
     path, now = node.memory / RUNS, time.time()
     begun = stored(path, lambda runs: {str(name): float(at) for name, at in runs.items()}, {})
@@ -77,12 +84,18 @@ def count_refusal(node: Node) -> None:
 
 
 def _refused_today(node: Node) -> list[float]:
-    known = stored(node.memory / REFUSALS, lambda times: [float(at) for at in times], [])
-    return [at for at in known if at > time.time() - DAY]
+    refusals = stored(node.memory / REFUSALS, lambda times: [float(at) for at in times], [])
+    return [at for at in refusals if at > time.time() - DAY]
 
 
-def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
-    """The head, record and fields of the server's message; WireError if for another model or client."""
+def decode(settings: TrainingSettings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+    """The head, record and fields of the server's message; WireError if for another model or client.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        packet: The server's message.
+    """
     head = head_of(settings, node, packet)
     opened = wire.decode(packet, message_like(settings, head.client), head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
@@ -91,8 +104,13 @@ def decode(settings: Settings, node: Node, packet: Packet) -> tuple[Head, Any, d
     return head, opened.record, opened.about
 
 
-def message_like(settings: Settings, client: int) -> Any:
-    """The structure of the server's messages to a client."""
+def message_like(settings: TrainingSettings, client: int) -> Any:
+    """The structure of the server's messages to a client.
+
+    Args:
+        settings: The federation's.
+        client: Its number; a new client has none of the federation's.
+    """
     clients = settings.federation.clients
     server = settings.algorithm.server_init(settings.task, clients)
     return received(settings.algorithm, server, torch.tensor(min(max(client, 0), clients - 1)))

@@ -1,4 +1,7 @@
-"""What the operators of a federation read: the audit log, JSON log lines, metrics. Without torch."""
+"""The log that a server's run writes: log lines, audit log, metrics. Without torch.
+
+`machines.server_app` opens `operations` around a run; the server gets it as its `Log`.
+"""
 
 import contextlib
 import logging
@@ -23,13 +26,19 @@ WARNINGS = (Event.REFUSED, Event.REJECTED, Event.WAITING, Event.NO_RESULT)
 
 
 def environment(metrics: str | None, log_format: str | None, log_level: str | None) -> dict[str, str]:
-    """The variables by which the processes of a federation receive these options."""
+    """The variables by which the processes of a federation receive these options.
+
+    Args:
+        metrics: The address of metrics for Prometheus; None: there are none.
+        log_format: Of FORMATS; None: text.
+        log_level: Of LEVELS; None: info.
+    """
     one_of(FORMATS, log_format=log_format or "text")
     one_of(LEVELS, log_level=log_level or "info")
     if metrics:
         endpoint(metrics)
-    given = {METRICS: metrics, LOG_FORMAT: log_format, LOG_LEVEL: log_level}
-    return {name: value for name, value in given.items() if value}
+    variables = {METRICS: metrics, LOG_FORMAT: log_format, LOG_LEVEL: log_level}
+    return {name: value for name, value in variables.items() if value}
 
 
 # -- metrics -------------------------------------------------------------------------------------------------
@@ -39,8 +48,8 @@ def endpoint(address: str) -> tuple[str, int]:
     """The host and the port of "HOST:PORT" or "PORT"; without a host, this machine alone can connect."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
-        given = f'metrics="{printable(address, 60)}"'
-        raise UsageError(f"{given} must be HOST:PORT or PORT, such as {LOOPBACK}:9464")
+        as_given = f'metrics="{printable(address, 60)}"'
+        raise UsageError(f"{as_given} must be HOST:PORT or PORT, such as {LOOPBACK}:9464")
     return host.strip("[]") or LOOPBACK, int(port)
 
 
@@ -70,6 +79,12 @@ class Metrics:
             self.server, self.thread = prometheus.start_http_server(port, host, registry)
 
     def add(self, event: str, **fields: Any) -> None:
+        """Counts an event.
+
+        Args:
+            event: Its name.
+            fields: Its fields, as the audit log has them.
+        """
         if event == Event.STARTED:
             self.round.labels(self.run).set(fields["round"] - 1)
             self.planned.labels(self.run).set(fields["rounds"])
@@ -96,6 +111,10 @@ def operations(folder: Path, run: str) -> Iterator[Log]:
     """The log of a server's run: log lines, the audit log, and metrics if the environment asks for them.
 
     How the run ends is its last event.
+
+    Args:
+        folder: The server's, of the run.
+        run: The run's name.
     """
     address = os.environ.get(METRICS)
     with contextlib.ExitStack() as stack:

@@ -26,7 +26,7 @@ from copfl.audit.audit import run_audit
 from copfl.audit.tables import as_json as audit_json
 from copfl.audit.tables import write as write_audit
 from copfl.bench import bench, protocol, rows
-from copfl.bench.protocol import Machine
+from copfl.bench.protocol import BenchMachine
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
@@ -595,7 +595,7 @@ def test_random_records_of_a_bench(world: World, mark: Path, tmp_path: Path) -> 
 
         def checked() -> None:
             row = rows.read(tmp_path / "record.json")
-            bench.check(row, Machine(), runs=1, log=lambda line: None)
+            bench.check(row, BenchMachine(), runs=1, log=lambda line: None)
 
         with WATCH.on() as seen:
             ends(checked)

@@ -82,7 +82,7 @@ class NoisyTask(Task):
         return torch.where(self.rides, noise, grad), value, buffers
 
 
-class Down(NamedTuple):
+class FreeRiderDown(NamedTuple):
     down: Any
     rides: Tensor  # [] bool
     key: Tensor  # [] int64
@@ -98,12 +98,14 @@ class FreeRider(RoundWrapper):
     riders: tuple[int, ...] = (RIDER,)
     seed: int = 0
 
-    def downlink(self, server: Any, ids: Tensor) -> Down:
+    def downlink(self, server: Any, ids: Tensor) -> FreeRiderDown:
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
         keys = mixed(self.seed, MALICIOUS, server.round, ids)
-        return Down(super().downlink(server, ids), torch.isin(ids, riders), keys)
+        return FreeRiderDown(super().downlink(server, ids), torch.isin(ids, riders), keys)
 
-    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
+    def client_update(
+        self, task: Task, client: Any, down: FreeRiderDown, data: Data, plan: Plan
+    ) -> ClientOutput:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
         noisy = NoisyTask(**fields, rides=down.rides, key=down.key)
         return super().client_update(noisy, client, down, data, plan)

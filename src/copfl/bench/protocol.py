@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.bench.settings import FULL, QUICK, SETTINGS, Setting, arrays, samples_per_client
+from copfl.bench.settings import FULL, QUICK, SETTINGS, BenchSetting, arrays, samples_per_client
 from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.results.results import last_evaluations
 from copfl.comparison.rows import entries
@@ -62,7 +62,7 @@ class Suite(NamedTuple):
 SUITES = {"quick": Suite("quick", QUICK), "full": Suite("full", FULL)}
 
 
-class Job(NamedTuple):
+class BenchJob(NamedTuple):
     """One run of a row."""
 
     algorithm: str  # such as "fedprox:mu=0.1" or "mymodule:FedMine"
@@ -77,17 +77,17 @@ class Job(NamedTuple):
         return f"{self.algorithm}, {self.setting}, {self.server} {self.lr:g}, seed {self.seed}"
 
 
-class Machine(NamedTuple):
+class BenchMachine(NamedTuple):
     """Where runs are computed, and where their data are."""
 
     device: str = "cpu"
     files: Path | None = None
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """What a run gave."""
 
-    job: Job
+    job: BenchJob
     accuracy: list[float | None]  # of each client; None: it has no test samples, or is malicious
     bytes: float  # that a client sends and receives in a round
     seconds: float  # of one core; on a GPU, by the clock on the wall
@@ -113,14 +113,14 @@ def entry_of(text: str) -> Entry:
     return entry
 
 
-def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Job], dict[str, str]]:
+def tuning_jobs(algorithm: str, suite: Suite, machine: BenchMachine) -> tuple[list[BenchJob], dict[str, str]]:
     """The runs on validation samples, and the server's steps that the algorithm refuses, with the reason.
 
     UsageError if it cannot train in some setting.
     """
 
-    def jobs_of(setting: str, server: str) -> list[Job]:
-        return [Job(algorithm, setting, server, lr, TUNING_SEED, True) for lr in RATES]
+    def jobs_of(setting: str, server: str) -> list[BenchJob]:
+        return [BenchJob(algorithm, setting, server, lr, TUNING_SEED, True) for lr in RATES]
 
     entry_of(algorithm)  # an error in its name or options is none of a setting
     for setting in suite.settings:
@@ -139,9 +139,9 @@ def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Jo
     return list(itertools.chain.from_iterable(planned)), refused
 
 
-def final_jobs(tuning: list[Measured]) -> list[Job]:
+def final_jobs(tuning: list[MeasuredRun]) -> list[BenchJob]:
     """The runs on test samples: in each setting with the best server and rate, of equals the first."""
-    best: dict[str, Measured] = {}
+    best: dict[str, MeasuredRun] = {}
     for run in tuning:
         before = best.get(run.job.setting)
         if before is None or run.value > before.value:
@@ -149,7 +149,7 @@ def final_jobs(tuning: list[Measured]) -> list[Job]:
     return [run.job._replace(seed=seed, tuning=False) for run in best.values() for seed in SEEDS]
 
 
-def experiment_of(job: Job, machine: Machine) -> Experiment:
+def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
     """The run of a job, ready to train."""
     setting = SETTINGS[job.setting]
     (scheme, scheme_options), (model, model_options) = setting.partition, setting.model
@@ -178,12 +178,12 @@ def experiment_of(job: Job, machine: Machine) -> Experiment:
     return prepare(run, validation=VALIDATION if job.tuning else 0.0)
 
 
-def batch_of(setting: Setting, files: Path | None) -> int:
+def batch_of(setting: BenchSetting, files: Path | None) -> int:
     """Samples in a training step, the same for every algorithm."""
     return setting.batch or (SMALL_BATCH if samples_per_client(setting, files) < FEW else BATCH)
 
 
-def measured(job: Job, machine: Machine) -> Measured:
+def measured(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
     """Trains the run."""
     experiment = experiment_of(job, machine)
     # Runs beside it slow down a CPU, not its clock.
@@ -194,7 +194,7 @@ def measured(job: Job, machine: Machine) -> Measured:
     every_number = hashlib.sha256(b"".join(map(records.encoded, result.records)))
     accuracy = [None if math.isnan(value) else value for value in _accuracy(result).tolist()]
     sent = [result.metric_or_nan(name) for name in ("bytes_up", "bytes_down")]
-    return Measured(
+    return MeasuredRun(
         job,
         accuracy,
         float(sum(np.nanmean(values) for values in sent)),
@@ -213,12 +213,12 @@ def _accuracy(result: Result) -> Numbers:
     return last_evaluations(values)
 
 
-def as_json(run: Measured) -> dict[str, Any]:
+def as_json(run: MeasuredRun) -> dict[str, Any]:
     """The measurement as one flat object."""
     return {**run.job._asdict(), **{name: value for name, value in run._asdict().items() if name != "job"}}
 
 
-def from_json(content: dict[str, Any]) -> Measured:
+def from_json(content: dict[str, Any]) -> MeasuredRun:
     """The measurement of such an object."""
-    job = Job(*(content[name] for name in Job._fields))
-    return Measured(job, *(content[name] for name in Measured._fields[1:]))
+    job = BenchJob(*(content[name] for name in BenchJob._fields))
+    return MeasuredRun(job, *(content[name] for name in MeasuredRun._fields[1:]))

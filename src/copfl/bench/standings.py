@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl import stats
 from copfl.bench.protocol import SUITES
-from copfl.bench.rows import Row, code_hash, differing
+from copfl.bench.rows import BenchRow, code_hash, differing
 from copfl.tables import NONE, Table, as_markdown, as_text, number, percent, seconds, size
 
 ALONE = "local"
@@ -20,7 +20,7 @@ BESIDE = (ALONE, "fedavg_ft")  # shown beside a new row: training alone, and fin
 class Standing(NamedTuple):
     """A row among others; means over settings."""
 
-    row: Row
+    row: BenchRow
     regret: float  # points below the best row of each setting
     rank: float  # 1: the best
     ranks: stats.Interval  # of the mean rank, over the settings
@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     seconds: float  # of a run; on a GPU other runs beside it count too, so tables have none
 
 
-def standings(rows: Sequence[Row]) -> list[Standing]:
+def standings(rows: Sequence[BenchRow]) -> list[Standing]:
     """The rows of one suite, the lowest mean regret first."""
     names = SUITES[rows[0].suite].settings
     values = np.array([[row.value(name) for name in names] for row in rows])  # [rows, settings]
@@ -51,7 +51,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
     return sorted(found, key=lambda standing: standing.regret)
 
 
-def above(row: Row, alone: Row) -> float:
+def above(row: BenchRow, alone: BenchRow) -> float:
     """The share of clients that are better than trained alone, the mean over settings and seeds."""
     shares = []
     for own, other in zip(row.runs, alone.runs, strict=True):
@@ -93,7 +93,7 @@ def settings_table(found: Sequence[Standing]) -> Table:
     return Table("", ("", *settings), [(name, *line) for name, line in zip(algorithms, cells, strict=True)])
 
 
-def comparison(row: Row, others: Sequence[Row]) -> str:
+def comparison(row: BenchRow, others: Sequence[BenchRow]) -> str:
     """A new row beside the stored ones, for the terminal."""
     found = standings([*others, row])
     names = SUITES[row.suite].settings
@@ -128,7 +128,7 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def leaderboard(rows: Sequence[Row]) -> str:
+def leaderboard(rows: Sequence[BenchRow]) -> str:
     """The tables of studies/bench/README.md, as Markdown."""
     if not rows:
         return "No rows are stored yet."
@@ -138,7 +138,7 @@ def leaderboard(rows: Sequence[Row]) -> str:
     return "\n\n".join([as_markdown(named), as_markdown(settings_table(found))])
 
 
-def made_with(rows: Sequence[Row]) -> str:
+def made_with(rows: Sequence[BenchRow]) -> str:
     """A sentence on the versions and hardware of the rows."""
     kinds: dict[str, list[str]] = {}
     for row in rows:

@@ -17,7 +17,7 @@ from copfl.experiment import process
 from copfl.settings import named_code, toml
 
 
-class Machine(NamedTuple):
+class ComparisonOptions(NamedTuple):
     """Where a comparison runs, and what is shown of it."""
 
     out: Path | None
@@ -86,7 +86,7 @@ def compare(
 
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
-    file = entry_file.File([], {}, {}) if config is None else entry_file.read_file(config)
+    file = entry_file.EntryFile([], {}, {}) if config is None else entry_file.read_file(config)
     named_code.name(entries.modules_of(algorithms or []))
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
@@ -99,7 +99,7 @@ def compare(
         how["tune"] = spaces.values_of(tune or [], "--tune")
         named_code.name(named_code.modules_in(how["tune"]))
     run = partial(comparing.compare, rows, **how)
-    machine = Machine(out, jobs, on, plots, quiet, as_json)
+    machine = ComparisonOptions(out, jobs, on, plots, quiet, as_json)
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
@@ -140,7 +140,7 @@ def sweep(
     grid = spaces.values_of(over, "--over")
     named_code.name(named_code.modules_in(grid))
     run = partial(comparing.sweep, grid, **how)
-    _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
+    _carry_out("sweep", run, _merged(file, line), ComparisonOptions(out, jobs, on, plots, quiet, as_json))
 
 
 @options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
@@ -253,7 +253,7 @@ def _merged(first: Tables, second: Tables) -> Tables:
     return result
 
 
-def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
+def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: ComparisonOptions) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
     from copfl.comparison.jobs import executors

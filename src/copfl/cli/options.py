@@ -91,7 +91,7 @@ Track = Annotated[list[str] | None, option("Output", "Tracker: tensorboard, mlfl
 # Options of settings
 
 
-class Setting(NamedTuple):
+class SettingOption(NamedTuple):
     """A setting as an option: the parameter that typer reads, and the table and key that it sets."""
 
     parameter: inspect.Parameter
@@ -101,7 +101,7 @@ class Setting(NamedTuple):
 
 def settings(
     *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
-) -> Iterator[Setting]:
+) -> Iterator[SettingOption]:
     """The settings of these tables that are options, in the order of the records, but for these paths.
 
     Args:
@@ -130,7 +130,7 @@ def settings(
                 default=None,
                 annotation=Annotated[type_on_line | None, option(about["panel"], text, names)],
             )
-            yield Setting(parameter, kind, field.name)
+            yield SettingOption(parameter, kind, field.name)
 
 
 MORE = Annotated[
@@ -220,7 +220,7 @@ class Command(TyperCommand):
                     formatter.write_dl(lines)
 
 
-class Group(typer.core.TyperGroup):
+class PanelGroup(typer.core.TyperGroup):
     """A group of commands whose help lists them under the titles of their panels."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -23,7 +23,7 @@ from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
 from copfl.comparison.results.results import Record, paired, record_of
-from copfl.comparison.results.tables import Comparison, Row, still_rising
+from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
 from copfl.comparison.results.writing import write
 from copfl.comparison.rival_runs import seed_rivals
 from copfl.comparison.rows import suitability
@@ -121,7 +121,7 @@ def compare(
     _checked(rows, base, named, last, jobs)
     check_own("tune", named)
     tries = tuning.trials_of(named, trials)
-    plan = tuning.Plan(base, Path(out), seeds, tune_seeds, validation, last)
+    plan = tuning.ComparisonPlan(base, Path(out), seeds, tune_seeds, validation, last)
     space = partial(tuning.space_of_row, base=base, named=None if tune is None else named)
     for entry in rows:  # an error now, and not after the tuning
         for cell in cells(space(entry)):
@@ -151,7 +151,7 @@ def compare(
         {label: runs for label, runs in zip(labels, records, strict=True) if label != chosen}, against
     )
     table = [
-        Row(entry, runs, best, differences.get(entry.label, {}))
+        ComparisonRow(entry, runs, best, differences.get(entry.label, {}))
         for entry, runs, best in zip(rows, records, tuned, strict=True)
     ]
     notes = remarks + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
@@ -226,7 +226,7 @@ def sweep(
             all_done, pool=pool, log=log or (lambda line: None), executor=executor, forecast=forecast
         )
         records = _records(final, run)
-    table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
+    table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
     result = Comparison(
         title, table, seeds, last, over=grid, notes=few_seeds(seeds) + undefined_values(table)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Trial, Tuned, record_of
+from copfl.comparison.results.results import Tuned, TuningTrial, record_of
 from copfl.comparison.rows.spaces import Range, Space, space_text
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
@@ -34,14 +34,14 @@ GENERATION = 5  # trials that are drawn at once, so that they can train in paral
 WAIT = 600.0  # seconds for another process that draws
 
 
-class Candidate(NamedTuple):
+class Attempt(NamedTuple):
     """Settings that a row tries."""
 
     row: int
     settings: Tables
 
 
-class Search(NamedTuple):
+class SharedSearch(NamedTuple):
     """What the searches of all rows share."""
 
     trials: int  # of each row
@@ -49,15 +49,15 @@ class Search(NamedTuple):
     seed: int
     metric: MetricInfo
     # The runs of a candidate with this fraction of the rounds, one per seed.
-    jobs_of: Callable[[Candidate, float], list[Job]]
+    jobs_of: Callable[[Attempt, float], list[Job]]
     run: Callable[[list[Job]], None]
 
 
-def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> list[Tuned]:
+def searched(search: SharedSearch, spaces: Sequence[Space], names: Sequence[str]) -> list[Tuned]:
     """What each row tried, from its space; nothing where that is empty. `names` are those of the studies."""
     studies = {row: _study(search, name) for row, name in enumerate(names) if spaces[row]}
     while drawn := [
-        (row, number, Candidate(row, settings))
+        (row, number, Attempt(row, settings))
         for row, study in studies.items()
         for number, settings in _drawn(search, study, spaces[row]).items()
     ]:
@@ -67,13 +67,15 @@ def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> l
                 _tell(studies[row], number, value)
     trials = {row: study.trials[: search.trials] for row, study in studies.items()}
     groups = [
-        [Candidate(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
+        [Attempt(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
         for row, space in enumerate(spaces)
     ]
     tried = halving(groups, partial(measured, search), search.metric)
     return [
         Tuned(
-            [Trial(c.settings, *measurement) for c, *measurement in of_row], search.metric, space_text(space)
+            [TuningTrial(c.settings, *measurement) for c, *measurement in of_row],
+            search.metric,
+            space_text(space),
         )
         for of_row, space in zip(tried, spaces, strict=True)
     ]
@@ -106,7 +108,7 @@ def whole_runs(trials: int) -> float:
     return sum(count * fraction for count, fraction in zip(counts, FRACTIONS, strict=True))
 
 
-def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -> list[float]:
+def measured(search: SharedSearch, candidates: Sequence[Attempt], fraction: float) -> list[float]:
     """The primary metric of each on its validation samples, the mean over clients and seeds."""
     plans = [search.jobs_of(candidate, fraction) for candidate in candidates]
     search.run([job for plan in plans for job in plan])
@@ -123,7 +125,7 @@ def optuna_module() -> Any:
     return optuna
 
 
-def _study(search: Search, name: str) -> Any:
+def _study(search: SharedSearch, name: str) -> Any:
     optuna = optuna_module()
     search.folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(search.folder / JOURNAL))
@@ -135,7 +137,7 @@ def _study(search: Search, name: str) -> Any:
     )
 
 
-def _drawn(search: Search, study: Any, space: Space) -> dict[int, Tables]:
+def _drawn(search: SharedSearch, study: Any, space: Space) -> dict[int, Tables]:
     """Trials without a value, by number, of this generation or the next; none at the end."""
     optuna = optuna_module()
     distributions = {".".join(path): _distribution(optuna, values) for path, values in space.items()}

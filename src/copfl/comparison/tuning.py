@@ -8,11 +8,11 @@ from pathlib import Path
 
 from copfl.comparison import search
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Trial, Tuned
+from copfl.comparison.results.results import Tuned, TuningTrial
 from copfl.comparison.rows.entries import Base, Entry, described
 from copfl.comparison.rows.entry_settings import applies, by_kind, concerns, job_of, layers_of
 from copfl.comparison.rows.spaces import Range, Space, cells
-from copfl.comparison.search import Candidate, Search
+from copfl.comparison.search import Attempt, SharedSearch
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
 from copfl.settings.complete import complete
@@ -26,7 +26,7 @@ RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What the runs of a comparison have in common."""
 
     base: Base  # the settings of every row
@@ -106,7 +106,7 @@ def _default_grid(entry: Entry, base: Base) -> Space:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def rounds_of(plan: Plan, rows: Sequence[Entry], spaces: Sequence[Space], trials: int) -> float:
+def rounds_of(plan: ComparisonPlan, rows: Sequence[Entry], spaces: Sequence[Space], trials: int) -> float:
     """The rounds of all runs together, those of the tuning included."""
     total = 0.0
     for entry, space in zip(rows, spaces, strict=True):
@@ -116,7 +116,7 @@ def rounds_of(plan: Plan, rows: Sequence[Entry], spaces: Sequence[Space], trials
 
 
 def tuned(
-    plan: Plan,
+    plan: ComparisonPlan,
     rows: Sequence[Entry],
     spaces: Sequence[Space],
     trials: int,
@@ -134,22 +134,24 @@ def tuned(
         run: Trains jobs that are not finished.
     """
 
-    def jobs_of(candidate: Candidate, fraction: float) -> list[Job]:
+    def jobs_of(candidate: Attempt, fraction: float) -> list[Job]:
         return plan.tuning_runs(rows[candidate.row], candidate.settings, fraction)
 
-    shared = Search(trials, plan.out / "tuning", plan.tune_seeds[0], metric, jobs_of, run)
+    shared = SharedSearch(trials, plan.out / "tuning", plan.tune_seeds[0], metric, jobs_of, run)
     if trials:
         return search.searched(
             shared, spaces, [_study_name(plan, *row) for row in zip(rows, spaces, strict=True)]
         )
     grids = [
-        [Candidate(row, cell) for cell in cells(space)] if space else [] for row, space in enumerate(spaces)
+        [Attempt(row, cell) for cell in cells(space)] if space else [] for row, space in enumerate(spaces)
     ]
     values = iter(search.measured(shared, [candidate for grid in grids for candidate in grid], 1.0))
-    return [Tuned([Trial(candidate.settings, next(values)) for candidate in grid], metric) for grid in grids]
+    return [
+        Tuned([TuningTrial(candidate.settings, next(values)) for candidate in grid], metric) for grid in grids
+    ]
 
 
-def _study_name(plan: Plan, entry: Entry, space: Space) -> str:
+def _study_name(plan: ComparisonPlan, entry: Entry, space: Space) -> str:
     """With all that the trials of a row depend on, so that the same search goes on."""
     settings = essential(complete(*layers_of(entry, plan.base)))
     return f"{entry.label} {digest([settings, str(space), plan.tune_seeds, plan.validation, plan.last])}"

@@ -28,7 +28,7 @@ class Rung(NamedTuple):
         return self.rounds * self.seeds
 
 
-def limit_of(budget: str | int) -> Limit | None:
+def limit_of(budget: str | int) -> Budget | None:
     """A number of rounds, or a time such as 90s, 10m or 2h; None if the text is empty."""
     if not str(budget).strip():
         return None
@@ -38,10 +38,10 @@ def limit_of(budget: str | int) -> Limit | None:
             f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
         )
     seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
-    return Limit(float(parts[1]) * (seconds or 1), bool(seconds))
+    return Budget(float(parts[1]) * (seconds or 1), bool(seconds))
 
 
-class Limit(NamedTuple):
+class Budget(NamedTuple):
     """What the race may cost."""
 
     amount: float

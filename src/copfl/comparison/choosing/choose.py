@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.choosing.budget import Limit, limit_of
+from copfl.comparison.choosing.budget import Budget, limit_of
 from copfl.comparison.choosing.deciding import most_candidates
 from copfl.comparison.choosing.race import Race
 from copfl.comparison.choosing.ranking import LOCAL, Choice, write
@@ -179,7 +179,7 @@ def choose(
         few = f"{clients} client{'s' * (clients > 1)}"
         candidates = race.first(candidates, most_candidates(clients), few, "more could not be told apart")
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
-    limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
+    limit = limit or Budget(rounds * len(seeds) * len(candidates) / 3, usual=True)
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
     race.passes = (1 + trained_twice) * retrain

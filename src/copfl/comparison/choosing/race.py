@@ -15,7 +15,7 @@ import numpy as np
 from copfl.comparison.choosing import verdict as judging
 from copfl.comparison.choosing.budget import (
     FINALISTS,
-    Limit,
+    Budget,
     Rung,
     Speed,
     affordable,
@@ -51,7 +51,7 @@ FEW_BETTER = "few with a quarter of the rounds and more decide more than all wit
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
-class Candidate(NamedTuple):
+class Contestant(NamedTuple):
     """A method in the race: a job per seed, of all rounds."""
 
     entry: Entry
@@ -63,10 +63,10 @@ class Candidate(NamedTuple):
         return self.entry.label
 
 
-class Standing(NamedTuple):
+class StageResult(NamedTuple):
     """The candidates after a stage, the best first."""
 
-    order: list[Candidate]
+    order: list[Contestant]
     records: dict[str, list[Record]]  # by label, one of each seed
     rounds: int
 
@@ -79,10 +79,10 @@ class Standing(NamedTuple):
         return len(self.records[self.order[0].label])
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> Contestant:
         return self.order[0]
 
-    def of(self, candidates: Sequence[Candidate]) -> Standing:
+    def of(self, candidates: Sequence[Contestant]) -> StageResult:
         """The same of these candidates only."""
         order = [candidate for candidate in self.order if candidate in candidates]
         return self._replace(order=order, records={one.label: self.records[one.label] for one in order})
@@ -91,7 +91,7 @@ class Standing(NamedTuple):
         return float(np.mean([record.mean() for record in self.records[label]]))
 
     @property
-    def by_loss(self) -> list[Candidate]:
+    def by_loss(self) -> list[Contestant]:
         """The candidates by their loss, which tells them apart before they leave the constant answer.
 
         Where the metric is no fraction of right answers, or a loss is not known, by the metric.
@@ -146,14 +146,14 @@ class Race:
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
-        self.stages: list[Standing] = []  # those that were finished
+        self.stages: list[StageResult] = []  # those that were finished
         self.algorithms: dict[str, str] = {}  # by label
         self.rates: dict[str, list[float]] = {}  # by algorithm, the learning rates that it races with
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
-        self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
+        self.last: dict[str, StageResult] = {}  # by label, the last stage that it took part in
         self.trained: dict[str, int] = {}  # by label, the rounds of all runs
 
-    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
+    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Contestant]:
         """Every entry with every value of the grid that concerns it."""
         grid = grid_of(tune, "tune")
         check_own("tune", grid)
@@ -166,14 +166,14 @@ class Race:
                 candidates.append(self.candidate(entry._replace(label=label), cell))
         return candidates
 
-    def candidate(self, entry: Entry, more: Tables) -> Candidate:
+    def candidate(self, entry: Entry, more: Tables) -> Contestant:
         layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
         make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        candidate = Candidate(entry, layers, [make(seed) for seed in self.seeds])
+        candidate = Contestant(entry, layers, [make(seed) for seed in self.seeds])
         self.register([candidate])
         return candidate
 
-    def register(self, candidates: Sequence[Candidate]) -> None:
+    def register(self, candidates: Sequence[Contestant]) -> None:
         """Notes the algorithms of these candidates, and the learning rates that they race with."""
         for entry, _, jobs in candidates:
             self.algorithms[entry.label] = entry.name
@@ -181,7 +181,7 @@ class Race:
             if rate is not None and rate not in rates:
                 rates.append(rate)
 
-    def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
+    def suitable(self, candidates: list[Contestant], experiment: Experiment) -> list[Contestant]:
         """Those that can train on the task; the others are named."""
         layers = {candidate.label: candidate.layers for candidate in candidates}
         refused = refusals(
@@ -192,7 +192,7 @@ class Race:
             self.note(f"These cannot train on the task: {reasons(refused)}.")
         return [candidate for candidate in candidates if candidate.label not in refused]
 
-    def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
+    def run(self, candidates: list[Contestant], rounds: int, limit: Budget, addons: bool) -> StageResult:
         """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
         self.rounds = rounds
         if limit.seconds:
@@ -230,7 +230,7 @@ class Race:
                 candidates = self.kept(standing, rest[0].candidates, pays)
         return self.with_addons(standing) if addons else standing
 
-    def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
+    def run_timed(self, candidates: list[Contestant], addons: bool) -> StageResult:
         """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
         begin, spent = time.monotonic(), self.spent
         self.say_what_can_be_decided(len(candidates))
@@ -309,13 +309,13 @@ class Race:
             f"seed{'s' * (last.seeds > 1)}; a race of all rounds takes {wanted}."
         )
 
-    def speed(self, standing: Standing, seconds: float, rounds: float) -> Speed:
+    def speed(self, standing: StageResult, seconds: float, rounds: float) -> Speed:
         """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
         each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
         parallel = min(self.pool.size, len(standing.order) * standing.seeds)
         return Speed(each, max(0.0, seconds - rounds * each / parallel), self.pool.size)
 
-    def with_addons(self, standing: Standing) -> Standing:
+    def with_addons(self, standing: StageResult) -> StageResult:
         """All rounds of the last candidates, and of the best of them with add-ons."""
         candidates = list(standing.order)
         for candidate in standing.order[:FINALISTS]:
@@ -323,7 +323,7 @@ class Race:
             candidates.append(self.candidate(entry, {**candidate.layers[-1], **ADDONS}))
         return self.stage(candidates, self.rounds, len(self.seeds))
 
-    def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
+    def stage(self, candidates: Sequence[Contestant], until: int, seeds: int = 1) -> StageResult:
         """Trains the candidates up to this round with the first seeds; those that cannot run are left out.
 
         TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
@@ -359,7 +359,7 @@ class Race:
         for candidate in candidates:
             if candidate not in ready:
                 self.left[candidate.label] = missing
-        standing = Standing(ready, records, until)
+        standing = StageResult(ready, records, until)
         score = standing.metric.score
         order = sorted(ready, key=lambda candidate: -score(standing.value(candidate.label)))
         standing = standing._replace(order=order)
@@ -367,7 +367,7 @@ class Race:
         self.stages.append(standing)
         return standing
 
-    def first(self, candidates: list[Candidate], most: int, limit: str, why: str) -> list[Candidate]:
+    def first(self, candidates: list[Contestant], most: int, limit: str, why: str) -> list[Contestant]:
         """The first candidates, where a limit allows no more; by their order, for no value tells them apart yet.
 
         Args:
@@ -390,7 +390,7 @@ class Race:
         ):
             self.note(text)
 
-    def at_constant(self, standing: Standing, candidate: Candidate) -> bool:
+    def at_constant(self, standing: StageResult, candidate: Contestant) -> bool:
         """Whether a candidate is not better than each client's constant answer, on average over the clients."""
         if self.constant is None:
             return False
@@ -401,8 +401,8 @@ class Race:
         return bool(len(known)) and float(known.mean()) <= EQUAL
 
     def kept(
-        self, standing: Standing, most: int, pays: Callable[[int], bool] = lambda count: False
-    ) -> list[Candidate]:
+        self, standing: StageResult, most: int, pays: Callable[[int], bool] = lambda count: False
+    ) -> list[Contestant]:
         """Those that go on: the best ones, without what is distinguishably worse.
 
         Before half of the rounds, methods that begin slowly would be lost. So nothing counts as worse then, the loss
@@ -442,7 +442,7 @@ class Race:
                 self.left[candidate.label] = f"{why}, {at}{unseen}"
         return result
 
-    def ranking(self, final: Standing) -> list[Ranked]:
+    def ranking(self, final: StageResult) -> list[Ranked]:
         """Every candidate: those of the last stage by value, then the others, the later dropped first."""
         rows = []
         for candidate in final.order:
@@ -465,7 +465,7 @@ class Race:
         unable = [label for label in self.left if label not in self.last]
         return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
 
-    def verdict(self, final: Standing) -> Verdict:
+    def verdict(self, final: StageResult) -> Verdict:
         """Whether it pays to federate: each method against training alone, in their last common stage."""
         ranked = [row.label for row in self.ranking(final) if row.label in self.last]
         alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.tables import Row
+from copfl.comparison.results.tables import ComparisonRow
 from copfl.comparison.rows.spaces import Grid, Range, Space
 from copfl.errors import UsageError
 from copfl.settings.toml import Tables
@@ -12,7 +12,7 @@ from copfl.settings.toml import Tables
 ENOUGH_SEEDS = 3  # fewer give a warning
 
 
-def unequal(rows: Sequence[Row]) -> list[str]:
+def unequal(rows: Sequence[ComparisonRow]) -> list[str]:
     """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
     kinds = {
         repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
@@ -51,7 +51,7 @@ def few_seeds(seeds: Sequence[int]) -> list[str]:
     return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
 
 
-def undefined_values(rows: Sequence[Row]) -> list[str]:
+def undefined_values(rows: Sequence[ComparisonRow]) -> list[str]:
     """Which rows have values that are not defined or not finite; UsageError if their metrics differ."""
     metric = rows[0].metric
     if any(row.metric != metric for row in rows):
@@ -72,7 +72,7 @@ def undefined_values(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
+def tuning_notes(rows: Sequence[ComparisonRow], spaces: Sequence[Space]) -> list[str]:
     """Warnings where a wider grid may do better, or where the rows did not try equally many settings."""
     ends = {row.label: at_an_end(row.tuned.chosen, space) for row, space in zip(rows, spaces, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(values)}" for label, values in ends.items() if values)

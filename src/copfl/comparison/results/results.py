@@ -253,7 +253,7 @@ def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: f
 # Tuning
 
 
-class Trial(NamedTuple):
+class TuningTrial(NamedTuple):
     """Settings that an entry tried: a cell of the tuning grid, or a draw of a search."""
 
     settings: Tables
@@ -264,12 +264,12 @@ class Trial(NamedTuple):
 class Tuned(NamedTuple):
     """The settings that an entry tried; the best of those with all rounds is chosen, of equals the first."""
 
-    trials: list[Trial]  # none, where nothing in the grid concerns it
+    trials: list[TuningTrial]  # none, where nothing in the grid concerns it
     metric: MetricInfo = ACCURACY
     space: str = ""  # of a search
 
     @property
-    def complete(self) -> list[Trial]:
+    def complete(self) -> list[TuningTrial]:
         """Those that trained for all rounds."""
         return [trial for trial in self.trials if trial.fraction == 1]
 

@@ -24,7 +24,7 @@ from copfl.tables import Table, capital, number
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class ComparisonRow:
     """One entry: a record per seed, and what tuning chose."""
 
     entry: Entry
@@ -82,7 +82,7 @@ class Comparison:
     """
 
     title: str
-    rows: list[Row]
+    rows: list[ComparisonRow]
     seeds: list[int]
     last: int | None  # evaluations that the user asked for
     reference: str | None = None
@@ -186,7 +186,7 @@ def gaining(comparison: Comparison) -> dict[str, list[float]]:
         return {}
     metric = comparison.metric
 
-    def shares(row: Row) -> list[float]:
+    def shares(row: ComparisonRow) -> list[float]:
         pairs = zip(row.outcomes, local.outcomes, strict=True)
         values = [[np.array(run.clients[metric.name]) for run in pair] for pair in pairs]
         return [share_of(metric.gain(together, alone)) for together, alone in values]
@@ -310,7 +310,7 @@ def _convergence(comparison: Comparison) -> Table:
     return Table("Convergence, after local training", head, rows, [note])
 
 
-def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
+def new_client_differences(row: ComparisonRow) -> dict[str, tuple[Spread, Difference]]:
     """By number of samples: a new client's accuracy, and its paired difference to training alone."""
     fitted = [run.new for run in row.outcomes if run.new is not None]
     return {

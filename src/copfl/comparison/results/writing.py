@@ -12,7 +12,7 @@ from copfl import tables
 from copfl.comparison.jobs.job import accuracies
 from copfl.comparison.results.tables import (
     Comparison,
-    Row,
+    ComparisonRow,
     as_markdown,
     as_text,
     columns,
@@ -38,7 +38,7 @@ def as_csv(comparison: Comparison) -> str:
     return tables.as_csv(Table("", list(lines[0]), [list(line.values()) for line in lines]))
 
 
-def _line(row: Row, comparison: Comparison) -> dict[str, str]:
+def _line(row: ComparisonRow, comparison: Comparison) -> dict[str, str]:
     """The cells of a row by column."""
     metrics, gains, new = row.metrics(), row.differences, new_client_differences(row)
     primary, shares = comparison.metric.name, gaining(comparison)
@@ -92,7 +92,7 @@ def _rivals(comparison: Comparison, rivals: SeedRivals) -> dict[str, Any]:
     return rivals_as_json(rivals, {row.label: row.outcomes for row in comparison.rows})
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     metrics, primary = row.metrics(), row.metric.name
     return {
         "label": row.label,

@@ -20,11 +20,11 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine import mapping
 from copfl.engine.simulate import Simulation, begin, simulate
 
-Setting = tuple[AnyAlgorithm, Task, Federation, int]
+Setting = tuple[AnyAlgorithm, Task, FederatedData, int]
 
 
 def resnet(clients: int) -> Setting:

@@ -30,7 +30,7 @@ from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.data import reading
 from copfl.data.arrays import from_arrays
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset
@@ -327,7 +327,7 @@ def arrays(data: bytes) -> None:
             }
             options = checked("partition", SCHEMES[name], options)
     split = SCHEMES[name](dataset, clients, draw.number(1000), **options)
-    federation = Federation(dataset, split)
+    federation = FederatedData(dataset, split)
     assert federation.clients == clients
     assert all(federation.train.sizes > 0), "every client has training samples"
 

@@ -18,7 +18,7 @@ from copfl.settings import toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
-    from copfl.experiment.first_run.candidates import Choice
+    from copfl.experiment.first_run.candidates import FirstRunChoice
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
 
@@ -147,7 +147,7 @@ class Show(NamedTuple):
         return _tell if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines

@@ -72,7 +72,7 @@ def _whole(source: str, size: int, read: Callable[[], bytes], limit: int) -> byt
 # Folders and archives
 
 
-class Member(NamedTuple):
+class StoredFile(NamedTuple):
     """A regular file in a folder or an archive; one in an archive is readable until the next is requested."""
 
     name: str
@@ -100,12 +100,12 @@ def first_existing(data_dir: Path | None, *names: str) -> Path:
     return paths[0]
 
 
-def members(location: Path) -> Iterator[Member]:
+def members(location: Path) -> Iterator[StoredFile]:
     """The regular files of a folder, a .zip or a tar archive, compressed or not; links are skipped."""
     if location.is_dir():
         for path in sorted(path for path in location.rglob("*") if path.is_file()):
             name, size = path.relative_to(location).as_posix(), path.stat().st_size
-            yield Member(name, path, 0, size, partial(read_bytes, path))
+            yield StoredFile(name, path, 0, size, partial(read_bytes, path))
         return
     if location.suffix == ".zip":
         yield from _zip_members(location, location)
@@ -119,10 +119,10 @@ def members(location: Path) -> Iterator[Member]:
             archive.members = []  # type: ignore[attr-defined]
             if info.isreg() and not info.issparse() and (file := archive.extractfile(info)):
                 read = partial(_whole, f"{location} ({info.name})", info.size, file.read)
-                yield Member(info.name, location, info.offset_data, info.size, read)
+                yield StoredFile(info.name, location, info.offset_data, info.size, read)
 
 
-def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[Member]:
+def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[StoredFile]:
     """The files of a .zip archive, and of .zip archives in it."""
     with data_errors(str(location), "zip archive"), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
@@ -131,7 +131,7 @@ def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[Member]:
             if info.filename.endswith(".zip"):
                 yield from _zip_members(location, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
             elif not info.is_dir():
-                yield Member(info.filename, location, 0, info.file_size, read)
+                yield StoredFile(info.filename, location, 0, info.file_size, read)
 
 
 class _StrictTarInfo(tarfile.TarInfo):

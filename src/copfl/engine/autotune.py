@@ -20,7 +20,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, next_plan, traits
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.machine import processors
@@ -46,7 +46,7 @@ class Workload(NamedTuple):
 
     algorithm: AnyAlgorithm
     task: Task
-    federation: Federation
+    federation: FederatedData
     batch: int
     participants: int  # in each round
     rounds: int
@@ -90,7 +90,7 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
     return choose(load, [named, *others])
 
 
-def check_fit(task: Task, federation: Federation, problem: str | None = None) -> None:
+def check_fit(task: Task, federation: FederatedData, problem: str | None = None) -> None:
     """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already."""
     problem = _problem(task, mapping.sequential(), federation.train.rows([0])) if problem is None else problem
     if problem:
@@ -147,7 +147,7 @@ def clients_per_batch(task: Task, participants: int) -> int:
     return math.ceil(participants / parts)
 
 
-def runs_at_a_time(task: Task, federation: Federation, participants: int) -> int:
+def runs_at_a_time(task: Task, federation: FederatedData, participants: int) -> int:
     """The runs of this size that the machine trains at a time, each in a process of its own.
 
     One per processor; on a GPU as far as its memory suffices. A small model alone leaves most of a GPU idle.

@@ -12,7 +12,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.front import MEMORY, Front, bytes_of, cached_samples, front_of, tail_task
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation, Split
+from copfl.data.clients.federation import FederatedData, Split
 
 
 class Cached(Split):
@@ -39,11 +39,11 @@ class Cached(Split):
         return {"x": self.x} | {k: v for k, v in vars(self).items() if k not in ("split", "task", "front")}
 
 
-class Training(NamedTuple):
+class TrainedPart(NamedTuple):
     """What the rounds train: the task and its samples, or its tail and their features."""
 
     task: Task
-    federation: Federation
+    federation: FederatedData
     front: Front | None = None
     bytes: int = 0  # of the features
 
@@ -57,10 +57,10 @@ class Training(NamedTuple):
         return {} if self.front is None else {"cached_features": {"of": self.front.cut, "bytes": self.bytes}}
 
 
-def training_of(task: Task, federation: Federation, cache: str) -> Training:
+def training_of(task: Task, federation: FederatedData, cache: str) -> TrainedPart:
     """The tail and the features, where the model has a front that can be cached within the memory limit."""
     first = federation.train.rows([0])
-    plain = Training(task, federation)
+    plain = TrainedPart(task, federation)
     if cache == "off" or federation.dataset.augment or not int(first.size):
         return plain
     data = tree.row(first, 0)
@@ -73,4 +73,4 @@ def training_of(task: Task, federation: Federation, cache: str) -> Training:
     kept = copy.copy(federation)
     kept.train, kept.test, *validation = (Cached(split, task, front) for split in federation.splits)
     kept.validation = validation[0] if validation else None
-    return Training(tail_task(task, front), kept, front, size)
+    return TrainedPart(tail_task(task, front), kept, front, size)

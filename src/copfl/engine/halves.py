@@ -16,12 +16,12 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import choose
 from copfl.core.halves import first_half, loss_with
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
 
 
-class Halves(NamedTuple):
+class ClientHalves(NamedTuple):
     """Which clients there are to divide."""
 
     population: Ids
@@ -37,7 +37,7 @@ def loss_differences(
     algorithm: AnyAlgorithm,
     task: Task,
     mapping: Mapping,
-    federation: Federation,
+    federation: FederatedData,
     server: Any,
     totals: tuple[Any, Any],
     clients: Store,

@@ -35,7 +35,7 @@ class Store(Protocol):
         """Moves the records to shared memory, for the processes to which this store is sent."""
 
 
-class Models(Protocol):
+class ModelKeeper(Protocol):
     """Takes each client's model as an evaluation measured it, right after that local update."""
 
     def wanted(self, client: int) -> bool:

@@ -26,11 +26,11 @@ from copfl.core.evaluation import (
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.selection import BestRounds
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.cuda_graph import out_of_memory
-from copfl.engine.halves import Halves, loss_differences
+from copfl.engine.halves import ClientHalves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Group, Mapping, run_chunk
-from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
+from copfl.engine.rounds import Ids, ModelKeeper, Round, State, Store, Values
 from copfl.engine.sizes import groups_of
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
@@ -41,11 +41,11 @@ class Simulation(NamedTuple):
 
     algorithm: AnyAlgorithm
     task: Task
-    federation: Federation
+    federation: FederatedData
     mapping: Mapping
     seed: int = 0
     batch: int = 32
-    halves: Halves | None = None  # whose models are compared; None: no halves
+    halves: ClientHalves | None = None  # whose models are compared; None: no halves
 
 
 class Executor(Protocol):
@@ -81,7 +81,7 @@ def simulate(
     eval_models: str = "all",
     population: Ids | None = None,
     executor: Executor | None = None,
-    models: Models | None = None,
+    models: ModelKeeper | None = None,
     best: BestRounds | None = None,
     patience: int = 0,
 ) -> Generator[Round, None, None]:
@@ -178,7 +178,7 @@ def _last_rounds(
 
 
 def _keep(
-    models: Models,
+    models: ModelKeeper,
     after: Measured,
     part: Ids,
     candidates: set[int],

@@ -32,7 +32,7 @@ class Coefficient(NamedTuple):
         return self.value / self.error if self.error > 0 else math.nan
 
 
-class Spread(NamedTuple):
+class SiteSpread(NamedTuple):
     """How far the sites and the rows of a site are apart, in the units of the value or in log odds."""
 
     target: str
@@ -44,7 +44,7 @@ class Coefficients(NamedTuple):
     """The common part of a linear model with levels."""
 
     coefficients: tuple[Coefficient, ...]
-    spreads: tuple[Spread, ...]
+    spreads: tuple[SiteSpread, ...]
     last_change: float  # of a coefficient, in the last round
 
     @property
@@ -75,7 +75,7 @@ def coefficients_of(
             contrasts, names = contrasts[1:] - contrasts[:1], dataset.classes[1:]
     means, deviations = dataset.target_scale
     found: list[Coefficient] = []
-    spreads: list[Spread] = []
+    spreads: list[SiteSpread] = []
     for problem in range(problems):
         whole = torch.einsum("kq,cp->kcqp", contrasts, back).reshape(-1, outputs * columns)
         values = (whole @ server.coefficients[problem].flatten()).view(-1, columns)
@@ -90,7 +90,7 @@ def coefficients_of(
         ratio = server.variances.log_ratio[problem].exp().tolist()  # none where nothing varies
         apart = unit * math.sqrt(scale * ratio[0]) if ratio else 0.0
         of = "log odds" if dataset.kind == CLASSIFICATION else names[problem]
-        spreads.append(Spread(of, apart, unit * math.sqrt(scale) if deviations else None))
+        spreads.append(SiteSpread(of, apart, unit * math.sqrt(scale) if deviations else None))
     return Coefficients(tuple(found), tuple(spreads), float(last["coefficient_change"]))
 
 

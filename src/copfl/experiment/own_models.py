@@ -14,7 +14,7 @@ from copfl.core.layout import Layout
 from copfl.data.samples import CLASSIFICATION, REGRESSION
 from copfl.engine.mapping import renewed
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Trained, plan_of, trained_rivals
+from copfl.experiment.rivals import TrainedRivals, plan_of, trained_rivals
 from copfl.models.trees import Trees
 from copfl.rivals.as_trees import as_trees
 from copfl.rivals.estimators import Fitted, Shifted
@@ -84,7 +84,7 @@ def with_own_models(e: Experiment) -> Experiment:
     return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine))
 
 
-def models_by_client(trained: Trained, kinds: Mapping[int, str], e: Experiment) -> dict[int, Trees]:
+def models_by_client(trained: TrainedRivals, kinds: Mapping[int, str], e: Experiment) -> dict[int, Trees]:
     """The models of these clients; of one that has none of its kind, the constant answer.
 
     Args:

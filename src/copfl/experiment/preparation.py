@@ -12,11 +12,11 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition, hold_out, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
 from copfl.engine import autotune, features, ranks
-from copfl.engine.features import Training
+from copfl.engine.features import TrainedPart
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import DataError, UsageError, how_to_set
@@ -53,7 +53,7 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     tell = tell or (lambda line: None)
     device = computing(run.run)
     samples = dataset(run, tell)
-    clients = Federation(samples, partition(run, samples, validation), device)
+    clients = FederatedData(samples, partition(run, samples, validation), device)
     if run.run.select == "best":
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
         tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
@@ -163,7 +163,7 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
     return parts
 
 
-def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorithm, tell: Tell) -> Task:
+def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm, tell: Tell) -> Task:
     """What every client learns, tried on two samples."""
     samples = clients.dataset
     channels, device = (samples.mean, samples.std), clients.train.y.device
@@ -181,7 +181,7 @@ def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorit
     return learned
 
 
-def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) -> AnyAlgorithm:
+def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: FederatedData) -> AnyAlgorithm:
     """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks."""
     if run.run.steps:
         inner = with_local_steps(inner, run.run.steps)
@@ -215,7 +215,7 @@ class Computed(NamedTuple):
     """How the rounds are computed."""
 
     engine: Engine
-    training: Training
+    training: TrainedPart
     task: Task  # with the model that this engine trains
     settings: RunSettings  # with every "auto" decided
 
@@ -237,7 +237,7 @@ def _with_batching(task: Task, products: torch.dtype | None, data: Data) -> Task
 _COMPARED: set[tuple[str, Layout, str]] = set()  # the layers of models that were found to compute the same
 
 
-def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, tell: Tell) -> Computed:
+def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData, tell: Tell) -> Computed:
     """The engine, chosen by a short measurement where the settings leave it open."""
     settings, device = run.run, task.device
     # The cut of split learning may lie in the front.

@@ -18,7 +18,7 @@ from copfl.core.calibration import CalibrationBin, fitted_temperature, frequenci
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import METRICS, Array, surprises
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.models.client_models import ClientModels
@@ -91,7 +91,7 @@ def of_client(task: Task, model: Personal, train: Array, test: Data, validation:
     return OfClient(values, temperature, (found, y))
 
 
-def measured(task: Task, federation: Federation, models: ClientModels) -> Probabilities | None:
+def measured(task: Task, federation: FederatedData, models: ClientModels) -> Probabilities | None:
     """The probabilities of the clients' models; None where targets are no classes.
 
     Args:

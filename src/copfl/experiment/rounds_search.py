@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from copfl.data.clients.partition import hold_out
 from copfl.engine import simulate
-from copfl.engine.rounds import Models, Round
+from copfl.engine.rounds import ModelKeeper, Round
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.preparation import Tell, prepare
@@ -156,7 +156,7 @@ def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[i
 
 
 def rounds_of(
-    e: Experiment, stack: contextlib.ExitStack, models: Models | None = None
+    e: Experiment, stack: contextlib.ExitStack, models: ModelKeeper | None = None
 ) -> Generator[Round, None, None]:
     """The rounds of an experiment as they end.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from copfl.core.algorithm import trained_alone
 from copfl.engine import ranks, simulate
-from copfl.engine.halves import Halves
+from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
@@ -19,7 +19,7 @@ from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -49,7 +49,7 @@ def train(
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
-    choice: Choice | None = None,
+    choice: FirstRunChoice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
@@ -240,7 +240,7 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
     task, federation = e.training[:2]
     settings = e.settings
-    halves = Halves(settings.split_clients[0], settings.participants) if settings.benefit else None
+    halves = ClientHalves(settings.split_clients[0], settings.participants) if settings.benefit else None
     return simulate.Simulation(e.algorithm, task, federation, e.engine, settings.seed, settings.batch, halves)
 
 

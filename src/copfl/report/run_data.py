@@ -24,7 +24,7 @@ from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
@@ -66,7 +66,7 @@ class RunData:
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
     rivals: Rivals | None = None  # rivals.json, if there is one
-    choice: Choice | None = None  # choice.json, if there is one
+    choice: FirstRunChoice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
 
     @property

@@ -32,7 +32,7 @@ from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
-    from copfl.data.clients.federation import Federation
+    from copfl.data.clients.federation import FederatedData
     from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
@@ -232,7 +232,7 @@ def _contributions(result: Result) -> contributions.Contributions | None:
     return contributions.contributions(result.records, names, samples, result.gains, result.primary)
 
 
-def client_names(federation: Federation) -> list[str]:
+def client_names(federation: FederatedData) -> list[str]:
     """The numbers of the clients, with the names of their groups where each has one of its own."""
     names = enumerate(names_of_clients(federation.dataset, federation.partition))
     return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]

@@ -78,7 +78,7 @@ class Split:
         return y if self.labels is None else torch.from_numpy(self.labels[client]).to(y.device)[y]
 
 
-class Federation:
+class FederatedData:
     """The samples of every client: to train on, to test on and, where the partition has them, to validate."""
 
     def __init__(self, dataset: Dataset, partition: Partition, device: torch.device | str = "cpu") -> None:

@@ -24,7 +24,7 @@ TIMEOUT = 30  # seconds without a byte
 CHUNK = 2**20
 
 
-class File(NamedTuple):
+class RemoteFile(NamedTuple):
     url: str
     digest: str  # md5 or sha256 as published; empty: none is known, and the file is not compared
     path: str  # in the data folder
@@ -35,7 +35,7 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads(
 )
 PUBLISHED = {
     name: tuple(
-        File(f"{table['address']}/{file}", digest, str(Path(table.get("folder", ""), file)))
+        RemoteFile(f"{table['address']}/{file}", digest, str(Path(table.get("folder", ""), file)))
         for file, digest in table["files"].items()
     )
     for name, table in TABLE.items()

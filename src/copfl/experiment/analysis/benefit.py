@@ -201,19 +201,19 @@ def worth_to_itself(membership: Numbers, differences: Numbers) -> Benefit:
     return Benefit(value, error, min(freedom, default=0))
 
 
-class Halves(NamedTuple):
+class RunHalves(NamedTuple):
     """What the rounds of a run say, [rounds, clients] each; see `group_benefit`."""
 
     membership: Numbers
     differences: Numbers
 
 
-def halves_of(lines: list[records.Record], clients: int) -> Halves | None:
+def halves_of(lines: list[records.Record], clients: int) -> RunHalves | None:
     """The halves in the records of a run; None where no round has any."""
     if not any(DIFFERENCE in line["per_client"] for line in lines):
         return None
     membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
-    return Halves(np.nan_to_num(membership), differences)
+    return RunHalves(np.nan_to_num(membership), differences)
 
 
 def of_records(lines: list[records.Record], clients: int) -> Benefit | None:

@@ -15,7 +15,7 @@ from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
@@ -109,7 +109,7 @@ def constant_answer(kind: str, classes: int, known: NDArray[Any]) -> Numbers:
     return np.asarray(total / len(known))
 
 
-def constant_answers(federation: Federation, metric: Metric) -> Numbers:
+def constant_answers(federation: FederatedData, metric: Metric) -> Numbers:
     """The metric of each client's constant answer on its test samples, [clients]; nan where it is not defined.
 
     Args:
@@ -147,7 +147,7 @@ def compared(clients: int) -> list[int]:
 
 def cross_evaluation(
     task: Task,
-    federation: Federation,
+    federation: FederatedData,
     model_of: Callable[[int], Personal],
     clients: Sequence[int],
     samples: int = SAMPLES,

@@ -13,7 +13,7 @@ from torch import nn
 
 from copfl.core.metrics import METRICS
 from copfl.core.task import Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 from copfl.data.sets.overview import skew
 from copfl.engine.rounds import Round
@@ -104,7 +104,7 @@ def _inputs(x: dict[str, Any]) -> str:
 class DivergenceCheck:
     """Called after every round; a RunError once no client's update is finite, or the training loss is hopeless."""
 
-    federation: Federation
+    federation: FederatedData
     rounds: int  # of the whole run
     folder: Path | None = None
     server: str = ""  # the server's step; empty: the plain mean
@@ -140,7 +140,7 @@ class DivergenceCheck:
 LOSSES = ("loss", "test_loss_before", "test_loss_global")
 
 
-def untrained_loss(first: Mapping[str, float | None], federation: Federation) -> float:
+def untrained_loss(first: Mapping[str, float | None], federation: FederatedData) -> float:
     """The loss of an untrained model: as it was measured, of classes at least a uniform answer's.
 
     Args:
@@ -177,7 +177,7 @@ def named(clients: Sequence[int]) -> str:
     return f"client{'s' * (len(clients) > 1)} {shown}{more}"
 
 
-def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str = "") -> list[str]:
+def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: str = "") -> list[str]:
     """A sentence for clients that diverged, for a loss that exploded, and where a constant answer is as good.
 
     Args:
@@ -218,7 +218,7 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
     return found
 
 
-def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
+def _diverged(lines: list[dict[str, Any]], federation: FederatedData) -> list[int]:
     """The clients whose last update or last evaluation was not finite."""
     healthy = records.latest(lines, "healthy", federation.clients)
     lost = {int(n) for n in np.flatnonzero(healthy == 0)}
@@ -229,7 +229,7 @@ def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
     return sorted(lost)
 
 
-def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float, float] | None:
+def _chance(lines: list[dict[str, Any]], federation: FederatedData) -> tuple[float, float] | None:
     """The mean accuracy and that of constant answers, where they are within two standard errors."""
     if federation.dataset.kind != CLASSIFICATION:
         return None

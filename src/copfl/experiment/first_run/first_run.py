@@ -12,12 +12,12 @@ from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
 from copfl.errors import UsageError
 from copfl.experiment import preparation, texts_search
 from copfl.experiment.first_run import losses
-from copfl.experiment.first_run.candidates import Candidate, Choice, Losses, chosen, with_network
+from copfl.experiment.first_run.candidates import Candidate, FirstRunChoice, Losses, chosen, with_network
 from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Plan, plan_of, trained_rivals
+from copfl.experiment.rivals import RivalPlan, plan_of, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import CONSTANT, TITLES, Array
@@ -52,7 +52,7 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
 
 def first_run(
     run: Run, completed: Completed, layers: Sequence[Layer] | None, tell: Tell | None = None
-) -> tuple[Run, Choice | None]:
+) -> tuple[Run, FirstRunChoice | None]:
     """The settings that train, and what was chosen on a table where nobody chose how to train.
 
     Args:
@@ -97,11 +97,11 @@ def _validated(
     run: Run,
     completed: Completed,
     alike: Experiment,
-    plan: Plan,
+    plan: RivalPlan,
     held_out: Folds,
     samples: Dataset,
     tell: Tell,
-) -> tuple[Choice, dict[str, Candidate]]:
+) -> tuple[FirstRunChoice, dict[str, Candidate]]:
     """The choice, and all candidates by name."""
     is_rmse = samples.kind == REGRESSION
     rows = sum(map(len, held_out.whole.train))
@@ -168,14 +168,18 @@ def _alone(kind: str) -> str:
     return kind if kind == CONSTANT else f"{kind} alone"
 
 
-def _seconds(plan: Plan, held_out: Folds, has_network: bool) -> float:
+def _seconds(plan: RivalPlan, held_out: Folds, has_network: bool) -> float:
     """How long the choice takes, about: measured on tables of 100 to 10,000 rows."""
     sites = len(held_out.of)
     return plan.effort.seconds + 2 * held_out.number * (0.5 + 0.01 * sites) + (30 if has_network else 0)
 
 
 def _run_of(
-    choice: Choice, candidates: dict[str, Candidate], completed: Completed, alike: Experiment, plan: Plan
+    choice: FirstRunChoice,
+    candidates: dict[str, Candidate],
+    completed: Completed,
+    alike: Experiment,
+    plan: RivalPlan,
 ) -> Run:
     """The settings of what was chosen."""
     base = candidates[choice.federation]
@@ -208,7 +212,7 @@ def title_of(name: str) -> str:
     return f"{TITLES[kind]} at each client alone" if kind in TITLES else name
 
 
-def text_of(choice: Choice) -> str:
+def text_of(choice: FirstRunChoice) -> str:
     """What was chosen and why, in a sentence or two."""
     validated = choice.validated
     means = ", ".join(f"{title_of(name)} {mean:.4g}" for name, mean in validated.means.items())

@@ -14,13 +14,13 @@ import torch
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import surprises
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import REGRESSION, Dataset
 from copfl.experiment.first_run.folds import Folds
 from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Trained
+from copfl.experiment.rivals import TrainedRivals
 from copfl.experiment.rounds_search import PATIENCE, LossByRound, rounds_of
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
@@ -40,7 +40,7 @@ def of_rows(answers: Array, y: Array, kind: str) -> Array:
     return np.where(np.isnan(answers).any(1), np.nan, surprises(answers, y))
 
 
-def of_rivals(trained: Trained, federation: Federation, kind: str) -> dict[str, list[Array]]:
+def of_rivals(trained: TrainedRivals, federation: FederatedData, kind: str) -> dict[str, list[Array]]:
     """By kind of model the losses of each site's rows; nan at sites without rivals.
 
     Args:
@@ -100,14 +100,14 @@ def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_ever
     return prepare(dataclasses.replace(run, partition=partition, data=data, run=settings))
 
 
-class Network(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A method that is trained by steps, after as many rounds as have the lowest loss."""
 
     rounds: int
     by_site: Numbers  # the loss of each site, as of `site_losses`
 
 
-def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]) -> Network:
+def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]) -> TrainedNetwork:
     """The losses of each site in the round whose mean over sites is the lowest.
 
     Args:
@@ -119,7 +119,7 @@ def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]
     experiments = [experiment_of(run, folds, samples, fold) for fold in held_out]
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     factor = float(np.mean(np.square(samples.target_scale[1]))) if samples.kind == REGRESSION else 1.0
-    best = Network(0, np.full(len(folds.of), np.nan))
+    best = TrainedNetwork(0, np.full(len(folds.of), np.nan))
     lowest = math.inf
     with contextlib.ExitStack() as stack:
         loops = [stack.enter_context(contextlib.closing(rounds_of(e, stack))) for e in experiments]
@@ -130,7 +130,7 @@ def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]
             by_site = np.sqrt(by_site) if samples.kind == REGRESSION else by_site
             number, mean = rounds[0].number + 1, float(mean_of_known(by_site))
             if mean < lowest or not best.rounds:
-                best, lowest = Network(number, by_site), mean
+                best, lowest = TrainedNetwork(number, by_site), mean
             if number - best.rounds >= max(PATIENCE, best.rounds // 2):
                 break
     return best

@@ -24,10 +24,10 @@ from copfl.core.algorithm import (
 )
 from copfl.core.evaluation import VALIDATED
 from copfl.core.task import Data, Personal, Plan, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import generator
 from copfl.engine import mapping
-from copfl.engine.rounds import Ids, Models, State
+from copfl.engine.rounds import Ids, ModelKeeper, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
@@ -103,7 +103,7 @@ class WithoutServer(Wrapper):
 class Renumbered:
     """The models of a federation of these clients alone, under their own numbers."""
 
-    models: Models
+    models: ModelKeeper
     clients: Ids
     round: int  # the last of the federation
 
@@ -118,7 +118,7 @@ class Renumbered:
 
 
 def fitted(
-    simulation: Simulation, state: State, trained: Ids, new: Ids, models: Models | None = None
+    simulation: Simulation, state: State, trained: Ids, new: Ids, models: ModelKeeper | None = None
 ) -> NewClients:
     """The new clients after the last round. Their updates depend on the seed and the client alone.
 
@@ -152,7 +152,9 @@ def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | N
     return build("addons", addons, algorithm=local) if local is not None and addons else local
 
 
-def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: torch.device) -> Federation:
+def _only(
+    whole: FederatedData, ids: Ids, count: int | None, seed: int, device: torch.device
+) -> FederatedData:
     """A federation of these clients, each with at most `count` of its training samples: the first drawn."""
     partition = whole.partition
     drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
@@ -160,14 +162,14 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     labels = None if partition.labels is None else partition.labels[ids]
     validation = tuple(partition.validation[n] for n in ids) if partition.validation else ()
     chosen = dataclasses.replace(partition, train=train, test=test, labels=labels, validation=validation)
-    return Federation(whole.dataset, chosen, device)
+    return FederatedData(whole.dataset, chosen, device)
 
 
 def _accuracies(
     simulation: Simulation,
     algorithm: AnyAlgorithm | None,
-    federation: Federation,
-    models: Models | None = None,
+    federation: FederatedData,
+    models: ModelKeeper | None = None,
 ) -> tuple[Numbers, Numbers]:
     """The primary metric of each client's model after all local updates, on test and validation samples.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.data.contract.check import Checked, check
+from copfl.data.contract.check import ContractCheck, check
 from copfl.data.contract.contract import Contract
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.node.consent import FILE, invitation_of
@@ -146,7 +146,7 @@ def parsed(policy: str) -> Policy:
     return policy_from(tomllib.loads(policy))
 
 
-def checked(invitation: Invitation, data: str) -> Checked | None:
+def checked(invitation: Invitation, data: str) -> ContractCheck | None:
     """How the site's data differ from the contract; None if there is no contract, or the data are a function."""
     contract = invitation.contract
     if contract is None or ":" in data:
@@ -154,7 +154,7 @@ def checked(invitation: Invitation, data: str) -> Checked | None:
     return check(contract, Path(data))
 
 
-def described(invitation: Invitation, data: str, found: Checked | None, policy: str) -> Iterator[str]:
+def described(invitation: Invitation, data: str, found: ContractCheck | None, policy: str) -> Iterator[str]:
     """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
 
     Args:
@@ -273,7 +273,7 @@ def read(folder: Path) -> Site:
     return Site(folder.resolve(), signed.invitation, options)
 
 
-def answer(site: Site, found: Checked | None = None) -> tuple[Answer, bytes]:
+def answer(site: Site, found: ContractCheck | None = None) -> tuple[Answer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 
     Args:

@@ -82,7 +82,7 @@ def metrics_of(result: Result) -> Metrics:
     primary = result.primary.name
     content = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
     partition = result.experiment.federation.partition
-    samples = [len(part) for part in partition.train]
+    samples = [len(train_samples) for train_samples in partition.train]
     names = list(map(str, range(len(samples))))
     contributed = contributions.contributions(result.records, names, samples, result.gains, result.primary)
     more = {} if contributed is None else {"contributions": contributions.as_json(contributed)}

@@ -84,13 +84,13 @@ class RoundSnapshot:
         """
         if not players:
             return self.server
-        parts = []
+        summands = []
         for received in self.received:
             keep = torch.isin(received.ids, received.ids.new_tensor(sorted(players)))
-            parts.append(tree.total(zeroed(received.summands, keep)))
+            summands.append(tree.total(zeroed(received.summands, keep)))
         with torch.no_grad():
             algorithm, task = self.experiment.algorithm, self.experiment.task
-            return algorithm.server_update(task, self.server, tree.summed(parts))[0]
+            return algorithm.server_update(task, self.server, tree.summed(summands))[0]
 
     def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
         """The value of each set of clients, [sets, 2]: the mean primary metric over all clients of the set's
@@ -101,8 +101,8 @@ class RoundSnapshot:
         e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.training.task
         metric, models = task.metrics[0], ("_global", "")
 
-        def evaluations(given: tuple[Any, Any, Any]) -> dict[str, Tensor]:
-            client, down, test = given
+        def evaluations(client_inputs: tuple[Any, Any, Any]) -> dict[str, Tensor]:
+            client, down, test = client_inputs
             personal = algorithm.personal_model(task, client, down)
             return evaluate(algorithm, task, client, down, client, personal, test, models)
 
@@ -113,18 +113,18 @@ class RoundSnapshot:
         for start in range(0, len(sets), many):
             servers = [self.server_of(players) for players in sets[start : start + many]]
             columns = []
-            for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
-                ids = torch.from_numpy(part).to(task.device)
+            for chunk_ids in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
+                ids = torch.from_numpy(chunk_ids).to(task.device)
                 down = tree.concatenate([algorithm.downlink(server, ids) for server in servers])
-                samples = tree.rows(self.clients, ids), e.training.federation.test.rows(part)
+                samples = tree.rows(self.clients, ids), e.training.federation.test.rows(chunk_ids)
                 rows, test = tree.concatenate([samples] * len(servers))
                 with torch.no_grad():
-                    found = e.engine.over(evaluations, (rows, down, test))
+                    metrics_of_chunk = e.engine.over(evaluations, (rows, down, test))
                 targets = [y[:size] for y, size in zip(test.y, test.size.tolist(), strict=True)]
-                values = measured(task, found, targets)
+                values = measured(task, metrics_of_chunk, targets)
                 pairs = torch.stack([values[f"{metric.name}{of}"].cpu() for of in models])
                 if metric.fraction:  # others have no worst value, and are left out
-                    losses = torch.stack([found[f"test_loss{of}"].cpu() for of in models])
+                    losses = torch.stack([metrics_of_chunk[f"test_loss{of}"].cpu() for of in models])
                     pairs[torch.isnan(losses) & (test.size > 0).cpu()] = metric.worst_value
                 columns.append(pairs.reshape(2, len(servers), -1))
             blocks.append(torch.cat(columns, 2).numpy())

@@ -55,10 +55,10 @@ def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Data
     train, test, labels = [], [], list[int]()
     for client in range(len(NAMES)):
         labels = labels if len(labels) >= CLASSES else rng.permutation(common).tolist()
-        own, labels = labels[:CLASSES], labels[CLASSES:]
-        own = own[: CLASSES - len(rare)] + rare if client == RARE else own
-        train.append(np.array([pools[label].pop() for label in own for _ in range(SAMPLES)], np.int64))
-        test.append(np.flatnonzero(np.isin(digits.test.y, own)))
+        classes, labels = labels[:CLASSES], labels[CLASSES:]
+        classes = classes[: CLASSES - len(rare)] + rare if client == RARE else classes
+        train.append(np.array([pools[label].pop() for label in classes for _ in range(SAMPLES)], np.int64))
+        test.append(np.flatnonzero(np.isin(digits.test.y, classes)))
     if anomalous:
         wrong = rng.permutation(train[WRONG])[: round(NOISE * len(train[WRONG]))]
         y[wrong] = (y[wrong] + rng.integers(1, count, len(wrong))) % count
@@ -122,13 +122,13 @@ def experiment(
         "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap"},
         "model": {"name": "mlp", "width": WIDTH},
     }
-    found = prepare(complete(tables, values={"data": dataset, "partition": partition}))
+    prepared = prepare(complete(tables, values={"data": dataset, "partition": partition}))
     if kind == "clean":
-        return found
-    wrapped: AnyAlgorithm = FreeRider(found.algorithm, seed=seed)
+        return prepared
+    wrapped: AnyAlgorithm = FreeRider(prepared.algorithm, seed=seed)
     if kind == "false_score":
-        wrapped = Attacked(found.algorithm, "noise", (RIDER,), 1.0, seed)
-    return dataclasses.replace(found, algorithm=wrapped)
+        wrapped = Attacked(prepared.algorithm, "noise", (RIDER,), 1.0, seed)
+    return dataclasses.replace(prepared, algorithm=wrapped)
 
 
 def synthetic_audit(

@@ -74,8 +74,8 @@ def bench(
         plans.append(BenchPlan(algorithm, rows.code_hash(algorithm), tuning, refused))
     log(_estimate(plans, suite, jobs))
     with locked(out / "lock"):
-        kept = Kept(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
-        run = partial(_measured, kept=kept, machine=machine, processes=jobs, log=log)
+        finished = FinishedRuns(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
+        run = partial(_measured, finished=finished, machine=machine, processes=jobs, log=log)
         tuned = run([job for plan in plans for job in plan.tuning], what="runs on validation samples")
         final = {plan.algorithm: protocol.final_jobs([tuned[job] for job in plan.tuning]) for plan in plans}
         tested = run([job for planned in final.values() for job in planned], what="runs on test samples")
@@ -107,7 +107,7 @@ def _estimate(plans: Sequence[BenchPlan], suite: Suite, processes: int) -> str:
     )
 
 
-class Kept:
+class FinishedRuns:
     """The file of finished runs."""
 
     def __init__(self, path: Path, settings: str, environment: rows.Environment, codes: dict[str, str]):
@@ -116,7 +116,7 @@ class Kept:
             name: {"code": code, "settings": settings, "environment": environment}
             for name, code in codes.items()
         }
-        self.found: dict[BenchJob, MeasuredRun] = {}
+        self.runs: dict[BenchJob, MeasuredRun] = {}
         self.others = 0  # runs of these algorithms with other code, settings or versions
         written = path.read_bytes() if path.exists() else b""
         whole = written[: written.rfind(b"\n") + 1]
@@ -132,7 +132,7 @@ class Kept:
                 ) from error
             expected = self.made_with.get(run.job.algorithm)
             if expected is not None and all(content[key] == value for key, value in expected.items()):
-                self.found[run.job] = run
+                self.runs[run.job] = run
             else:
                 self.others += expected is not None
 
@@ -140,24 +140,30 @@ class Kept:
         line = json.dumps({**protocol.as_json(run), **self.made_with[run.job.algorithm]})
         with self.path.open("ab") as file:
             file.write(line.encode() + b"\n")
-        self.found[run.job] = run
+        self.runs[run.job] = run
 
 
 def _measured(
-    jobs: Sequence[BenchJob], *, kept: Kept, machine: BenchMachine, processes: int, log: Log, what: str
+    jobs: Sequence[BenchJob],
+    *,
+    finished: FinishedRuns,
+    machine: BenchMachine,
+    processes: int,
+    log: Log,
+    what: str,
 ) -> dict[BenchJob, MeasuredRun]:
     """The measurement of every job; those that are not kept are run."""
-    left = [job for job in jobs if job not in kept.found]
+    left = [job for job in jobs if job not in finished.runs]
     if len(left) < len(jobs):
         log(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
-    if kept.others:
+    if finished.others:
         log(
-            f"{kept.others} runs in {kept.path} were made with other code, settings or versions, and do not "
+            f"{finished.others} runs in {finished.path} were made with other code, settings or versions, and do not "
             "count"
         )
     started, printed = time.monotonic(), time.monotonic()
     for count, run in enumerate(in_processes(left, machine, processes), 1):
-        kept.add(run)
+        finished.add(run)
         if (now := time.monotonic()) - printed >= PAUSE or count == len(left):
             printed = now
             rest = (now - started) / count * (len(left) - count)
@@ -165,7 +171,7 @@ def _measured(
                 f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} "
                 "left"
             )
-    return {job: kept.found[job] for job in jobs}
+    return {job: finished.runs[job] for job in jobs}
 
 
 def in_processes(jobs: Sequence[BenchJob], machine: BenchMachine, processes: int) -> Iterator[MeasuredRun]:

@@ -207,7 +207,7 @@ def measured(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
 def _accuracy(result: Result) -> Numbers:
     """Each client's mean over its last evaluations; an output that is not finite counts as 0."""
     partition = result.experiment.federation.partition
-    is_tested = np.array([len(part) > 0 for part in partition.test])
+    is_tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
     is_malicious = np.nan_to_num(result.metric_or_nan("malicious")).any(0)
     values = np.where(is_tested & ~is_malicious, np.nan_to_num(result.accuracy), math.nan)
     return last_evaluations(values)

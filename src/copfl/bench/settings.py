@@ -174,8 +174,8 @@ def arrays(name: str, files: Path | None) -> Arrays:
             }
     sentences = stored.with_suffix(".json") if files else Path()
     if sentences.is_file():
-        parts = json.loads(sentences.read_text("utf-8"))
-        return {key: np.array(values) for key, values in parts.items()}
+        splits = json.loads(sentences.read_text("utf-8"))
+        return {key: np.array(values) for key, values in splits.items()}
     if name not in EMBEDDED:
         where = f"{files} has no {name}.npz or {name}.json" if files else "it is not part of copfl"
         raise DataError(

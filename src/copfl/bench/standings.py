@@ -36,7 +36,7 @@ def standings(rows: Sequence[BenchRow]) -> list[Standing]:
     regrets = 100 * (values.max(0) - values).mean(1)
     ranks = stats.ranked(-values.T).T
     alone = next((row for row in rows if row.algorithm == ALONE), None)
-    found = [
+    unsorted = [
         Standing(
             row,
             float(regret),
@@ -48,23 +48,23 @@ def standings(rows: Sequence[BenchRow]) -> list[Standing]:
         )
         for row, regret, rank in zip(rows, regrets, ranks, strict=True)
     ]
-    return sorted(found, key=lambda standing: standing.regret)
+    return sorted(unsorted, key=lambda standing: standing.regret)
 
 
 def above(row: BenchRow, alone: BenchRow) -> float:
     """The share of clients that are better than trained alone, the mean over settings and seeds."""
     shares = []
-    for own, other in zip(row.runs, alone.runs, strict=True):
-        pairs = zip(own.accuracy, other.accuracy, strict=True)
+    for run, other in zip(row.runs, alone.runs, strict=True):
+        pairs = zip(run.accuracy, other.accuracy, strict=True)
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         shares.append(np.mean([a > b for a, b in known]))
     return float(np.mean(shares))
 
 
-def standing_table(found: Sequence[Standing], title: str = "") -> Table:
+def standing_table(sorted_rows: Sequence[Standing], title: str = "") -> Table:
     """A line for each row."""
     head = ("", "mean regret", "mean rank", "95 %", "above alone %", "bytes", "seconds")
-    most = len(found)
+    most = len(sorted_rows)
     lines = [
         (
             standing.row.algorithm,
@@ -75,17 +75,17 @@ def standing_table(found: Sequence[Standing], title: str = "") -> Table:
             size(standing.bytes) if standing.bytes else NONE,
             seconds(standing.seconds) if standing.row.environment.get("device") == "cpu" else NONE,
         )
-        for standing in found
+        for standing in sorted_rows
     ]
     return Table(title, head, lines)
 
 
-def settings_table(found: Sequence[Standing]) -> Table:
+def settings_table(sorted_rows: Sequence[Standing]) -> Table:
     """The accuracy of each row in each setting; what there is more of has the lines."""
-    settings = SUITES[found[0].row.suite].settings
-    algorithms = [f"`{standing.row.algorithm}`" for standing in found]
-    cells = [[percent(standing.row.value(name)) for name in settings] for standing in found]
-    if len(settings) > len(found):
+    settings = SUITES[sorted_rows[0].row.suite].settings
+    algorithms = [f"`{standing.row.algorithm}`" for standing in sorted_rows]
+    cells = [[percent(standing.row.value(name)) for name in settings] for standing in sorted_rows]
+    if len(settings) > len(sorted_rows):
         columns = zip(*cells, strict=True)
         return Table(
             "", ("", *algorithms), [(name, *line) for name, line in zip(settings, columns, strict=True)]
@@ -95,7 +95,7 @@ def settings_table(found: Sequence[Standing]) -> Table:
 
 def comparison(row: BenchRow, others: Sequence[BenchRow]) -> str:
     """A new row beside the stored ones, for the terminal."""
-    found = standings([*others, row])
+    sorted_rows = standings([*others, row])
     names = SUITES[row.suite].settings
     shown = [other for other in others if other.algorithm in BESIDE and other.algorithm != row.algorithm]
     lines = []
@@ -109,33 +109,33 @@ def comparison(row: BenchRow, others: Sequence[BenchRow]) -> str:
     head = ["", row.algorithm, *(other.algorithm for other in shown)]
     head += ["best", "of"] if others else []
     per_setting = Table("", (*head, "server, rate"), lines)
-    place = [standing.row is row for standing in found].index(True) + 1
+    rank = [standing.row is row for standing in sorted_rows].index(True) + 1
     suite = f"suite {row.suite}, version {row.version}"
-    title = f"{row.algorithm}: place {place} of {len(found)} by mean regret; {suite}"
-    parts = [as_text(standing_table(found, title)), as_text(per_setting)]
+    title = f"{row.algorithm}: place {rank} of {len(sorted_rows)} by mean regret; {suite}"
+    paragraphs = [as_text(standing_table(sorted_rows, title)), as_text(per_setting)]
     other_machines = {differing(other.environment, row.environment) for other in others} - {""}
     if not others:
-        parts.append(f"copfl has no rows of the suite {row.suite} to compare with.")
+        paragraphs.append(f"copfl has no rows of the suite {row.suite} to compare with.")
     if other_machines:
-        parts.append(
+        paragraphs.append(
             f"Stored and new rows differ in: {' | '.join(sorted(other_machines))}. Rounding may differ."
         )
     if changed := [other.algorithm for other in others if code_hash(other.algorithm) != other.code]:
-        parts.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
+        paragraphs.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
     if row.refused:
         refused = "; ".join(f"{server} ({reason})" for server, reason in row.refused.items())
-        parts.append(f"Not tried: {refused}")
-    return "\n\n".join(parts)
+        paragraphs.append(f"Not tried: {refused}")
+    return "\n\n".join(paragraphs)
 
 
 def leaderboard(rows: Sequence[BenchRow]) -> str:
     """The tables of studies/bench/README.md, as Markdown."""
     if not rows:
         return "No rows are stored yet."
-    found = standings(rows)
-    head = standing_table(found)
+    sorted_rows = standings(rows)
+    head = standing_table(sorted_rows)
     named = head._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in head.rows])
-    return "\n\n".join([as_markdown(named), as_markdown(settings_table(found))])
+    return "\n\n".join([as_markdown(named), as_markdown(settings_table(sorted_rows))])
 
 
 def made_with(rows: Sequence[BenchRow]) -> str:
@@ -148,5 +148,5 @@ def made_with(rows: Sequence[BenchRow]) -> str:
         return ""
     if len(kinds) == 1:
         return f"All rows were made with {next(iter(kinds))}."
-    parts = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]
-    return f"The rows were made with: {'; '.join(parts)}."
+    machines = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]
+    return f"The rows were made with: {'; '.join(machines)}."

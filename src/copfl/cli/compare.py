@@ -91,8 +91,8 @@ def compare(
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
-    given = {"trials": trials, "validation": validation, "reference": reference, "last": last}
-    how = file.options | {name: value for name, value in given.items() if value is not None}
+    of_file = {"trials": trials, "validation": validation, "reference": reference, "last": last}
+    how = file.options | {name: value for name, value in of_file.items() if value is not None}
     how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
@@ -201,7 +201,7 @@ def choose(
     values = spaces.values_of(tune or [], "--tune")
     named_code.name(named_code.modules_in(values))
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
-        found = racing.choose(
+        choice = racing.choose(
             algorithms or ["all"],
             budget=budget,
             seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
@@ -216,11 +216,11 @@ def choose(
             forecast=forecast,
         )
     if as_json:
-        print((found.folder / "ranking.json").read_text("utf-8"))
+        print((choice.folder / "ranking.json").read_text("utf-8"))
     elif not quiet:
-        tested = f"\nTested: {found.tested}" if found.tested else ""
-        further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
-        print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")
+        tested = f"\nTested: {choice.tested}" if choice.tested else ""
+        further = f"go on with `copfl run -c {choice.folder / 'run.toml'}`"
+        print(f"{choice}{tested}\n\nFolder: {choice.folder}; {further}")
 
 
 def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
@@ -263,11 +263,11 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Com
     folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
     if machine.jobs is not None and machine.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
-    own = base.get("run", {})
-    cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
+    run_settings = base.get("run", {})
+    cpus = max(int(run_settings.get(key, 1)) for key in ("workers", "threads"))
     shown = _runs_shown(machine.quiet)
     with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
-        found: tables.Comparison = run(
+        comparison: tables.Comparison = run(
             base_tables=base,
             out=folder,
             jobs=machine.jobs or 0,
@@ -275,11 +275,11 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Com
             log=log,
             forecast=forecast,
         )
-    drawn = pictures.write(found, folder) if machine.plots else []
+    drawn = pictures.write(comparison, folder) if machine.plots else []
     if machine.plots and not charts.available():
         options.logger(machine.quiet)(f"copfl: {charts.MISSING}")
     if machine.as_json:
-        print(json.dumps(writing.as_json(found)))
+        print(json.dumps(writing.as_json(comparison)))
     elif not machine.quiet:
         names = ", ".join([*writing.FILES, *(path.name for path in drawn)])
-        print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {names}")
+        print(f"{tables.as_text(comparison)}\n\nFolder: {folder}, with {names}")

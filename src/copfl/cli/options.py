@@ -116,9 +116,9 @@ def settings(
             if not about["names"] or f"{kind}.{field.name}" in without:
                 continue
             hint = hints[field.name]
-            parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             names = about["names"]
-            type_on_line = next((plain for plain in (bool, int, float) if plain in parts), str)
+            type_on_line = next((plain for plain in (bool, int, float) if plain in alternatives), str)
             default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
             if type_on_line is bool and not about["shown"]:
                 default = "on" if field.default else "off"
@@ -155,10 +155,11 @@ _CODE = inspect.Parameter("code", inspect.Parameter.KEYWORD_ONLY, default=None, 
 
 def _replaced(function: F, without: str, more: Iterable[inspect.Parameter], call: Callable[..., None]) -> F:
     """The command `call`, with the parameters of `function` but for one, and more."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.name != without]
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != without]
     hints = typing.get_type_hints(function, include_extras=True)
     every = [
-        p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY) for p in (*own, *more)
+        p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY)
+        for p in (*parameters, *more)
     ]
     called = functools.wraps(function)(call)
     called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]

@@ -193,6 +193,6 @@ def _tell(line: str) -> None:
         print(f"preparing: {line}", file=sys.stderr, flush=True)
 
 
-def _warn(found: list[str]) -> None:
-    for warning in found:
+def _warn(warnings_found: list[str]) -> None:
+    for warning in warnings_found:
         print(f"copfl: warning: {warning}", file=sys.stderr, flush=True)

@@ -216,8 +216,8 @@ def sweep(
     _checked(rows, base, grid, last, jobs)
 
     def jobs_of(row: Entry) -> list[Job]:
-        label, parts = f"{one.label} {row.label}", layers(row, base)
-        return [job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
+        label, layers_of_row = f"{one.label} {row.label}", layers(row, base)
+        return [job_of(Path(out) / "runs", label, layers_of_row, seed, last=last) for seed in seeds]
 
     final = [jobs_of(row) for row in rows]
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
@@ -292,6 +292,6 @@ def _differences(
             # Not of a model that was not evaluated.
             if not any(math.isnan(run.mean(name)) for run in (*runs, *reference))
         }
-        for label, found in for_all(of_rows).items():
-            differences[label][name] = found
+        for label, corrected in for_all(of_rows).items():
+            differences[label][name] = corrected
     return differences

@@ -31,10 +31,10 @@ def seed_rivals(layers: Sequence[Tables], seeds: Sequence[int], log: Log) -> See
         experiment = prepare(run)
         samples = experiment.federation.partition.fingerprint
         if samples not in by_partition:
-            found = rivals_of(experiment, lambda client: None, log)
-            if found is None:
+            rivals_here = rivals_of(experiment, lambda client: None, log)
+            if rivals_here is None:
                 return None
-            by_partition[samples] = found
+            by_partition[samples] = rivals_here
         of_seeds.append(by_partition[samples])
     names = set.intersection(*(set(rivals.values) for rivals in of_seeds))
     validated = {

@@ -60,7 +60,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
     )
     left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]
     head = ["", *(other.label for other in rivals.metrics), ""]
-    parts = [Table("What each client has alone", head, alone, [how, *left_out])]
+    shown = [Table("What each client has alone", head, alone, [how, *left_out])]
     level, compared = f"{100 * LEVEL:.0f} %", []
     for title, gain in rivals.all_to_best(rows).items():
         bounds = [metric.interval(*bound) for bound in (gain.both, gain.seeds, gain.clients)]
@@ -68,7 +68,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
     head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
     note = "Paired: the same client of the same seed. Verdicts are as in the table above, corrected for the rows."
-    return [*parts, Table(title, head, compared, [note])]
+    return [*shown, Table(title, head, compared, [note])]
 
 
 def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[str, Any]:

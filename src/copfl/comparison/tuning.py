@@ -42,19 +42,19 @@ class ComparisonPlan:
 
     def runs(self, entry: Entry, settings: Tables) -> list[Job]:
         """The runs of a row with the settings that it chose, one per seed."""
-        parts = self._layers(entry, settings)
+        layers = self._layers(entry, settings)
         folder = self.out / "runs"
-        return [job_of(folder, entry.label, parts, seed, last=self.last) for seed in self.seeds]
+        return [job_of(folder, entry.label, layers, seed, last=self.last) for seed in self.seeds]
 
     def tuning_runs(self, entry: Entry, settings: Tables, fraction: float = 1.0) -> list[Job]:
         """The runs that measure settings of a row, with this fraction of the rounds, one per tuning seed."""
         label = f"{entry.label} {described(settings, 'optimizer', 'algorithm', entry.name)}"
-        parts = self._layers(entry, settings)
+        layers = self._layers(entry, settings)
         if fraction < 1:
-            rounds = max(1, round(fraction * complete(*parts).run.rounds))
-            label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
+            rounds = max(1, round(fraction * complete(*layers).run.rounds))
+            label, layers = f"{label}, {rounds} rounds", [*layers, {"run": {"rounds": rounds}}]
         return [
-            job_of(self.out / "tuning", label, parts, seed, validation=self.validation, last=self.last)
+            job_of(self.out / "tuning", label, layers, seed, validation=self.validation, last=self.last)
             for seed in self.tune_seeds
         ]
 

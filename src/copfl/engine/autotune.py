@@ -106,8 +106,8 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
 
     problem, shapes = "", list[list[int]]()
 
-    def step(given: tuple[Tensor, Data]) -> Tensor:
-        w, data = given
+    def step(inputs: tuple[Tensor, Data]) -> Tensor:
+        w, data = inputs
         x, y = tree.each(lambda t: t[:2], (task.numbers(data.x), data.y))
         keyed = Keyed(x, torch.zeros((), dtype=torch.int64, device=task.device))
         shapes.append(list(task.forward(w, x)[0].shape[1:]))
@@ -140,11 +140,11 @@ def clients_per_batch(task: Task, participants: int) -> int:
         free, _ = torch.cuda.mem_get_info(task.device)
         most = max(1, min(MAX_CLIENTS["cuda"], int(free / (GPU_VECTORS * vector + ACTIVATIONS))))
         return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
-    parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / (VECTORS * vector)))))
+    batches = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / (VECTORS * vector)))))
     workers = min(processors(), 8)
     if participants >= 8 * workers:  # with fewer, a batch would be too small to be fast
-        parts = math.ceil(parts / workers) * workers
-    return math.ceil(participants / parts)
+        batches = math.ceil(batches / workers) * workers
+    return math.ceil(participants / batches)
 
 
 def runs_at_a_time(task: Task, federation: FederatedData, participants: int) -> int:
@@ -242,9 +242,9 @@ def seconds(load: Workload, engine: Mapping, limit: float = math.inf, enough: fl
     whole, factor = _trial(load, clients, load.batch)
     best = math.inf
     for _ in range(2):
-        taken = measured(whole)
-        best = min(best, taken * factor)
-        if best < enough or best > 3 * limit or taken > LONG:
+        elapsed = measured(whole)
+        best = min(best, elapsed * factor)
+        if best < enough or best > 3 * limit or elapsed > LONG:
             break
     return best
 
@@ -254,8 +254,8 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
 
     With fewer samples than a batch, the clients have no others: some updates also make a pass over all.
     """
-    algorithm, task, federation, part = load.algorithm, load.task, load.federation, np.arange(clients)
-    sizes, data = federation.train.sizes[part], federation.train.rows(part)
+    algorithm, task, federation, ids = load.algorithm, load.task, load.federation, np.arange(clients)
+    sizes, data = federation.train.sizes[ids], federation.train.rows(ids)
     steps = traits(algorithm).local_steps or math.ceil(sizes.max() / load.batch)
     factor = steps / clients
     if samples < load.batch:
@@ -263,16 +263,16 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
         sizes = np.minimum(sizes, samples)
         x, y = tree.each(lambda t: t[:, :samples], (data.x, data.y))
         data = Data(x, y, data.size.clamp(max=samples))
-    records = tree.repeat(algorithm.client_init(task), len(part))
+    records = tree.repeat(algorithm.client_init(task), len(ids))
     augment = federation.dataset.augment
     batches = next_plan(
-        algorithm, task, records, 0, part, sizes, seed=0, batch=min(load.batch, samples), augment=augment
+        algorithm, task, records, 0, ids, sizes, seed=0, batch=min(load.batch, samples), augment=augment
     )
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
-        ids=torch.from_numpy(part),
+        ids=torch.from_numpy(ids),
         clients=records,
-        groups=(Group(None, data, federation.test.rows(part), tuple(epoch[:1] for epoch in batches)),),
+        groups=(Group(None, data, federation.test.rows(ids), tuple(epoch[:1] for epoch in batches)),),
     )
     return chunk, factor
 

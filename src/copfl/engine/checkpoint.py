@@ -26,9 +26,9 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     from safetensors.torch import save_file
 
     tensors = {
-        f"{name}:{place}": t.detach().cpu().contiguous()
-        for name, part in trees.items()
-        for place, t in tree.named(part)
+        f"{name}:{key}": t.detach().cpu().contiguous()
+        for name, record in trees.items()
+        for key, t in tree.named(record)
     }
     tensors = wire.separate(tensors)
     text = json.dumps(dict(about), sort_keys=True)
@@ -37,12 +37,12 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     with ThreadPoolExecutor(1) as thread:  # the checksum takes as long as the disk
         checksum = thread.submit(_checksum, tensors, text)
 
-        def write(part: Path) -> None:
+        def write(temporary: Path) -> None:
             try:
-                save_file(tensors, part, head)
+                save_file(tensors, temporary, head)
             except SafetensorError as error:
                 raise OSError(str(error)) from error
-            _fill_in(part, checksum.result())
+            _fill_in(temporary, checksum.result())
 
         write_with(path, write)
 
@@ -59,15 +59,18 @@ def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit."""
     tensors, about = read(path)
     result: dict[str, Any] = {}
-    for name, part in like.items():
-        expected = dict(tree.named(part))
-        found = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
+    for name, record in like.items():
+        expected = dict(tree.named(record))
+        stored = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
         try:
-            taken = [wire.take(found, place, t.shape, t.dtype).to(t.device) for place, t in expected.items()]
-            wire.refuse_rest(found)
+            values = [
+                wire.take(stored, key_of_value, t.shape, t.dtype).to(t.device)
+                for key_of_value, t in expected.items()
+            ]
+            wire.refuse_rest(stored)
         except WireError as error:
             raise RunError(f"{path} is not a checkpoint of this run: in {name}, {error}") from error
-        result[name] = tree.rebuild(part, taken)
+        result[name] = tree.rebuild(record, values)
     return result, about
 
 

@@ -70,7 +70,9 @@ def training_of(task: Task, federation: FederatedData, cache: str) -> TrainedPar
     size = bytes_of(task, front, data.x) * sum(len(s.y) for s in federation.splits)
     if size > MEMORY[task.device.type] and cache != "on":
         return plain
-    kept = copy.copy(federation)
-    kept.train, kept.test, *validation = (Cached(split, task, front) for split in federation.splits)
-    kept.validation = validation[0] if validation else None
-    return TrainedPart(tail_task(task, front), kept, front, size)
+    with_features = copy.copy(federation)
+    with_features.train, with_features.test, *validation = (
+        Cached(split, task, front) for split in federation.splits
+    )
+    with_features.validation = validation[0] if validation else None
+    return TrainedPart(tail_task(task, front), with_features, front, size)

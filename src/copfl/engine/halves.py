@@ -41,7 +41,7 @@ def loss_differences(
     server: Any,
     totals: tuple[Any, Any],
     clients: Store,
-    parts: Sequence[Ids],
+    chunks: Sequence[Ids],
 ) -> Values:
     """Each participant's loss with the second half's model minus that with the first's; nan where none.
 
@@ -55,7 +55,7 @@ def loss_differences(
         server: The server before the round.
         totals: The sum of the summands, and that of the first half alone.
         clients: The records after the local updates.
-        parts: The participants, in chunks.
+        chunks: The participants, in chunks.
     """
     samples = federation.train if federation.validation is None else federation.validation
     whole, half = totals
@@ -67,9 +67,9 @@ def loss_differences(
     with torch.no_grad():
         for total in (half, tree.each(torch.sub, whole, half)):
             after = algorithm.server_update(task, server, total)[0]
-            for part in parts:
-                ids = torch.from_numpy(part).to(task.device)
-                rows = clients.rows(ids), algorithm.downlink(after, ids), samples.rows(part)
+            for chunk in chunks:
+                ids = torch.from_numpy(chunk).to(task.device)
+                rows = clients.rows(ids), algorithm.downlink(after, ids), samples.rows(chunk)
                 losses.append(mapping.over(loss, rows))
     of_first, of_second = torch.cat(losses).cpu().numpy().reshape(2, -1)
     difference = np.asarray(of_second - of_first)

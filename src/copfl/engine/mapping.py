@@ -93,9 +93,9 @@ class ChunkResult(NamedTuple):
     half: Any = None  # the sum over the first half alone
 
 
-def call_directly(f: Callable[[A], B], given: A, variant: object) -> B:
+def call_directly(f: Callable[[A], B], inputs: A, variant: object) -> B:
     """f(given)."""
-    return f(given)
+    return f(inputs)
 
 
 class Mapping(NamedTuple):
@@ -255,22 +255,24 @@ def total_of(
     return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics, half)
 
 
-def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models: EvalModels) -> ClientResult:
+def local_update(
+    algorithm: AnyAlgorithm, task: Task, inputs: ClientInput, models: EvalModels
+) -> ClientResult:
     """One client's local update, with an evaluation of these models; "healthy": its result is finite."""
-    output = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
-    zero = torch.zeros((), dtype=torch.float64, device=given.id.device)
+    output = algorithm.client_update(task, inputs.client, inputs.down, inputs.data, inputs.plan)
+    zero = torch.zeros((), dtype=torch.float64, device=inputs.id.device)
     metrics = {name: metric.to(torch.float64) for name, metric in output.metrics.items()}
-    metrics["healthy"] = tree.finite((output.client, output.upload), given.id.device).to(torch.float64)
-    raw, sent = mask_bytes(output.upload, given.client, output.client)
-    up, down = (nbytes(one, of=task.initial.dtype) for one in (output.upload, given.down))
+    metrics["healthy"] = tree.finite((output.client, output.upload), inputs.id.device).to(torch.float64)
+    raw, sent = mask_bytes(output.upload, inputs.client, output.client)
+    up, down = (nbytes(one, of=task.initial.dtype) for one in (output.upload, inputs.down))
     metrics.setdefault("bytes_up", zero + up - raw + sent)  # split learning counts its own
     metrics.setdefault("bytes_down", zero + down)
     if raw:  # the round loop subtracts them where the server knows the mask already
         metrics["mask_bytes"] = zero + sent
         metrics["mask_fingerprint"] = zero + mask_fingerprint(output.upload)
     if models:
-        records = given.client, given.down, output.client
-        samples = given.test, models, given.validation
+        records = inputs.client, inputs.down, output.client
+        samples = inputs.test, models, inputs.validation
         metrics |= evaluate(algorithm, task, *records, output.trained, *samples)
     return ClientResult(output.client, output.upload, metrics)
 

@@ -93,8 +93,8 @@ class DiskStore:
         content = np.fromfile(file, np.uint8, self.size)
         if len(content) < self.size:
             raise RunError(f"{self.path} is truncated; restore it from a copy, or start the run again")
-        parts = np.split(content, np.cumsum(self.sizes)[:-1])
-        return tree.rebuild(self.initial, list(map(_from_bytes, parts, tree.leaves(self.initial))))
+        arrays = np.split(content, np.cumsum(self.sizes)[:-1])
+        return tree.rebuild(self.initial, list(map(_from_bytes, arrays, tree.leaves(self.initial))))
 
     def put(self, ids: Tensor, records: Any) -> None:
         records = tree.each(lambda t: t.cpu(), records)

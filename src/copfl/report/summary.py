@@ -162,12 +162,12 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if (of_honest := honest_gains(result)) is not None and (found := conclusion(of_honest)):
-        print(f"\n{textwrap.fill(found, width)}\n", file=out)
-    if found := _against_rivals(result):
-        print(f"{textwrap.fill(found, width)}\n", file=out)
-    if found := advice(result):
-        print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)
+    if (of_honest := honest_gains(result)) is not None and (comparison := conclusion(of_honest)):
+        print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
+    if comparison := _against_rivals(result):
+        print(f"{textwrap.fill(comparison, width)}\n", file=out)
+    if comparison := advice(result):
+        print(f"{textwrap.fill(comparison, width, break_on_hyphens=False)}\n", file=out)
     early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
     whole = "" if seconds is None else f", {span(seconds)} in all"
     last = [f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}{whole}."]
@@ -227,7 +227,7 @@ def _table(result: Result, width: int) -> Table:
 
 def _contributions(result: Result) -> contributions.Contributions | None:
     federation = result.experiment.federation
-    samples = [len(part) for part in federation.partition.train]
+    samples = [len(train_samples) for train_samples in federation.partition.train]
     names = client_names(federation)
     return contributions.contributions(result.records, names, samples, result.gains, result.primary)
 
@@ -245,7 +245,7 @@ def conclusion(gains: Gains) -> str:
     has no use then.
     """
     others = {"training alone": gains.gain, "the global model": gains.over_global}
-    found = [against(gains.metric, name, values) for name, values in others.items()]
+    comparisons = [against(gains.metric, name, values) for name, values in others.items()]
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
@@ -257,7 +257,7 @@ def conclusion(gains: Gains) -> str:
         over_constant = against(gains.metric, "it", gains.over_constant)
         first = f"No useful gain is shown: {constant}, and the personal models are {over_constant}. They are"
     return (
-        f"{first} {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
+        f"{first} {' and '.join(filter(None, comparisons))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 
@@ -304,8 +304,12 @@ def _selection(result: Result) -> str:
     if e.settings.select == "last":
         return f"{capital(validated)}."
     trained = e.settings.split_clients[0]
-    taken = result.rounds_taken[trained][result.rounds_taken[trained] > 0]
-    rounds = f"{taken.min()} to {taken.max()}, median {np.median(taken):g}" if len(taken) else "none"
+    best_rounds = result.rounds_taken[trained][result.rounds_taken[trained] > 0]
+    rounds = (
+        f"{best_rounds.min()} to {best_rounds.max()}, median {np.median(best_rounds):g}"
+        if len(best_rounds)
+        else "none"
+    )
     unknown = int(np.isnan(result.final(f"{metric.name}{VALIDATED}")[trained]).sum())
     others = f"; {unknown} clients without such a value have their last evaluation" if unknown else ""
     stopped = ""
@@ -344,12 +348,12 @@ def _others(result: Result) -> list[str]:
 
 def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
     """The new clients' primary metric by the number of their samples, and that of training alone."""
-    found = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
+    accuracies = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
     rows = [
-        [names[n] if names else str(n), *(metric.text(float(values[place])) for values in found)]
-        for place, n in enumerate(new.clients)
+        [names[n] if names else str(n), *(metric.text(float(values[row])) for values in accuracies)]
+        for row, n in enumerate(new.clients)
     ]
-    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in found)]
+    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in accuracies)]
     head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
     note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
     return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])

@@ -125,9 +125,9 @@ def _rounded_down(threshold: Array) -> NDArray[np.float32]:
 def _of_classes(model: Any, columns: int, classes: int, prior: Array) -> TreeSum:
     """Log-probabilities; a class that the training rows do not have is very improbable."""
     steps, model = _steps(model)
-    found, known = _raw(model, columns), np.asarray(model.classes_, np.int64)
-    if found.link == LOG:  # probabilities: a missing class has 0
-        trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in found.trees]
+    outputs, known = _raw(model, columns), np.asarray(model.classes_, np.int64)
+    if outputs.link == LOG:  # probabilities: a missing class has 0
+        trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in outputs.trees]
         weight, bias = np.zeros((classes, columns)), np.zeros(classes)
         if len(prior):
             share = len(trees) / (len(trees) + 1)
@@ -135,13 +135,13 @@ def _of_classes(model: Any, columns: int, classes: int, prior: Array) -> TreeSum
             trees.append(_leaf(prior * (1 - share)))
         return _unscaled(TreeSum(weight, bias, trees, LOG), steps)
     halves = np.array([[-0.5], [0.5]])
-    if len(found.bias) == 1 and len(known) == 2:  # log odds
-        trees = [tree._replace(value=tree.value @ halves.T) for tree in found.trees]
-        found = TreeSum(halves @ found.weight, (halves @ found.bias[:, None])[:, 0], trees)
-    bias = np.full(classes, UNSEEN + found.bias.mean())
-    bias[known] = found.bias
-    weight = _spread(found.weight.T, known, classes).T
-    trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in found.trees]
+    if len(outputs.bias) == 1 and len(known) == 2:  # log odds
+        trees = [tree._replace(value=tree.value @ halves.T) for tree in outputs.trees]
+        outputs = TreeSum(halves @ outputs.weight, (halves @ outputs.bias[:, None])[:, 0], trees)
+    bias = np.full(classes, UNSEEN + outputs.bias.mean())
+    bias[known] = outputs.bias
+    weight = _spread(outputs.weight.T, known, classes).T
+    trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in outputs.trees]
     return _unscaled(TreeSum(weight, bias, trees), steps)
 
 
@@ -149,13 +149,15 @@ def _of_label(model: Any, columns: int) -> TreeSum:
     """The log odds of a label, from a model of the classes 0 and 1."""
     steps, model = _steps(model)
     known = np.asarray(model.classes_, np.int64).tolist()
-    found = _raw(model, columns)
-    if found.link == LOG:
-        chosen = [tree._replace(value=_spread(tree.value, np.array(known), 2)[:, 1:]) for tree in found.trees]
-        return _unscaled(TreeSum(found.weight[:1], found.bias[:1], chosen, LOGIT), steps)
+    outputs = _raw(model, columns)
+    if outputs.link == LOG:
+        chosen = [
+            tree._replace(value=_spread(tree.value, np.array(known), 2)[:, 1:]) for tree in outputs.trees
+        ]
+        return _unscaled(TreeSum(outputs.weight[:1], outputs.bias[:1], chosen, LOGIT), steps)
     if known != [0, 1]:
         return TreeSum(np.zeros((1, columns)), np.array([-UNSEEN if known == [1] else UNSEEN]), [])
-    return _unscaled(found, steps)
+    return _unscaled(outputs, steps)
 
 
 def _of_values(model: Any, columns: int) -> TreeSum:

@@ -88,7 +88,9 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
     ]
     answers = np.stack([_out_of_fold(problem, fit, VALIDATED_ROWS) for fit in fits])
     known = np.flatnonzero(~np.isnan(answers[0]).any(1))
-    losses = np.stack([surprises(found[known], problem.y[known]) for found in answers])  # [penalties, known]
+    losses = np.stack(
+        [surprises(answer[known], problem.y[known]) for answer in answers]
+    )  # [penalties, known]
     chosen = fits[int(losses.mean(1).argmin())] if len(known) else fits[0]
     # A row is answered with the penalty that the other folds choose, so that its own target has no say.
     validated = answers[0].copy()

@@ -106,8 +106,8 @@ def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None
             if typing.get_origin(option) is not tuple:
                 return value  # the component checks other types
             inner = typing.get_args(option)[0]
-            parts = value if isinstance(value, list | tuple) else (value,)
-            return tuple(converted(path, part, inner, limits) for part in parts)
+            items = value if isinstance(value, list | tuple) else (value,)
+            return tuple(converted(path, item, inner, limits) for item in items)
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             if not abs(value) <= LARGEST:
                 raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
@@ -188,11 +188,11 @@ def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
     result = {
         p.name: Parameter(p.default, hints.get(p.name, Any)) for p in parameters if p.kind not in variadic
     }
-    for name, part in parts_of(factory).items():
+    for name, nested in parts_of(factory).items():
         del result[name]
-        hinted = parameters_of(type(part))
+        hinted = parameters_of(type(nested))
         result |= {
-            option: Parameter(value, hinted[option].hint) for option, value in options_of(part).items()
+            option: Parameter(value, hinted[option].hint) for option, value in options_of(nested).items()
         }
     for name, default in _defaults(factory).items():
         if name in result:
@@ -249,16 +249,16 @@ def checked(
 def with_options(value: Any, options: Mapping[str, Any]) -> Any:
     """The same dataclass with those of the options that are its own or its parts'."""
     changed = {f.name: options[f.name] for f in dataclasses.fields(value) if f.init and f.name in options}
-    parts = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
-    return dataclasses.replace(value, **changed, **parts)
+    nested = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
+    return dataclasses.replace(value, **changed, **nested)
 
 
 def options_of(value: Any) -> dict[str, Any]:
     """The options of a dataclass, its own and its parts'."""
     result: dict[str, Any] = {}
-    parts = parts_of(type(value))
+    nested = parts_of(type(value))
     for field in dataclasses.fields(value):
-        if field.name in parts:
+        if field.name in nested:
             result |= options_of(getattr(value, field.name))
         elif field.init and field.name != "optimizer":
             result[field.name] = getattr(value, field.name)

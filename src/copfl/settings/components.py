@@ -91,12 +91,12 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
             f"pass it again, as it was: {title}={plain}"
         )
     if reference := reference_of(title, name):
-        found = user_code.attribute(title, reference, code)
-        if not callable(found) and title != "model":
+        code_of_user = user_code.attribute(title, reference, code)
+        if not callable(code_of_user) and title != "model":
             raise SettingError(
-                f"{title}.name", name, f"is {type(found).__name__}; it must be a class or function"
+                f"{title}.name", name, f"is {type(code_of_user).__name__}; it must be a class or function"
             )
-        return found  # type: ignore[no-any-return]
+        return code_of_user  # type: ignore[no-any-return]
     user_code.check_no_file(title, name)
     if advice := user_code.in_current_folder(title, name):
         raise SettingError(f"{title}.name", name, advice)
@@ -176,17 +176,17 @@ def build(title: str, record: Component, optimizer: schema.Optimizer | None = No
     if record.value is not None:
         return record.value
     factory = factory_of(title, record.name, record.code)
-    known, parts = parameters_of(factory), parts_of(factory)
+    known, nested = parameters_of(factory), parts_of(factory)
     if optimizer:
         context["optimizer"] = build("optimizer", optimizer)
     context = {name: value for name, value in context.items() if name in known or takes_any(factory)}
     arguments = record.arguments
-    of_parts = {option for part in parts.values() for option in options_of(part)}
+    of_parts = {option for options in nested.values() for option in options_of(options)}
     others = {name: value for name, value in arguments.items() if name not in of_parts}
     own_code = reference_of(title, record.name)
     try:
         with user_code.calling(title, record.name, "making it") if own_code else nullcontext():
-            made = {name: with_options(part, arguments) for name, part in parts.items()}
+            made = {name: with_options(options, arguments) for name, options in nested.items()}
             return factory(**context, **others, **made)
     except UsageError as error:
         raise _located(title, arguments, error) from error

@@ -80,11 +80,11 @@ def _pieces(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield repr(value).encode()
         yield from _of_all([type(value), dict(value.state_dict())], seen)
     elif isinstance(value, Mapping):
-        yield from _of_all([part for item in value.items() for part in item], seen)
+        yield from _of_all([key_or_value for item in value.items() for key_or_value in item], seen)
     elif isinstance(value, list | tuple):
         yield from _of_all(value, seen)
     elif isinstance(value, set | frozenset):
-        yield from sorted(b"\0".join(_pieces(part, seen)) for part in value)
+        yield from sorted(b"\0".join(_pieces(key_or_value, seen)) for key_or_value in value)
     elif dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         yield from _of_all([type(value), fields], seen)

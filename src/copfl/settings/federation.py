@@ -327,8 +327,8 @@ def check_run_keys(table: Mapping[str, Any]) -> None:
 
 def paths() -> list[str]:
     """Every declared setting of a federation, such as "network.deadline"."""
-    own = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
-    return [*schema.paths(), *own]
+    own_paths = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
+    return [*schema.paths(), *own_paths]
 
 
 def _all(record: Any) -> dict[str, Any]:

@@ -89,8 +89,10 @@ def check_layer(layer: Layer) -> None:
             path = f"{kind}.{key}"
             if key == "name" and not isinstance(value, str):
                 raise SettingError(path, value, "must be a word")
-            for part in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(part, Mapping | list | datetime.date | datetime.time):
+            for number in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(number, Mapping | list | datetime.date | datetime.time):
                     raise SettingError(path, value, "must be a number, a word, or a list of them")
-                if not f"{path}{part}".isascii() and any("\ud800" <= c <= "\udfff" for c in f"{path}{part}"):
+                if not f"{path}{number}".isascii() and any(
+                    "\ud800" <= c <= "\udfff" for c in f"{path}{number}"
+                ):
                     raise SettingError(path, value, "is not valid Unicode text; use another name")

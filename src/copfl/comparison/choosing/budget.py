@@ -32,13 +32,13 @@ def limit_of(budget: str | int) -> Budget | None:
     """A number of rounds, or a time such as 90s, 10m or 2h; None if the text is empty."""
     if not str(budget).strip():
         return None
-    parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
-    if parts is None or not float(parts[1]):
+    amount_and_unit = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
+    if amount_and_unit is None or not float(amount_and_unit[1]):
         raise UsageError(
             f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
         )
-    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
-    return Budget(float(parts[1]) * (seconds or 1), bool(seconds))
+    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[amount_and_unit[2]]
+    return Budget(float(amount_and_unit[1]) * (seconds or 1), bool(seconds))
 
 
 class Budget(NamedTuple):

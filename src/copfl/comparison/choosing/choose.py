@@ -269,19 +269,19 @@ def _trains(algorithm: str, model: str) -> bool:
     return model in (LINEAR, WORDS) if of_algorithm.head_only else of_algorithm.trains in ("", model)
 
 
-def _names_all(given: Rows) -> bool:
-    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(given))
+def _names_all(entries: Rows) -> bool:
+    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(entries))
 
 
-def _entries(given: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
+def _entries(entries: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
     """The entries, beside all algorithms the best steps of the server, and local training.
 
     Args:
-        given: The entries.
+        entries: The entries.
         more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
     """
-    rows = entries_of(given)
-    if _names_all(given):
+    rows = entries_of(entries)
+    if _names_all(entries):
         steps = [
             *SERVER_STEPS,
             *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),

@@ -38,8 +38,13 @@ class Forecast:
     def left(self) -> float:
         """Seconds; infinite before the first round."""
         now, due = time.monotonic(), dict(self.due)
-        part = sum(min(rounds, rounds_in(path) - self.had[path]) for path, rounds in due.items())
-        trained, remaining = self.trained + part, sum(due.values()) - part + self.later
+        trained_of_running = sum(
+            min(rounds, rounds_in(path) - self.had[path]) for path, rounds in due.items()
+        )
+        trained, remaining = (
+            self.trained + trained_of_running,
+            sum(due.values()) - trained_of_running + self.later,
+        )
         estimate = (now - self.begin) / trained * remaining if trained else math.inf
         return max(0.0, min(estimate, self.end - now))
 

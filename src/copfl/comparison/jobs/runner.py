@@ -231,8 +231,8 @@ class Runner:
         def watch(round: Round, seconds: float) -> None:
             done = round.number + 1
             if self.forecast is not None and done < job.rounds and pace.is_due():
-                parts = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
-                self.log(", ".join(filter(None, parts)))
+                progress = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
+                self.log(", ".join(filter(None, progress)))
             stop(round, seconds)
 
         return watch

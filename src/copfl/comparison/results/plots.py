@@ -52,13 +52,13 @@ def picture(comparison: Comparison) -> "Figure":
 def curves(comparison: Comparison) -> Lines:
     """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
     metric = comparison.metric
-    lines = [curve(row.title, row.outcomes, metric, place) for place, row in enumerate(comparison.rows)]
+    lines = [curve(row.title, row.outcomes, metric, colour) for colour, row in enumerate(comparison.rows)]
     return Lines("curves", comparison.title, "", [], axis(metric), lines)
 
 
-def curve(label: str, runs: Sequence[Record], metric: MetricInfo, place: int) -> Line:
+def curve(label: str, runs: Sequence[Record], metric: MetricInfo, colour: int) -> Line:
     values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
-    return charts.mean_curve(label, values, place, metric.factor)
+    return charts.mean_curve(label, values, colour, metric.factor)
 
 
 def clients(comparison: Comparison) -> list[Swarm]:
@@ -72,7 +72,7 @@ def clients(comparison: Comparison) -> list[Swarm]:
     panels = [Swarm(titles, axis(metric), _by_seed(comparison, accuracy), title="A dot per client and seed")]
     if comparison.reference is not None:
         base = accuracy[labels.index(comparison.reference)]
-        gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
+        gains = [[values - other for values, other in zip(row, base, strict=True)] for row in accuracy]
         x_title = f"difference to {comparison.reference}{', points' if metric.fraction else ''}"
         by_seed = _by_seed(comparison, gains)
         panels.append(Swarm(titles, x_title, by_seed, zero=True, title="The same, paired"))
@@ -81,7 +81,7 @@ def clients(comparison: Comparison) -> list[Swarm]:
 
 def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[Any]]:
     seeds = enumerate(comparison.seeds)
-    return {f"seed {seed}": [row[place] for row in values] for place, seed in seeds}
+    return {f"seed {seed}": [row[seed_index] for row in values] for seed_index, seed in seeds}
 
 
 def heat_map(comparison: Comparison) -> Heat:

@@ -120,7 +120,7 @@ def record_of(job: Job) -> Record:
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
     folder = RunFolder(job.path)
     partition, ran = folder.partition(), folder.tables()["run"]
-    tested = np.array([len(part) > 0 for part in partition.test])
+    tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
     if not tested.any():
         raise DataError(f"{job.title}: no client has test samples; use another partition")
     environment = environment_of(job)
@@ -143,9 +143,9 @@ def record_of(job: Job) -> Record:
     notes = [environment.get("data", ""), *environment.get("partition", [])]
     final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
     if job.run.run.select == "best":
-        taken = records.best_rounds(lines, metrics[0], partition.clients).rounds
+        best_rounds = records.best_rounds(lines, metrics[0], partition.clients).rounds
         rounds = [line["round"] for line in evaluations]
-        final = {name: _of_rounds(taken, rounds, tables[name], value) for name, value in final.items()}
+        final = {name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()}
     return Record(
         tables=essential(job.run),
         validation=job.validation,
@@ -219,11 +219,11 @@ def _evaluated(
 
 
 def _of_rounds(
-    taken: NDArray[np.int64], rounds: Sequence[int], values: Numbers, otherwise: Numbers
+    best_rounds: NDArray[np.int64], rounds: Sequence[int], values: Numbers, otherwise: Numbers
 ) -> Numbers:
     """Each client's value of the round that it takes; of one that always diverged and has none, `otherwise`."""
-    places = np.minimum(np.searchsorted(rounds, taken), len(values) - 1)
-    return np.where(taken > 0, values[places, np.arange(len(taken))], otherwise)
+    evaluations = np.minimum(np.searchsorted(rounds, best_rounds), len(values) - 1)
+    return np.where(best_rounds > 0, values[evaluations, np.arange(len(best_rounds))], otherwise)
 
 
 def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:

@@ -164,19 +164,19 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 
 def all_tables(comparison: Comparison) -> list[Table]:
     """The metrics, the differences to the reference, the tuning, and the map of a sweep over two keys."""
-    parts = [_metrics(comparison)]
+    shown = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
-        parts.append(_differences(comparison))
+        shown.append(_differences(comparison))
     if comparison.rivals is not None:
-        parts += rival_tables(comparison.rivals, {row.title: row.outcomes for row in comparison.rows})
-    parts.append(_convergence(comparison))
+        shown += rival_tables(comparison.rivals, {row.title: row.outcomes for row in comparison.rows})
+    shown.append(_convergence(comparison))
     if all(run.new is not None for row in comparison.rows for run in row.outcomes):
-        parts.append(_new_clients(comparison))
+        shown.append(_new_clients(comparison))
     if any(row.tuned.trials for row in comparison.rows):
-        parts.append(_tuning(comparison))
+        shown.append(_tuning(comparison))
     if len(comparison.over) == 2:
-        parts.append(_map(comparison))
-    return parts
+        shown.append(_map(comparison))
+    return shown
 
 
 def gaining(comparison: Comparison) -> dict[str, list[float]]:
@@ -374,11 +374,11 @@ def _map(comparison: Comparison) -> Table:
 
 
 def as_text(comparison: Comparison, width: int = 100) -> str:
-    parts = [tables.as_text(table, width) for table in all_tables(comparison)]
-    parts += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
-    return "\n\n".join(parts)
+    paragraphs = [tables.as_text(table, width) for table in all_tables(comparison)]
+    paragraphs += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
+    return "\n\n".join(paragraphs)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    parts = [tables.as_markdown(table) for table in all_tables(comparison)]
-    return "\n\n".join([*parts, *(f"Note: {note}" for note in comparison.notes)]) + "\n"
+    paragraphs = [tables.as_markdown(table) for table in all_tables(comparison)]
+    return "\n\n".join([*paragraphs, *(f"Note: {note}" for note in comparison.notes)]) + "\n"

@@ -112,13 +112,16 @@ def entry_of(text: str) -> Entry:
 def checked(entry: Entry) -> Entry:
     """The entry, if there is such an algorithm and it does not set what all rows have in common."""
     factory_of("algorithm", entry.name)
-    check_own(entry.label, [(table, key) for table, own in entry.settings.items() for key in own])
+    check_own(
+        entry.label,
+        [(table, key) for table, table_settings in entry.settings.items() for key in table_settings],
+    )
     return entry
 
 
-def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
+def check_own(who: str, keys: Iterable[tuple[str, str]]) -> None:
     """Nothing, if none of these keys is one that all rows must have in common."""
-    for table, key in places:
+    for table, key in keys:
         if table in COMMON and key in (COMMON[table] or key):
             advice = "set it for all of them, or sweep over it"
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
@@ -141,10 +144,12 @@ def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
 def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     """The seeds in "0,1,2" or "0-4"."""
     seeds: list[int] = []
-    for part in split(text):
-        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
+    for seed_or_range in split(text):
+        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", seed_or_range)
         if ends is None:
-            raise UsageError(f'{option}: "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
+            raise UsageError(
+                f'{option}: "{seed_or_range}" is no seed; write whole numbers such as 0,1,2 or 0-4'
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last - first >= MOST_SEEDS:
             raise UsageError(f'{option} "{text}" names too many seeds; at most {MOST_SEEDS:,} are allowed')
@@ -165,5 +170,5 @@ def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
 
 def split(text: str) -> list[str]:
     """The parts between commas, but not those inside brackets or quotes; empty ones are left out."""
-    parts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
-    return [part.strip() for part in parts if part.strip()]
+    texts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
+    return [one.strip() for one in texts if one.strip()]

@@ -45,8 +45,8 @@ def applies(entry: Entry, base: Base) -> tuple[str, str]:
     """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
     if (usual := usual_optimizer(entry.name)) is None:
         return entry.name, ""
-    given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(given or name_of("optimizer", usual))
+    named = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
+    return entry.name, str(named or name_of("optimizer", usual))
 
 
 def concerns(entry: Entry, base: Base, title: str) -> bool:
@@ -96,7 +96,7 @@ def with_optimizer(base: Base) -> Tables:
     table = {"name": OPTIMIZER, **base.get("optimizer", {})}
     if table["name"] == OWN:
         del table["name"]
-    return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
+    return {**{title: dict(settings) for title, settings in base.items()}, "optimizer": table}
 
 
 def layers_of(entry: Entry, base: Base) -> list[Tables]:

@@ -30,10 +30,10 @@ class Range(NamedTuple):
         kind = int if self.whole else float
         return [kind(self.low), kind(self.high)]
 
-    def at_an_end(self, value: float, part: float = 0.05) -> bool:
+    def at_an_end(self, value: float, margin: float = 0.05) -> bool:
         """Whether the value is in the first or last twentieth."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
-        return not low + part * (high - low) < at < high - part * (high - low)
+        return not low + margin * (high - low) < at < high - margin * (high - low)
 
 
 Space = Mapping[Place, list[Any] | Range]  # a grid, or a space to search in
@@ -43,7 +43,7 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25"."""
     result: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
+        key, equals, values = (piece.strip() for piece in text.partition("="))
         if not (equals and key):
             raise UsageError(f'{option} "{text}" must have the form KEY=VALUE,VALUE, such as lr=1e-2,1e-3')
         if key in result:

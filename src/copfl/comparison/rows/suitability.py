@@ -21,8 +21,8 @@ def refusals(
     rows: Sequence[Entry], layers_of: Callable[[Entry], list[Tables]], experiment: Experiment
 ) -> dict[str, str]:
     """By label, why a row cannot train: one local update on two samples of the prepared experiment."""
-    found = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
-    return {label: reason for label, reason in found.items() if reason is not None}
+    reason_of = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
+    return {label: reason for label, reason in reason_of.items() if reason is not None}
 
 
 def reasons(refused: Mapping[str, str]) -> str:

@@ -11,8 +11,16 @@ from copfl.core.task import Task, task_of
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.parts.phases import Phases
+from copfl.parts.pwpm import Pwpm
 
 MEAN, STD, CLASSES = 0.5, 0.25, 10  # per channel, of pixels in 0..1
+# The form of CO-PFL that is measured, whatever its defaults are: personal and shared entries train in turn, and masks
+# grow. The plain loop of plain.py does the same; a round of one phase would be compared with a round of two.
+TWO_PHASES: dict[str, Any] = {
+    "growth": Pwpm(budget=0.5, head="shared"),
+    "phases": Phases(training="in_turn"),
+}
 
 
 def federation(x: Any, y: Any, size: int, device: str = "cpu", augment: bool = False) -> FederatedData:

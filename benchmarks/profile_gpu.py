@@ -13,7 +13,7 @@ import time
 import adapters
 import torch
 import zoo
-from common import federation, random_images, task
+from common import TWO_PHASES, federation, random_images, task
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
@@ -29,7 +29,7 @@ Setting = tuple[AnyAlgorithm, Task, FederatedData, int]
 
 def resnet(clients: int) -> Setting:
     data = federation(*random_images(clients, 100), 100, "cuda", augment=True)
-    return ALGORITHMS["copfl"](), task("resnet18", (3, 32, 32), "cuda").with_batching(), data, 32
+    return ALGORITHMS["copfl"](**TWO_PHASES), task("resnet18", (3, 32, 32), "cuda").with_batching(), data, 32
 
 
 def lora(clients: int) -> Setting:

@@ -31,7 +31,12 @@ class Received(NamedTuple):
 
 
 def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> Experiment:
-    """The experiment in which the server gets the summands that `receive` returns."""
+    """The experiment in which the server gets the summands that `receive` returns.
+
+    Args:
+        experiment: What runs.
+        receive: Gets the summands of a round, and returns those that the server adds.
+    """
     engine: Mapping = experiment.engine
     engine = mapping.vmap(engine.chunk) if engine.name == "cuda_graph" else engine  # a graph calls no Python
 
@@ -43,7 +48,12 @@ def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> E
 
 
 def zeroed(summands: Any, keep: Tensor) -> Any:
-    """The summands with zeros for all but the clients in `keep`, as for updates that are not finite."""
+    """The summands with zeros for all but the clients in `keep`, as for updates that are not finite.
+
+    Args:
+        summands: Of a round, a row per client.
+        keep: Which clients count, [clients] bool.
+    """
     return tree.each(
         lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), summands
     )
@@ -53,6 +63,11 @@ def without(experiment: Experiment, clients: Sequence[int], on_round: OnRound | 
     """The run in which no upload of these clients arrives; same seed, same batches.
 
     They still receive the global model and train, so their metrics are those of a client that only receives.
+
+    Args:
+        experiment: What runs.
+        clients: Whose uploads are left out.
+        on_round: Is called after every round.
     """
     missing = torch.tensor(list(clients), dtype=torch.int64, device=experiment.task.device)
 
@@ -135,6 +150,10 @@ class RoundSnapshot:
 def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> tuple[Result, bool]:
     """The run repeated, with `observe` called for every round (from 0) before the next begins; and whether
     the server that was rebuilt round by round is the run's own, bit for bit.
+
+    Args:
+        experiment: What is repeated.
+        observe: Gets the number of each round, from 0, and what is needed to value it.
     """
     algorithm, task = experiment.algorithm, experiment.task
     server, uploads = algorithm.server_init(task, experiment.clients), list[Received]()

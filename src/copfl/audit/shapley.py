@@ -43,6 +43,11 @@ def shapley(game: Game, players: Sequence[int], how: Sampling = DEFAULT) -> Shap
 
     All sets are valued where that costs no more than the orders. Truncation between rounds: the values are
     zero if all players together change less than `truncate`.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+        how: When all sets are valued, and how many orders are drawn otherwise.
     """
     game = remembered(game)
     nobody, everybody = game([frozenset(), frozenset(players)])
@@ -55,7 +60,12 @@ def shapley(game: Game, players: Sequence[int], how: Sampling = DEFAULT) -> Shap
 
 
 def exact(game: Game, players: Sequence[int]) -> Shapley:
-    """The mean over all orders, from the values of all sets."""
+    """The mean over all orders, from the values of all sets.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+    """
     count = len(players)
     sets = [frozenset(some) for size in range(count + 1) for some in itertools.combinations(players, size)]
     values = dict(zip(sets, game(sets), strict=True))
@@ -68,7 +78,13 @@ def exact(game: Game, players: Sequence[int]) -> Shapley:
 
 
 def sampled(game: Game, players: Sequence[int], how: Sampling) -> Shapley:
-    """The mean over sampled orders; each player comes first equally often, the others follow at random."""
+    """The mean over sampled orders; each player comes first equally often, the others follow at random.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+        how: How many orders are drawn, and with which seed.
+    """
     game = remembered(game)
     rng = np.random.default_rng(how.seed)
     gains: list[Numbers] = []  # per order, [players, ways]

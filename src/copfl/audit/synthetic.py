@@ -48,7 +48,13 @@ GROWING = {
 
 
 def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Dataset, Partition]:
-    """The data and the partition; with `anomalous` False the same clients without anomalies."""
+    """The data and the partition; with `anomalous` False the same clients without anomalies.
+
+    Args:
+        digits: The data set.
+        seed: Of the draws.
+        anomalous: Whether some clients have wrong labels, or others' samples.
+    """
     rng, count = np.random.default_rng(seed), len(digits.classes)
     y, common, rare = digits.train.y.copy(), list(range(count - 2)), [count - 2, count - 1]
     pools = [list(rng.permutation(np.flatnonzero(y == label))) for label in range(count)]
@@ -114,7 +120,14 @@ class FreeRider(RoundWrapper):
 def experiment(
     algorithm: Mapping[str, Any], seed: int, kind: str = "anomalous", rounds: int = ROUNDS
 ) -> Experiment:
-    """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score"."""
+    """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score".
+
+    Args:
+        algorithm: Its table.
+        seed: Of the run.
+        kind: "anomalous", "clean" or "false_score".
+        rounds: Of the run.
+    """
     dataset, partition = federation(load("digits"), seed, anomalous=kind != "clean")
     tables = {
         "algorithm": {**(GROWING if algorithm["name"] == "copfl" else {}), **algorithm},
@@ -134,7 +147,14 @@ def experiment(
 def synthetic_audit(
     seeds: Sequence[int] = (0, 1, 2), baselines: Sequence[str] = ("fedce",), rounds: int = ROUNDS, **how: Any
 ) -> Audit:
-    """The audit of CO-PFL on the federation; `how` as for `audit`."""
+    """The audit of CO-PFL on the federation; `how` as for `audit`.
+
+    Args:
+        seeds: A run each.
+        baselines: Other algorithms that run, too.
+        rounds: Of a run.
+        how: As of `audit`.
+    """
 
     def make(seed: int, algorithm: str | None) -> Experiment:
         return experiment({"name": algorithm or "copfl"}, seed, rounds=rounds)

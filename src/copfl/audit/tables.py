@@ -33,7 +33,12 @@ def label(score: str) -> str:
 
 
 def tables_of(audit: Audit, details: bool = True) -> list[Table]:
-    """The tables of an audit; Kendall's correlations are details."""
+    """The tables of an audit; Kendall's correlations are details.
+
+    Args:
+        audit: The result.
+        details: Whether Kendall's correlations are shown.
+    """
     measures = [_correlations(audit, name) for name in MEASURES if details or name == "Spearman"]
     return [_clients(audit), *_contributed(audit), *measures, _stability(audit)]
 
@@ -173,7 +178,13 @@ def as_json(audit: Audit) -> dict[str, Any]:
 
 
 def write(folder: Path, audit: Audit, content: Any) -> list[Path]:
-    """The paths of audit.json and audit.md, once they are written."""
+    """The paths of audit.json and audit.md, once they are written.
+
+    Args:
+        folder: Of the files.
+        audit: The result.
+        content: Beside its tables.
+    """
     paragraphs = [f"# Audit: {audit.title}", *map(as_markdown, tables_of(audit)), *remarks(audit)]
     texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(paragraphs)}
     for name, text in texts.items():

@@ -175,7 +175,13 @@ def _measured(
 
 
 def in_processes(jobs: Sequence[BenchJob], machine: BenchMachine, processes: int) -> Iterator[MeasuredRun]:
-    """Every run as it ends. An error of one ends the others."""
+    """Every run as it ends. An error of one ends the others.
+
+    Args:
+        jobs: The runs.
+        machine: The device and the data.
+        processes: How many train at a time.
+    """
     if min(processes, len(jobs)) <= 1:
         yield from (protocol.measured(job, machine) for job in jobs)
         return

@@ -22,7 +22,7 @@ from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.results.results import last_evaluations
 from copfl.comparison.rows import entries
 from copfl.comparison.rows.entries import Entry
-from copfl.comparison.rows.entry_settings import OPTIMIZER, by_kind, layers_of
+from copfl.comparison.rows.entry_settings import OPTIMIZER, settings_of
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
@@ -117,6 +117,11 @@ def tuning_jobs(algorithm: str, suite: Suite, machine: BenchMachine) -> tuple[li
     """The runs on validation samples, and the server's steps that the algorithm refuses, with the reason.
 
     UsageError if it cannot train in some setting.
+
+    Args:
+        algorithm: Its name with options.
+        suite: The settings.
+        machine: The device and the data.
     """
 
     def jobs_of(setting: str, server: str) -> list[BenchJob]:
@@ -150,7 +155,12 @@ def final_jobs(tuning: list[MeasuredRun]) -> list[BenchJob]:
 
 
 def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
-    """The run of a job, ready to train."""
+    """The run of a job, ready to train.
+
+    Args:
+        job: The run.
+        machine: The device and the data.
+    """
     setting = SETTINGS[job.setting]
     (scheme, scheme_options), (model, model_options) = setting.partition, setting.model
     base: Tables = {
@@ -171,20 +181,31 @@ def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
         "optimizer": {"name": OPTIMIZER},
         **setting.extra,
     }
-    entry = entry_of(job.algorithm)
+    row = settings_of(entry_of(job.algorithm), base)
     of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
-    layers = [*layers_of(entry, base), by_kind(entry, base, of_job)]
-    run = complete(*layers, values={"data": as_dataset(arrays(setting.data, machine.files))})
+    run = complete(
+        *row.with_settings(of_job), values={"data": as_dataset(arrays(setting.data, machine.files))}
+    )
     return prepare(run, validation=VALIDATION if job.tuning else 0.0)
 
 
 def batch_of(setting: BenchSetting, files: Path | None) -> int:
-    """Samples in a training step, the same for every algorithm."""
+    """Samples in a training step, the same for every algorithm.
+
+    Args:
+        setting: The federation.
+        files: The folder of the data sets that are downloaded.
+    """
     return setting.batch or (SMALL_BATCH if samples_per_client(setting, files) < FEW else BATCH)
 
 
 def measured(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
-    """Trains the run."""
+    """Trains the run.
+
+    Args:
+        job: The run.
+        machine: The device and the data.
+    """
     experiment = experiment_of(job, machine)
     # Runs beside it slow down a CPU, not its clock.
     clock = time.perf_counter if experiment.cuda else time.process_time

@@ -77,7 +77,12 @@ class BenchRow:
 
 
 def row_of(content: Any, where: object) -> BenchRow:
-    """The row of a JSON object; RunError if it is none."""
+    """The row of a JSON object; RunError if it is none.
+
+    Args:
+        content: The object.
+        where: It was read, for the error.
+    """
     with raised_as(RunError, f"{where} is no record of `copfl bench` ({{}})", *DAMAGED):
         runs = {name: [protocol.from_json(run) for run in content[name]] for name in ("tuning", "runs")}
         return BenchRow(**{**content, **runs})
@@ -91,7 +96,12 @@ def read(path: Path) -> BenchRow:
 
 
 def write(row: BenchRow, path: Path) -> None:
-    """Writes the row as a file."""
+    """Writes the row as a file.
+
+    Args:
+        row: The record.
+        path: Of the file.
+    """
     write_bytes(path, json.dumps(row.as_json, indent=1).encode() + b"\n")
 
 
@@ -106,7 +116,12 @@ def stored(suite: Suite) -> list[BenchRow]:
 
 
 def store(rows: Sequence[BenchRow], path: Path) -> None:
-    """Writes rows as `stored` reads them; the same rows are the same bytes."""
+    """Writes rows as `stored` reads them; the same rows are the same bytes.
+
+    Args:
+        rows: The records.
+        path: Of the file.
+    """
     lines = [json.dumps(row.as_json, separators=(",", ":")) for row in rows]
     write_bytes(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0))
 
@@ -159,7 +174,12 @@ def _processor() -> str:
 
 
 def differing(first: Environment, second: Environment) -> str:
-    """Such as "torch 2.11.0 and 2.13.0"; empty where nothing differs."""
+    """Such as "torch 2.11.0 and 2.13.0"; empty where nothing differs.
+
+    Args:
+        first: An environment.
+        second: Another one.
+    """
     keys = [key for key in first if first[key] != second.get(key)]
     return "; ".join(f"{key} {first[key]} and {second.get(key, 'unknown')}" for key in keys)
 

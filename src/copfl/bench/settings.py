@@ -47,6 +47,13 @@ class BenchSetting:
 
 
 def skew(per_client: int, train: int = 50, test: int = 100) -> tuple[str, dict[str, Any]]:
+    """A partition in which each client has few classes.
+
+    Args:
+        per_client: Classes of a client.
+        train: Training samples of a client in each class.
+        test: Test samples of a client in each class.
+    """
     return "classes", {"per_client": per_client, "train_per_class": train, "test_per_class": test}
 
 
@@ -187,7 +194,12 @@ def arrays(name: str, files: Path | None) -> Arrays:
 
 
 def samples_per_client(setting: BenchSetting, files: Path | None) -> float:
-    """The mean number of training samples of its clients."""
+    """The mean number of training samples of its clients.
+
+    Args:
+        setting: The federation.
+        files: The folder of the data sets that are downloaded.
+    """
     scheme, options = setting.partition
     if scheme in ("classes", "concept_shift"):
         return float(options["per_client"] * options["train_per_class"])

@@ -52,7 +52,12 @@ def standings(rows: Sequence[BenchRow]) -> list[Standing]:
 
 
 def above(row: BenchRow, alone: BenchRow) -> float:
-    """The share of clients that are better than trained alone, the mean over settings and seeds."""
+    """The share of clients that are better than trained alone, the mean over settings and seeds.
+
+    Args:
+        row: The row.
+        alone: The row of training alone.
+    """
     shares = []
     for run, other in zip(row.runs, alone.runs, strict=True):
         pairs = zip(run.accuracy, other.accuracy, strict=True)
@@ -62,7 +67,12 @@ def above(row: BenchRow, alone: BenchRow) -> float:
 
 
 def standing_table(sorted_rows: Sequence[Standing], title: str = "") -> Table:
-    """A line for each row."""
+    """A line for each row.
+
+    Args:
+        sorted_rows: The rows, the best first.
+        title: Of the table.
+    """
     head = ("", "mean regret", "mean rank", "95 %", "above alone %", "bytes", "seconds")
     most = len(sorted_rows)
     lines = [
@@ -94,7 +104,12 @@ def settings_table(sorted_rows: Sequence[Standing]) -> Table:
 
 
 def comparison(row: BenchRow, others: Sequence[BenchRow]) -> str:
-    """A new row beside the stored ones, for the terminal."""
+    """A new row beside the stored ones, for the terminal.
+
+    Args:
+        row: The new row.
+        others: The stored rows of the same suite.
+    """
     sorted_rows = standings([*others, row])
     names = SUITES[row.suite].settings
     shown = [other for other in others if other.algorithm in BESIDE and other.algorithm != row.algorithm]

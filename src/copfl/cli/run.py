@@ -53,10 +53,9 @@ def run(
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.first_run.first_run import first_run, text_of
+        from copfl.experiment.first_run.first_run import completed_run, text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
-        from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
         from copfl.settings.merging import names_algorithm
 
@@ -72,15 +71,7 @@ def run(
         if ranks.follower():
             return follow()
         preset = "demo" if is_demo else preset or ""
-        description = complete(*layers, line, preset=preset)
-        choice = None
-        if description.run.find_rounds == "first":
-            description, choice = first_run(
-                description,
-                lambda layer: complete(*layers, line, layer, preset=preset),
-                None if preset else [*layers, line],
-                show.tell,
-            )
+        description, choice = completed_run(*layers, line, preset=preset, tell=show.tell)
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             reason = why(description) if choice is None else text_of(choice)

@@ -234,6 +234,10 @@ def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArra
     """A mask of the test samples: a fifth of each group, evenly over its classes, and one of two or more.
 
     A class keeps at least one train sample in some group.
+
+    Args:
+        group: Of each sample.
+        y: The class of each sample.
     """
     order = np.lexsort((y, group))
     size = np.bincount(group)[group]

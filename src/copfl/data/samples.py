@@ -20,7 +20,12 @@ Shape = Any  # of one sample: a tuple of numbers, or one by name
 
 
 def each(change: Callable[[NDArray[Any]], Any], x: Inputs) -> Any:
-    """`change` of the array, or of each of several."""
+    """`change` of the array, or of each of several.
+
+    Args:
+        change: Of an array.
+        x: An array, or several by name.
+    """
     return {name: change(array) for name, array in x.items()} if isinstance(x, dict) else change(x)
 
 

@@ -65,6 +65,11 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
     """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
 
     The model is tried on two samples: one that does not fit the data or the engine fails before the run.
+
+    Args:
+        load: What is trained.
+        engine: Its name, or "auto".
+        chunk: Clients in a batch; 0: as many as fit into memory.
     """
     task, federation = load.task, load.federation
     cuda = task.device.type == "cuda"
@@ -91,7 +96,13 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
 
 
 def check_fit(task: Task, federation: FederatedData, problem: str | None = None) -> None:
-    """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already."""
+    """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already.
+
+    Args:
+        task: With the model.
+        federation: The samples.
+        problem: What is known already to be wrong; "" for nothing, None where nothing was tried.
+    """
     problem = _problem(task, mapping.sequential(), federation.train.rows([0])) if problem is None else problem
     if problem:
         kinds = {x.dtype for x in tree.leaves(federation.train.x)}
@@ -134,6 +145,10 @@ def clients_per_batch(task: Task, participants: int) -> int:
     """The clients in one batch, so that it fits into memory and the batches of a round are of equal size.
 
     On a GPU another size would need another CUDA graph. On a CPU the batches also use all processors.
+
+    Args:
+        task: With the model.
+        participants: Clients of a round.
     """
     vector = 4 * task.layout.size
     if task.device.type == "cuda":
@@ -151,6 +166,11 @@ def runs_at_a_time(task: Task, federation: FederatedData, participants: int) -> 
     """The runs of this size that the machine trains at a time, each in a process of its own.
 
     One per processor; on a GPU as far as its memory suffices. A small model alone leaves most of a GPU idle.
+
+    Args:
+        task: With the model.
+        federation: The samples, which each process has.
+        participants: Clients of a round.
     """
     if task.device.type != "cuda":
         return processors()
@@ -162,7 +182,12 @@ def runs_at_a_time(task: Task, federation: FederatedData, participants: int) -> 
 
 
 def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
-    """The first engine, unless the run is long and another is clearly faster, on all processes together."""
+    """The first engine, unless the run is long and another is clearly faster, on all processes together.
+
+    Args:
+        load: What is trained.
+        engines: Those that it can be trained with, the usual one first.
+    """
     best, *others = engines
     if not others:
         return best
@@ -179,7 +204,12 @@ def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
 
 
 def total_seconds(load: Workload, engine: Mapping) -> float:
-    """The processor seconds of all local updates on a CPU; of a short run an upper bound."""
+    """The processor seconds of all local updates on a CPU; of a short run an upper bound.
+
+    Args:
+        load: What is trained.
+        engine: How.
+    """
     return seconds(load, engine, enough=PARALLEL_FROM / load.local_updates) * load.local_updates
 
 
@@ -188,6 +218,12 @@ def processes(load: Workload, engine: Mapping, states: int, total: float) -> int
 
     `states` is the number of clients' records in memory, which processes must then share; `total` are the
     processor seconds of all local updates. Results do not depend on the number of processes.
+
+    Args:
+        load: What is trained.
+        engine: How.
+        states: Clients' records in memory, which processes must then share.
+        total: The processor seconds of all local updates.
     """
     algorithm, task = load.algorithm, load.task
     most = min(processors(), math.ceil(load.participants / engine.chunk))
@@ -222,6 +258,12 @@ def seconds(load: Workload, engine: Mapping, limit: float = math.inf, enough: fl
     The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
     multiplied by the number of steps: a slow engine would otherwise take a minute. Few samples of two clients
     come first. Of a large model they take long enough to decide, and all samples would take minutes.
+
+    Args:
+        load: What is trained.
+        engine: How.
+        limit: Of a better engine: a first measurement far beyond it decides.
+        enough: A first measurement below it decides.
     """
     algorithm = load.algorithm
     task = load.task.with_batching() if engine.name != "sequential" else load.task

@@ -21,7 +21,13 @@ UNKNOWN = "0" * 64  # a checksum until it is computed
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Writes the trees and `about`, small facts that identify them."""
+    """Writes the trees and `about`, small facts that identify them.
+
+    Args:
+        path: Of the file.
+        trees: Records of tensors by name.
+        about: Small facts that identify them.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -56,7 +62,12 @@ def _fill_in(path: Path, checksum: str) -> None:
 
 
 def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit."""
+    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit.
+
+    Args:
+        path: Of the file.
+        like: Records by name, with the shapes and devices that are expected.
+    """
     tensors, about = read(path)
     result: dict[str, Any] = {}
     for name, record in like.items():
@@ -88,7 +99,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def peek(path: Path, name: re.Pattern[str] | None = None) -> tuple[Tensor | None, dict[str, Any]]:
-    """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared."""
+    """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared.
+
+    Args:
+        path: Of the file.
+        name: A pattern; the first tensor whose name fits is read. None: no tensor is.
+    """
     with _opened(path) as (file, text, _):
         names = [key for key in file.keys() if name is not None and name.fullmatch(key)]  # noqa: SIM118
         return file.get_tensor(names[0]) if names else None, foreign.json_of(text)

@@ -58,7 +58,13 @@ class TrainedPart(NamedTuple):
 
 
 def training_of(task: Task, federation: FederatedData, cache: str) -> TrainedPart:
-    """The tail and the features, where the model has a front that can be cached within the memory limit."""
+    """The tail and the features, where the model has a front that can be cached within the memory limit.
+
+    Args:
+        task: With the whole model.
+        federation: The samples.
+        cache: "on", "off", or "auto" for what fits into memory.
+    """
     first = federation.train.rows([0])
     plain = TrainedPart(task, federation)
     if cache == "off" or federation.dataset.augment or not int(first.size):

@@ -28,7 +28,12 @@ class ClientHalves(NamedTuple):
     participants: int  # how many of them take part in a round
 
     def first(self, seed: int, round: int) -> Ids:
-        """The clients of the first half in this round, each set equally likely; of an odd number fewer."""
+        """The clients of the first half in this round, each set equally likely; of an odd number fewer.
+
+        Args:
+            seed: Of the run.
+            round: Its number, from 0.
+        """
         ids = self.population[choose(seed, round, len(self.population), self.participants)]
         return first_half(seed, round, ids)
 

@@ -339,7 +339,13 @@ def serve(simulation: Simulation) -> None:
 
 
 def check(workers: int, store: str, device: str) -> None:
-    """UsageError for settings that do not fit to a run over several processes."""
+    """UsageError for settings that do not fit to a run over several processes.
+
+    Args:
+        workers: Processes of each rank.
+        store: Where clients' records are kept.
+        device: Where the run trains.
+    """
     if workers > 1:
         raise UsageError(
             f"torchrun has started {started()} processes, and each trains by itself; leave out "

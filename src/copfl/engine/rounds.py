@@ -20,7 +20,12 @@ class Store(Protocol):
         """These clients' records, read-only."""
 
     def put(self, ids: Tensor, records: Any) -> None:
-        """Stores these clients' new records."""
+        """Stores these clients' new records.
+
+        Args:
+            ids: The clients, sorted.
+            records: A row per client.
+        """
 
     def saved(self) -> Any:
         """A tree for the checkpoint, from which `restore` restores every record as it is now."""
@@ -42,7 +47,13 @@ class ModelKeeper(Protocol):
         """Whether this client's model is kept."""
 
     def put(self, client: int, model: Personal, round: int) -> None:
-        """Keeps the model of this round, from 1, in place of an earlier one."""
+        """Keeps the model of this round, from 1, in place of an earlier one.
+
+        Args:
+            client: Its number.
+            model: Its model.
+            round: From 1.
+        """
 
     def drop(self, client: int) -> None:
         """The client's last update was not finite, so no earlier model counts either."""

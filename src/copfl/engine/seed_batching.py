@@ -141,6 +141,10 @@ def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Exe
 
     The loops must have the same rounds and evaluations. All clients are trained in the calling thread: GPU
     libraries have handles for each thread, and none may be created while a program is recorded.
+
+    Args:
+        simulations: What each loop trains; `can_batch` says whether they fit together.
+        loops: Train the rounds with the executor that they get.
     """
     batch = _Batch(simulations)
 

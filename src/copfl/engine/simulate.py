@@ -52,7 +52,13 @@ class Executor(Protocol):
     """Runs local updates: in this process, in several (workers.py, ranks.py), or batched with other seeds."""
 
     def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
-        """The result of each part's local updates, in the order of the parts; the store has their records."""
+        """The result of each part's local updates, in the order of the parts; the store has their records.
+
+        Args:
+            state: After the round before; the executor reads it, and its store gets the new records.
+            chunks: The participants, in the order of their numbers.
+            models: Which models are evaluated.
+        """
 
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
@@ -268,7 +274,16 @@ class InProcess:
 def train_part(
     simulation: Simulation, server: Any, clients: Store, round: int, ids: Ids, models: EvalModels
 ) -> ChunkResult:
-    """The local updates of some clients; the result has no records, as the store has taken them."""
+    """The local updates of some clients; the result has no records, as the store has taken them.
+
+    Args:
+        simulation: What is the same in every round.
+        server: Its record.
+        clients: The records of all clients.
+        round: Its number, from 0.
+        ids: The clients, sorted.
+        models: Which models are evaluated.
+    """
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
     chunk = chunk_input(simulation, server, clients, round, ids)
     result = run_chunk(algorithm, task, mapping, chunk, models)

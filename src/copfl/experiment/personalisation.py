@@ -210,7 +210,13 @@ def data_of(samples: Samples) -> Data:
 
 
 def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
-    """The client whose model has the lowest loss on these samples."""
+    """The client whose model has the lowest loss on these samples.
+
+    Args:
+        task: What the clients learn.
+        models: By client.
+        samples: Of the new client.
+    """
     data = data_of(samples)
     with torch.no_grad():
         losses = {client: float(task.evaluate(w, data)[0]) for client, w in models.items()}
@@ -218,7 +224,14 @@ def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
 
 
 def fine_tuned(how: FineTuning, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
-    """The model before training, and after each epoch."""
+    """The model before training, and after each epoch.
+
+    Args:
+        how: The model is trained.
+        w: Where it starts.
+        samples: That it is trained on.
+        epochs: Passes over them.
+    """
     task, data, found = how.task, data_of(samples), [w]
     batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
     moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
@@ -230,14 +243,27 @@ def fine_tuned(how: FineTuning, w: Tensor, samples: Samples, epochs: int) -> lis
 
 
 def with_rate(how: FineTuning, lr: float) -> FineTuning:
-    """The same with another learning rate."""
+    """The same with another learning rate.
+
+    Args:
+        how: A model is trained.
+        lr: The other rate.
+    """
     return how._replace(optimizer=dataclasses.replace(how.optimizer, lr=lr))  # type: ignore[type-var]
 
 
 def choose(
     how: FineTuning, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
 ) -> ChosenTraining:
-    """The learning rate and epochs with the best mean score over the folds; of equals, the first."""
+    """The learning rate and epochs with the best mean score over the folds; of equals, the first.
+
+    Args:
+        how: The model is trained, but for rate and epochs.
+        w: Where it starts.
+        samples: For training, of which a fold at a time is held out.
+        rates: That are tried.
+        epochs: That are tried.
+    """
     folds = _folds(samples, how.seed)
     scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
     for fold in range(folds.max() + 1):

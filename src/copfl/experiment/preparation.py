@@ -120,13 +120,23 @@ def device_of(name: str) -> torch.device:
 
 
 def precision_on(device: torch.device, precision: str) -> str:
-    """The precision, with "auto" decided."""
+    """The precision, with "auto" decided.
+
+    Args:
+        device: Where the run trains.
+        precision: As it was set.
+    """
     usual = "tf32" if device.type == "cuda" else "fp32"
     return usual if precision == "auto" else precision
 
 
 def dataset(run: Run, tell: Tell) -> Dataset:
-    """The samples, with token numbers in place of sentences."""
+    """The samples, with token numbers in place of sentences.
+
+    Args:
+        run: The settings.
+        tell: Gets a line where this takes time.
+    """
     samples = data_of(run.data)
     samples.check_test_classes()
     if samples.kind == CLASSIFICATION and len(samples.classes) < 2:
@@ -148,7 +158,13 @@ def dataset(run: Run, tell: Tell) -> Dataset:
 
 
 def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
-    """The samples of each client: by a scheme, a file or a value; with validation samples if asked for."""
+    """The samples of each client: by a scheme, a file or a value; with validation samples if asked for.
+
+    Args:
+        run: The settings.
+        samples: The data set.
+        validation: The fraction of each client's training samples that is tested on; 0: none.
+    """
     chosen, settings = run.partition, run.run
     if chosen.value is not None:
         parts: Partition = chosen.value
@@ -164,7 +180,15 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
 
 
 def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm, tell: Tell) -> Task:
-    """What every client learns, tried on two samples."""
+    """What every client learns, tried on two samples.
+
+    Args:
+        run: The settings.
+        module: The network.
+        clients: Their samples.
+        algorithm: What they train with.
+        tell: Gets a line about the size of a pretrained model.
+    """
     samples = clients.dataset
     channels, device = (samples.mean, samples.std), clients.train.y.device
     learned = learned_task(
@@ -182,7 +206,14 @@ def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgo
 
 
 def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: FederatedData) -> AnyAlgorithm:
-    """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks."""
+    """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks.
+
+    Args:
+        run: The settings.
+        inner: The algorithm without wrappers.
+        task: What the clients learn.
+        clients: Their samples.
+    """
     if run.run.steps:
         inner = with_local_steps(inner, run.run.steps)
     given = [kind for kind in WRAPPERS if getattr(run, kind)]
@@ -238,7 +269,15 @@ _COMPARED: set[tuple[str, Layout, str]] = set()  # the layers of models that wer
 
 
 def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData, tell: Tell) -> Computed:
-    """The engine, chosen by a short measurement where the settings leave it open."""
+    """The engine, chosen by a short measurement where the settings leave it open.
+
+    Args:
+        run: The settings.
+        algorithm: What the clients train with.
+        task: What they learn.
+        clients: Their samples.
+        tell: Gets a line about what is computed once.
+    """
     settings, device = run.run, task.device
     # The cut of split learning may lie in the front.
     cache = "off" if traits(algorithm).cut else settings.cache_features

@@ -55,7 +55,12 @@ class OfClient(NamedTuple):
     tested: tuple[Array, Array] | None  # the probabilities of its test samples, and their classes
 
     def scores(self, split: str, but: Collection[str] = ()) -> list[Score]:
-        """Those of a bundle; `but`: metrics that it has already."""
+        """Those of a bundle; `but`: metrics that it has already.
+
+        Args:
+            split: The name of the samples.
+            but: Metrics that the bundle has already.
+        """
         names = [name for name in MEASURED if name not in but and np.isfinite(self.values.get(name, np.nan))]
         count = 0 if self.tested is None else len(self.tested[1])
         return [Score(name, split, self.values[name], count) for name in names]
@@ -125,7 +130,12 @@ def as_json(found: Probabilities) -> dict[str, Any]:
 
 
 def write(found: Probabilities, folder: Path) -> None:
-    """Writes the file of a run folder."""
+    """Writes the file of a run folder.
+
+    Args:
+        found: What was measured.
+        folder: Of the run.
+    """
     files.write_bytes(folder / FILE, (json.dumps(as_json(found)) + "\n").encode())
 
 

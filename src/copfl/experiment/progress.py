@@ -106,7 +106,14 @@ def bar_of_runs(out: IO[str], left: Callable[[], float]) -> Iterator[Callable[[s
 
 
 def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: int = 0) -> Listener:
-    """Logs a line from time to time: see `Pace`, and the arguments of `bar`."""
+    """Logs a line from time to time: see `Pace`, and the arguments of `bar`.
+
+    Args:
+        rounds: Of the run.
+        log: Gets the lines.
+        metric: The primary one.
+        alone: Rounds of training alone that follow; 0: none.
+    """
     described, pace = _described(rounds, metric, alone, long=True), Pace()
 
     def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:

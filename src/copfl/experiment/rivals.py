@@ -135,7 +135,14 @@ def _features(task: Task, x: Any) -> Array:
 
 
 def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Effort:
-    """How many trees the rivals of sites with so many training rows have."""
+    """How many trees the rivals of sites with so many training rows have.
+
+    Args:
+        inputs: What the rivals are trained on.
+        task: What the clients learn.
+        rows: Training rows of each site.
+        columns: Of the table.
+    """
     classes = task.classes
     outputs = 1 if task.criterion.kind == CLASSIFICATION and classes == 2 else classes
     is_values = task.criterion.kind == REGRESSION
@@ -143,7 +150,12 @@ def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Eff
 
 
 def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
-    """Why there is no linear model, no forest, or no boosted trees."""
+    """Why there is no linear model, no forest, or no boosted trees.
+
+    Args:
+        inputs: What the rivals are trained on.
+        effort: What the time allows.
+    """
     slow = "it would take too long with so many rows, columns, classes and clients"
     wanted = {LINEAR: len(effort.penalties)}
     wanted |= {FOREST: effort.forest, BOOSTED: effort.boosted} if inputs.trees else {}

@@ -39,6 +39,11 @@ def tracking(
     """A function that logs a round and its seconds to these trackers, and to those that the run has already.
 
     They open with the first round, so a run that never begins leaves nothing.
+
+    Args:
+        names: Of the trackers.
+        folder: Of the run.
+        settings: Of the run.
     """
     ids = _ids(folder)
     modules = {name: _module(name) for name in dict.fromkeys([*names, *ids])}
@@ -75,7 +80,12 @@ def _ids(folder: Path) -> dict[str, str]:
 
 
 def metrics(round: Round, seconds: float) -> dict[str, float]:
-    """Every finite metric by name: mean/accuracy, federation/shared, client-0003/weight, seconds."""
+    """Every finite metric by name: mean/accuracy, federation/shared, client-0003/weight, seconds.
+
+    Args:
+        round: As it ended.
+        seconds: That it took.
+    """
     result = {"seconds": seconds, **{f"federation/{name}": v for name, v in round.federation.items()}}
     for name, values in round.clients.items():
         finite = values[[math.isfinite(v) for v in values]]

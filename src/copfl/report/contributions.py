@@ -99,7 +99,12 @@ def relative_weights(rows: Numbers) -> Numbers:
 
 
 def with_interval(benefit: Benefit, client: int) -> str:
-    """Such as "+1.20 [+0.30, +2.10]", in thousandths; "-" where it is not known."""
+    """Such as "+1.20 [+0.30, +2.10]", in thousandths; "-" where it is not known.
+
+    Args:
+        benefit: Of each client.
+        client: Its number.
+    """
     low, high = benefit.interval(client)
     if math.isnan(low):
         return NONE
@@ -186,7 +191,13 @@ def as_json(contributions: Contributions) -> dict[str, Any]:
 
 
 def of_json(content: dict[str, Any], names: Sequence[str], metric: MetricInfo) -> Contributions:
-    """What `as_json` gave, with the names of the clients."""
+    """What `as_json` gave, with the names of the clients.
+
+    Args:
+        content: As it was read.
+        names: Of the clients.
+        metric: The primary one of the run.
+    """
 
     def numbers(key: str) -> Numbers:
         return np.array(content[key], np.float64)

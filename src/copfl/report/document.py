@@ -64,7 +64,12 @@ class Document(NamedTuple):
 
 
 def render(document: Document, fingerprint: str = "") -> str:
-    """The whole page. With a fingerprint, it asks its server for updates."""
+    """The whole page. With a fingerprint, it asks its server for updates.
+
+    Args:
+        document: The page.
+        fingerprint: Of the files that it shows; "": it asks for nothing.
+    """
     charts = [chart for section in document.sections for chart in section.charts]
     data = {
         "figures": {chart.name: figure(chart) for chart in charts},

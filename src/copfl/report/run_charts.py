@@ -39,7 +39,12 @@ RIVAL_STYLES = 1
 
 
 def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
-    """A dot per client and model, and one for local training if another run has it."""
+    """A dot per client and model, and one for local training if another run has it.
+
+    Args:
+        run: The run.
+        runs: All runs of the page.
+    """
     metric = run.primary
     names = [of for of in MODELS if run.has(metric.name + of)]
     local = next((other for other in runs if other.algorithm == "local"), run)

@@ -245,7 +245,12 @@ def read_all(paths: Sequence[Path]) -> list[RunData]:
 
 
 def read(path: Path, label: str) -> RunData:
-    """The current data of the folder; a running run may be read at any time."""
+    """The current data of the folder; a running run may be read at any time.
+
+    Args:
+        path: Of the run folder.
+        label: Its name on the page.
+    """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
     rounds = tables["run"].get("rounds")

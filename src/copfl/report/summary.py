@@ -347,7 +347,13 @@ def _others(result: Result) -> list[str]:
 
 
 def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
-    """The new clients' primary metric by the number of their samples, and that of training alone."""
+    """The new clients' primary metric by the number of their samples, and that of training alone.
+
+    Args:
+        new: What was measured with them.
+        metric: The primary one of the run.
+        names: Of all clients.
+    """
     accuracies = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
     rows = [
         [names[n] if names else str(n), *(metric.text(float(values[row])) for values in accuracies)]

@@ -104,7 +104,12 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
 
 
 def forest(problem: Problem, trees: int) -> Answers:
-    """A random forest; its rows out of the bag are the cross-validation."""
+    """A random forest; its rows out of the bag are the cross-validation.
+
+    Args:
+        problem: The rows of a site.
+        trees: How many it has.
+    """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     if _is_constant(problem.y):
@@ -140,7 +145,12 @@ class Shifted(NamedTuple):
 
 
 def boosted(problem: Problem, trees: int) -> Answers:
-    """Boosted trees by histograms; of fewer rows than two leaves have, that is the constant answer."""
+    """Boosted trees by histograms; of fewer rows than two leaves have, that is the constant answer.
+
+    Args:
+        problem: The rows of a site.
+        trees: The most that it has.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if problem.classes else HistGradientBoostingRegressor

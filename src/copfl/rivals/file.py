@@ -37,7 +37,12 @@ def as_json(rivals: Rivals) -> dict[str, Any]:
 
 
 def write(rivals: Rivals, folder: Path) -> None:
-    """Writes the file into a run folder."""
+    """Writes the file into a run folder.
+
+    Args:
+        rivals: Of a run.
+        folder: Of the run.
+    """
     files.write_bytes(folder / FILE, (json.dumps(as_json(rivals)) + "\n").encode())
 
 

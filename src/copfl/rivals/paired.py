@@ -36,7 +36,12 @@ OF_ROWS: dict[str, Callable[[Array, Array], Numbers]] = {
 
 
 def is_fast(metric: Metric, targets: Array) -> bool:
-    """Whether the interval takes milliseconds, and not seconds."""
+    """Whether the interval takes milliseconds, and not seconds.
+
+    Args:
+        metric: What is compared.
+        targets: Of the test rows.
+    """
     return METRICS.get(metric.name) == metric and (metric.name in OF_ROWS or _is_rmse(metric, targets))
 
 

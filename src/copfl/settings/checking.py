@@ -75,7 +75,14 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
-    """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables."""
+    """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables.
+
+    Args:
+        path: Of the key.
+        value: That it was set to.
+        known: The keys that there are.
+        elsewhere: The paths of keys in other tables.
+    """
     names, key = sorted(known), path.rpartition(".")[2]
     same = [other for other in elsewhere if other != path and other.rpartition(".")[2] == key]
     meant = OTHER_NAMES.get(_plain(key))
@@ -92,14 +99,27 @@ def _plain(name: str) -> str:
 
 
 def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
-    """The error for a name that does not exist."""
+    """The error for a name that does not exist.
+
+    Args:
+        path: Of the setting.
+        name: As it was written.
+        known: The names that there are.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return SettingError(path, name, f"is unknown; allowed are {', '.join(names)}", near[0] if near else "")
 
 
 def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
-    """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits."""
+    """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits.
+
+    Args:
+        path: Of the setting, for the error.
+        value: As it was set.
+        hint: The type of its field or parameter.
+        limits: By their names in LIMITS.
+    """
     limits = limits or {}
     for option in _alternatives(hint):
         if option not in TYPES:
@@ -138,7 +158,12 @@ def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:
-    """What a value may be, such as "a whole number of at least 1 and at most 1,024"."""
+    """What a value may be, such as "a whole number of at least 1 and at most 1,024".
+
+    Args:
+        hint: The type.
+        limits: By their names in LIMITS.
+    """
     if choices := limits.get("enum"):
         return ", ".join(choices[:-1]) + f" or {choices[-1]}"
     texts = [
@@ -164,6 +189,10 @@ def parameters_of(factory: Callable[..., Any], skip: Iterable[str] = ()) -> dict
 
     A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it
     is a kind of its own.
+
+    Args:
+        factory: The function or class.
+        skip: Parameters that are left out.
     """
     try:
         every = _parameters_of(factory)
@@ -235,7 +264,15 @@ def checked(
     skip: Iterable[str] = (),
     elsewhere: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The keywords with the types of the factory's parameters; SettingError names one that does not fit."""
+    """The keywords with the types of the factory's parameters; SettingError names one that does not fit.
+
+    Args:
+        kind: Such as "partition", for the error.
+        factory: The function or class.
+        options: Its keywords as they were set.
+        skip: Parameters that are no settings.
+        elsewhere: The paths of keys in other tables, for the error.
+    """
     parameters = parameters_of(factory, skip)
     result = dict(options)
     for name, value in options.items():
@@ -247,7 +284,12 @@ def checked(
 
 
 def with_options(value: Any, options: Mapping[str, Any]) -> Any:
-    """The same dataclass with those of the options that are its own or its parts'."""
+    """The same dataclass with those of the options that are its own or its parts'.
+
+    Args:
+        value: A dataclass.
+        options: By the name of its field.
+    """
     changed = {f.name: options[f.name] for f in dataclasses.fields(value) if f.init and f.name in options}
     nested = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
     return dataclasses.replace(value, **changed, **nested)

@@ -67,7 +67,12 @@ FACTORIES: dict[str, Callable[[], Mapping[str, Callable[..., Any]]]] = {
 
 
 def reference_of(title: str, name: str) -> str:
-    """The name as "module:attribute", where it is one or the entry point of an installed package; or else empty."""
+    """The name as "module:attribute", where it is one or the entry point of an installed package; or else empty.
+
+    Args:
+        title: The kind, such as "algorithm".
+        name: As it was set.
+    """
     name = named_code.plugins().get(name, name) if title == "algorithm" and name not in ALGORITHMS else name
     return name if user_code.is_reference(name) else ""
 
@@ -108,7 +113,12 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
 
 
 def context_of(title: str, factory: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of a factory that are no settings."""
+    """The parameters of a factory that are no settings.
+
+    Args:
+        title: The kind, such as "model".
+        factory: The function or class.
+    """
     if title == "model":
         return (*CONTEXT[title], *user_code.given_by_copfl(factory))
     return CONTEXT.get(title, ())
@@ -214,7 +224,12 @@ def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> Usa
 
 
 def usual_optimizer(algorithm: str, code: str | None = None) -> Any:
-    """The optimizer of an algorithm where none is given; None if it has none."""
+    """The optimizer of an algorithm where none is given; None if it has none.
+
+    Args:
+        algorithm: Its name.
+        code: The hash of its module in training, see `named_code.digests`.
+    """
     parameter = parameters_of(factory_of("algorithm", algorithm, code)).get("optimizer")
     if parameter is None:
         return None
@@ -225,6 +240,10 @@ def name_of(title: str, value: Any) -> str:
     """The name under which `factory_of` finds the class of this value; empty if there is none.
 
     A class that no other process can import has the name that `content.keep` gives it.
+
+    Args:
+        title: The kind, such as "optimizer".
+        value: Of a program.
     """
     kind = type(value)
     if kind.__module__ == "builtins":

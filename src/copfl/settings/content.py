@@ -35,7 +35,12 @@ def digest_of(value: Any) -> str:
 
 
 def named_by_content(name: str, value: Any) -> str:
-    """Such as "FedMine@3fa9c1d20b7e"."""
+    """Such as "FedMine@3fa9c1d20b7e".
+
+    Args:
+        name: Of its class.
+        value: Whose content is hashed.
+    """
     return f"{name}@{digest_of(value)}"
 
 

@@ -74,7 +74,12 @@ def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
 
 
 def names_algorithm(*layers: Layer, preset: str = "") -> bool:
-    """Whether an algorithm is chosen; if not, `first_choice` decides."""
+    """Whether an algorithm is chosen; if not, `first_choice` decides.
+
+    Args:
+        layers: Settings by title and key.
+        preset: The name of a preset, which has an algorithm.
+    """
     return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
 
 

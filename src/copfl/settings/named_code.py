@@ -142,7 +142,12 @@ def digests(*references: str) -> str | None:
 
 
 def changed(reference: str, recorded: str | None) -> str:
-    """A warning where the module is not the one of the training; empty if it is, or nothing is recorded."""
+    """A warning where the module is not the one of the training; empty if it is, or nothing is recorded.
+
+    Args:
+        reference: "module:attribute".
+        recorded: The hashes of when the model was trained, as of `digests`.
+    """
     module = reference.partition(":")[0]
     trained, here = _recorded(module, recorded), digest_of(module)
     if not trained or trained == here:

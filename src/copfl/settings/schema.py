@@ -617,7 +617,12 @@ KINDS: dict[str, type[Any]] = {f.name: f.default_factory for f in dataclasses.fi
 
 
 def record_of(title: str, table: Mapping[str, Any]) -> Any:
-    """The record of a table, whose declared keys are checked."""
+    """The record of a table, whose declared keys are checked.
+
+    Args:
+        title: Of the table.
+        table: As it was set.
+    """
     record, known = KINDS[title], declared_types(KINDS[title])
     fields = {k: converted(f"{title}.{k}", v, *known[k]) for k, v in table.items() if k in known}
     rest = {k: v for k, v in table.items() if k not in known and k != "value"}

@@ -33,7 +33,12 @@ DATA = (
 
 
 def check_no_file(kind: str, name: str) -> None:
-    """UsageError for a file in place of a module, "mine.py:FedMine", with what to write."""
+    """UsageError for a file in place of a module, "mine.py:FedMine", with what to write.
+
+    Args:
+        kind: Such as "algorithm", for the error.
+        name: As it was set.
+    """
     file, _, attribute = name.rpartition(":")
     if not file.endswith(".py"):
         return
@@ -48,6 +53,10 @@ def in_current_folder(kind: str, name: str) -> str:
     """What to write for a name without colon that is a module of the current folder; empty if it is none.
 
     The file is parsed and not imported: the name may be a file's.
+
+    Args:
+        kind: Such as "algorithm".
+        name: As it was set.
     """
     module = str(Path(name)).removesuffix(".py")
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
@@ -60,7 +69,13 @@ def in_current_folder(kind: str, name: str) -> str:
 
 
 def candidates(kind: str, module: str, holder: Any) -> list[str]:
-    """The names in a module or class that can be components of this kind: its own, not what it imports."""
+    """The names in a module or class that can be components of this kind: its own, not what it imports.
+
+    Args:
+        kind: Such as "algorithm".
+        module: Its name.
+        holder: The module, or a class in it.
+    """
 
     def fits(value: Any) -> bool:
         if not inspect.isclass(value) and not inspect.isfunction(value):
@@ -160,7 +175,16 @@ def model_of(
     options: Mapping[str, Any],
     name: str = "model",
 ) -> nn.Module:
-    """The module itself, or the one that a class or function makes of shape and classes with this seed."""
+    """The module itself, or the one that a class or function makes of shape and classes with this seed.
+
+    Args:
+        maker: A module, or what makes one.
+        shape: Of a sample.
+        classes: Or other outputs.
+        seed: Of the initial weights.
+        options: Keywords of the maker.
+        name: For the error.
+    """
     if isinstance(maker, nn.Module):
         return maker
     if not callable(maker):
@@ -177,7 +201,14 @@ def model_of(
 
 
 def dataset_of(data: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
-    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter."""
+    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter.
+
+    Args:
+        data: The value, or the function that loads it.
+        folder: Of data files.
+        options: Keywords of the function.
+        name: "module:attribute".
+    """
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         keywords = {"data_dir": folder, **options} if "data_dir" in takes(data) else options
         with calling("data", name, "loading it"):
@@ -246,7 +277,14 @@ def _has_items(value: object) -> bool:
 
 @contextlib.contextmanager
 def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
-    """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
+    """UsageError, with the line, in place of an error of the user's code that is none of `others`.
+
+    Args:
+        kind: Such as "model", for the error.
+        name: "module:attribute", for the error.
+        doing: What is done, such as "making it".
+        others: Errors that pass as they are.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -125,6 +125,10 @@ def layer_of(kind: str, value: Any) -> Tables:
     """The settings of an algorithm or optimizer of copfl or an importable module; none if it has no name.
 
     What nobody chose is left out, numbers and the optimizer: it depends on the data set.
+
+    Args:
+        kind: "algorithm" or "optimizer".
+        value: Of a program.
     """
     if not dataclasses.is_dataclass(value) or not (name := name_of(kind, value)):
         return {}

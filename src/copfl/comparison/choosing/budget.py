@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from copfl.comparison.halving import promoted
 from copfl.errors import UsageError
 
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
@@ -59,7 +60,15 @@ def cost(rungs: Sequence[Rung]) -> int:
 
 
 def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
-    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none."""
+    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: Of a complete race.
+        candidates: How many race.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
+    """
     lengths = [max(1, round(rounds * SHORTER**step)) for step in range(1 + _steps(rounds))]
     for length, count in [(rounds, seeds), *((length, 1) for length in lengths)]:
         stages = plan(length, count, candidates, limit, price)
@@ -73,6 +82,13 @@ def raceable(rounds: int, seeds: int, candidates: int, limit: float, price: Pric
 
     Few candidates with many rounds decide more than many with few: in the first rounds most networks still give a
     constant answer, and their order is luck.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: Of a complete race.
+        candidates: How many there are.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
     """
     for count in range(candidates, FEWEST, -1):
         races = (plan(rounds, runs, count, limit, price) for runs in dict.fromkeys((seeds, 1)))
@@ -95,10 +111,17 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = 
     them grows in proportion from stage to stage; beyond the first seed it has whole runs. The finalists have
     as many seeds as leave half of the rounds to the first stage, which drops most; then that stage is as long
     as the limit allows.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: The most that a finalist has.
+        candidates: How many race.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
     """
     finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
     while counts[-1] > finalists:
-        counts.append(max(finalists, math.ceil(counts[-1] / 3)))
+        counts.append(max(finalists, promoted(counts[-1])))
     steps = max(1, len(counts) - 1)
 
     def stages(first: int, last: int) -> list[Rung]:
@@ -122,7 +145,12 @@ class Speed(NamedTuple):
     processes: int
 
     def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
-        """The time of these stages, of candidates of which each has `done` rounds."""
+        """The time of these stages, of candidates of which each has `done` rounds.
+
+        Args:
+            rungs: The stages.
+            done: The rounds that each candidate has before them.
+        """
         total = 0.0
         for rung in rungs:
             new = rung.total - done  # of each candidate

@@ -33,7 +33,7 @@ from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import Log, TimeIsUp
 from copfl.comparison.results.results import Record, paired, record_of
 from copfl.comparison.rows.entries import Entry, check_own, described
-from copfl.comparison.rows.entry_settings import by_kind, concerns, job_of, layers_of
+from copfl.comparison.rows.entry_settings import RowSettings, job_of, settings_of
 from copfl.comparison.rows.spaces import cells, grid_of
 from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
@@ -105,7 +105,13 @@ class StageResult(NamedTuple):
         return sorted(self.order, key=lambda candidate: float(losses[candidate.label]))
 
     def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
-        """The paired difference of two candidates over the same clients and seeds."""
+        """The paired difference of two candidates over the same clients and seeds.
+
+        Args:
+            label: Of a candidate.
+            other: The label of the one it is compared with.
+            level: Of the interval.
+        """
         return paired(self.records[label], self.records[other], self.metric.name, level)
 
     def worse(self, label: str) -> bool:
@@ -154,22 +160,34 @@ class Race:
         self.trained: dict[str, int] = {}  # by label, the rounds of all runs
 
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Contestant]:
-        """Every entry with every value of the grid that concerns it."""
+        """Every entry with every value of the grid that concerns it.
+
+        Args:
+            rows: The methods.
+            tune: Values by setting; each method races with each of them.
+        """
         grid = grid_of(tune, "tune")
         check_own("tune", grid)
         candidates = []
         alone = [row for row in rows if row.name == LOCAL][:1]  # first: others are compared with it
         for entry in [*alone, *(row for row in rows if row not in alone)]:
-            concerned = {at: values for at, values in grid.items() if concerns(entry, self.base, at[0])}
+            row = settings_of(entry, self.base)
+            concerned = {key: values for key, values in grid.items() if row.concerns(key[0])}
             for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
-                candidates.append(self.candidate(entry._replace(label=label), cell))
+                candidates.append(self.candidate(row._replace(entry=entry._replace(label=label)), cell))
         return candidates
 
-    def candidate(self, entry: Entry, more: Tables) -> Contestant:
-        layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
-        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        candidate = Contestant(entry, layers, [make(seed) for seed in self.seeds])
+    def candidate(self, row: RowSettings, more: Tables) -> Contestant:
+        """A row with more settings, with a job per seed.
+
+        Args:
+            row: The method.
+            more: What is set on top, such as a learning rate.
+        """
+        layers = row.with_settings(more)
+        make = partial(job_of, self.out / "race", row.label, layers, validation=self.validation)
+        candidate = Contestant(row.entry, layers, [make(seed) for seed in self.seeds])
         self.register([candidate])
         return candidate
 
@@ -182,18 +200,27 @@ class Race:
                 rates.append(rate)
 
     def suitable(self, candidates: list[Contestant], experiment: Experiment) -> list[Contestant]:
-        """Those that can train on the task; the others are named."""
-        layers = {candidate.label: candidate.layers for candidate in candidates}
-        refused = refusals(
-            [candidate.entry for candidate in candidates], lambda entry: layers[entry.label], experiment
-        )
+        """Those that can train on the task; the others are named.
+
+        Args:
+            candidates: All of them.
+            experiment: Of one of them, prepared.
+        """
+        refused = refusals({candidate.label: candidate.layers for candidate in candidates}, experiment)
         self.left |= dict.fromkeys(refused, "could not run")
         if refused:
             self.note(f"These cannot train on the task: {reasons(refused)}.")
         return [candidate for candidate in candidates if candidate.label not in refused]
 
     def run(self, candidates: list[Contestant], rounds: int, limit: Budget, addons: bool) -> StageResult:
-        """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
+        """The stages of the race, up to all rounds or to what the limit allows; the last finished one.
+
+        Args:
+            candidates: Those that race.
+            rounds: Of a complete run.
+            limit: What the race may cost.
+            addons: Whether the last candidates also race with training add-ons.
+        """
         self.rounds = rounds
         if limit.seconds:
             return self.run_timed(candidates, addons)
@@ -231,7 +258,12 @@ class Race:
         return self.with_addons(standing) if addons else standing
 
     def run_timed(self, candidates: list[Contestant], addons: bool) -> StageResult:
-        """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
+        """The same in a time: the first rounds tell what a round costs, and each stage tells it again.
+
+        Args:
+            candidates: Those that race.
+            addons: Whether the last candidates also race with training add-ons.
+        """
         begin, spent = time.monotonic(), self.spent
         self.say_what_can_be_decided(len(candidates))
         first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
@@ -303,14 +335,26 @@ class Race:
             return standing
 
     def shortened(self, last: Rung, limit: str, wanted: str) -> str:
-        """What is said before a race that cannot have all rounds and seeds."""
+        """What is said before a race that cannot have all rounds and seeds.
+
+        Args:
+            last: The last stage that the race reaches.
+            limit: What makes it shorter, such as "a budget of 300 rounds".
+            wanted: What the whole race takes.
+        """
         return (
             f"With {limit} the race ends after {last.rounds} of {self.rounds} rounds with {last.seeds} "
             f"seed{'s' * (last.seeds > 1)}; a race of all rounds takes {wanted}."
         )
 
     def speed(self, standing: StageResult, seconds: float, rounds: float) -> Speed:
-        """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
+        """What a round takes, by the timing of the runs, and what the stage took beside its rounds.
+
+        Args:
+            standing: After a stage.
+            seconds: That the stage took.
+            rounds: That it trained, of all runs.
+        """
         each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
         parallel = min(self.pool.size, len(standing.order) * standing.seeds)
         return Speed(each, max(0.0, seconds - rounds * each / parallel), self.pool.size)
@@ -320,13 +364,20 @@ class Race:
         candidates = list(standing.order)
         for candidate in standing.order[:FINALISTS]:
             entry = candidate.entry._replace(label=f"{candidate.label} + add-ons")
-            candidates.append(self.candidate(entry, {**candidate.layers[-1], **ADDONS}))
+            candidates.append(
+                self.candidate(settings_of(entry, self.base), {**candidate.layers[-1], **ADDONS})
+            )
         return self.stage(candidates, self.rounds, len(self.seeds))
 
     def stage(self, candidates: Sequence[Contestant], until: int, seeds: int = 1) -> StageResult:
         """Trains the candidates up to this round with the first seeds; those that cannot run are left out.
 
         TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
+
+        Args:
+            candidates: Those that take part.
+            until: The round that each run has at its end.
+            seeds: How many runs of each candidate.
         """
         stop = 0 if until >= self.rounds else until
         runs = {
@@ -391,7 +442,12 @@ class Race:
             self.note(text)
 
     def at_constant(self, standing: StageResult, candidate: Contestant) -> bool:
-        """Whether a candidate is not better than each client's constant answer, on average over the clients."""
+        """Whether a candidate is not better than each client's constant answer, on average over the clients.
+
+        Args:
+            standing: After a stage.
+            candidate: One of it.
+        """
         if self.constant is None:
             return False
         record = standing.records[candidate.label][0]

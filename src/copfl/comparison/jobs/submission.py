@@ -47,6 +47,14 @@ def submitted(
     """Every job of these groups as it ends, from any executor. Returns what is left when it breaks.
 
     A group whose worker was lost is submitted again, `ATTEMPTS` times in all.
+
+    Args:
+        groups: Jobs that train together.
+        executor: Where they train.
+        work: What a worker does with a group.
+        log: Gets a line where a worker was lost, and of progress.
+        end: By the monotonic clock, when TimeIsUp is raised.
+        forecast: Says how much time is left.
     """
     waiting: dict[Future[list[Done]], tuple[list[Job], int]] = {}
     left, pace = list[Job](), Pace()

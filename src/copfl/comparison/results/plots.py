@@ -25,7 +25,12 @@ def axis(metric: MetricInfo) -> str:
 
 
 def write(comparison: Comparison, out: Path) -> list[Path]:
-    """The paths of the pictures, PNG and SVG, once they are written; none where matplotlib is missing."""
+    """The paths of the pictures, PNG and SVG, once they are written; none where matplotlib is missing.
+
+    Args:
+        comparison: What is drawn.
+        out: The folder.
+    """
     if not charts.available():
         return []
     panels: dict[str, list[Chart | Swarm]] = {
@@ -57,6 +62,14 @@ def curves(comparison: Comparison) -> Lines:
 
 
 def curve(label: str, runs: Sequence[Record], metric: MetricInfo, colour: int) -> Line:
+    """The mean over the runs of one row, and a band of one standard deviation.
+
+    Args:
+        label: Of the row.
+        runs: One of each seed.
+        metric: What is drawn.
+        colour: The number of its colour.
+    """
     values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
     return charts.mean_curve(label, values, colour, metric.factor)
 
@@ -93,7 +106,15 @@ def heat_map(comparison: Comparison) -> Heat:
 
 
 def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
-    """The accuracies of all cells of a grid of two keys, the second of which varies fastest."""
+    """The accuracies of all cells of a grid of two keys, the second of which varies fastest.
+
+    Args:
+        name: Of the chart, as the name of its file.
+        title: For the reader.
+        grid: The two settings with their values.
+        values: Of each cell; None where there is none.
+        texts: The same as they are shown.
+    """
     (down, rows), (across, columns) = grid.items()
     starts = range(0, len(values), len(columns))
     return Heat(

@@ -30,7 +30,13 @@ def unequal(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def title_of(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
-    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
+    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep.
+
+    Args:
+        job: Any run.
+        seeds: Of every row.
+        grid: Of a sweep; its settings differ, so they are not in the title.
+    """
     settings = job.run.run
     counts = [
         f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
@@ -73,7 +79,12 @@ def undefined_values(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def tuning_notes(rows: Sequence[ComparisonRow], spaces: Sequence[Space]) -> list[str]:
-    """Warnings where a wider grid may do better, or where the rows did not try equally many settings."""
+    """Warnings where a wider grid may do better, or where the rows did not try equally many settings.
+
+    Args:
+        rows: The rows.
+        spaces: What each of them tried.
+    """
     ends = {row.label: at_an_end(row.tuned.chosen, space) for row, space in zip(rows, spaces, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(values)}" for label, values in ends.items() if values)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
@@ -86,7 +97,12 @@ def tuning_notes(rows: Sequence[ComparisonRow], spaces: Sequence[Space]) -> list
 
 
 def at_an_end(chosen: Tables, space: Space) -> list[str]:
-    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
+    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond.
+
+    Args:
+        chosen: The settings that a row chose.
+        space: What it tried.
+    """
     result = []
     for (table, key), values in space.items():
         value = chosen.get(table, {}).get(key)

@@ -78,7 +78,13 @@ class Record(NamedTuple):
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
     def mean(self, name: str = "", statistic: str = "last") -> float:
-        """The mean over the clients; nan where the record does not have what the statistic needs."""
+        """The mean over the clients; nan where the record does not have what the statistic needs.
+
+        Args:
+            name: Of the metric and the model; "" for the primary one, of the personal models.
+            statistic: "last", the last evaluations; "best", each client's best; "best_round", the best
+                round of all.
+        """
         name = name or self.metric.name
         if statistic == "best_round":
             return self.metric.best(self.curves[name])
@@ -96,7 +102,12 @@ class Record(NamedTuple):
         return self.rounds[-self.last :][0], self.rounds[-1]
 
     def mean_within(self, rounds: tuple[int, int], name: str = "") -> float:
-        """The mean of the evaluations from the first of these rounds to the last."""
+        """The mean of the evaluations from the first of these rounds to the last.
+
+        Args:
+            rounds: The first and the last of them, from 1.
+            name: Of the metric and the model; "" for the primary one, of the personal models.
+        """
         name = name or self.metric.name
         if rounds == self.counted:
             return self.mean(name)
@@ -230,6 +241,10 @@ def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:
     """The mean of each client's last evaluations, of values [evaluations, clients] with nan for none.
 
     Without a number, the last third of those that the client has: one that is seldom selected has few.
+
+    Args:
+        values: [evaluations, clients], nan where there is none.
+        last: How many count; None: the last third.
     """
     result = np.full(values.shape[1], math.nan)
     for client, column in enumerate(values.T):
@@ -245,7 +260,14 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
 
 
 def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
-    """The paired difference of two rows in a metric, over the same clients and seeds."""
+    """The paired difference of two rows in a metric, over the same clients and seeds.
+
+    Args:
+        runs: Of a row, one of each seed.
+        others: Of the row that it is compared with, with the same seeds.
+        name: Of the metric and the model.
+        level: Of the intervals.
+    """
     left, right = ([np.array(run.clients[name]) for run in row] for row in (runs, others))
     return difference(left, right, level, runs[0].same_clients)
 

@@ -374,6 +374,12 @@ def _map(comparison: Comparison) -> Table:
 
 
 def as_text(comparison: Comparison, width: int = 100) -> str:
+    """The tables and the notes, for a terminal.
+
+    Args:
+        comparison: What is shown.
+        width: Of the lines.
+    """
     paragraphs = [tables.as_text(table, width) for table in all_tables(comparison)]
     paragraphs += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
     return "\n\n".join(paragraphs)

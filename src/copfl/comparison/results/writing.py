@@ -134,6 +134,11 @@ FILES: dict[str, Callable[[Comparison], str]] = {
 
 
 def write(comparison: Comparison, out: Path) -> None:
-    """Writes the comparison in all its forms."""
+    """Writes the comparison in all its forms.
+
+    Args:
+        comparison: What is written.
+        out: The folder.
+    """
     for name, text in FILES.items():
         write_bytes(out / name, text(comparison).encode())

@@ -120,7 +120,12 @@ def checked(entry: Entry) -> Entry:
 
 
 def check_own(who: str, keys: Iterable[tuple[str, str]]) -> None:
-    """Nothing, if none of these keys is one that all rows must have in common."""
+    """Nothing, if none of these keys is one that all rows must have in common.
+
+    Args:
+        who: Sets them, for the error.
+        keys: The table and the key of each setting.
+    """
     for table, key in keys:
         if table in COMMON and key in (COMMON[table] or key):
             advice = "set it for all of them, or sweep over it"
@@ -128,21 +133,37 @@ def check_own(who: str, keys: Iterable[tuple[str, str]]) -> None:
 
 
 def put(settings: Tables, key: str, value: Any) -> None:
-    """Sets a key of an entry in its table; one without a table is the algorithm's."""
+    """Sets a key of an entry in its table; one without a table is the algorithm's.
+
+    Args:
+        settings: Of an entry, which it changes.
+        key: Such as "lr", "rate" or "run.batch".
+        value: Of the setting.
+    """
     table, dot, inner = key.partition(".")
     title, inner = (table, inner) if dot else SHORT.get(key, ("algorithm", key))
     settings.setdefault(title, {})[inner] = value
 
 
 def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
-    """Such as "lr=0.01 rate=0.05": the settings, with the title of their table unless it is `silent`."""
+    """Such as "lr=0.01 rate=0.05": the settings, with the title of their table unless it is `silent`.
+
+    Args:
+        tables: Settings by title and key.
+        silent: Titles that are left out.
+    """
     flat = [(t, key, value) for t, table in tables.items() for key, value in table.items()]
     words = [(k if t in silent else f"{t}.{k}", f"{v:g}" if isinstance(v, float) else v) for t, k, v in flat]
     return " ".join(f"{key}={value}" for key, value in words)
 
 
 def seeds_of(text: str, option: str = "--seeds") -> list[int]:
-    """The seeds in "0,1,2" or "0-4"."""
+    """The seeds in "0,1,2" or "0-4".
+
+    Args:
+        text: From the command line.
+        option: Where it stands, for the error.
+    """
     seeds: list[int] = []
     for seed_or_range in split(text):
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", seed_or_range)
@@ -158,7 +179,12 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 
 
 def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
-    """The seeds, if there are any and none is there twice."""
+    """The seeds, if there are any and none is there twice.
+
+    Args:
+        seeds: As they were named.
+        option: Where they stand, for the error.
+    """
     if isinstance(seeds, int):
         raise UsageError(f"{option}={seeds} is a number; name the seeds, as {option}=range({seeds})")
     if not seeds:

@@ -31,7 +31,12 @@ class Range(NamedTuple):
         return [kind(self.low), kind(self.high)]
 
     def at_an_end(self, value: float, margin: float = 0.05) -> bool:
-        """Whether the value is in the first or last twentieth."""
+        """Whether the value is in the first or last twentieth.
+
+        Args:
+            value: In the range.
+            margin: The part of the range that counts as its end.
+        """
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return not low + margin * (high - low) < at < high - margin * (high - low)
 
@@ -40,7 +45,12 @@ Space = Mapping[Place, list[Any] | Range]  # a grid, or a space to search in
 
 
 def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
-    """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25"."""
+    """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25".
+
+    Args:
+        texts: From the command line.
+        option: Where they stand, for the error.
+    """
     result: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = (piece.strip() for piece in text.partition("="))
@@ -53,7 +63,12 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
 
 
 def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
-    """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY."""
+    """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY.
+
+    Args:
+        values: By setting.
+        option: Where they stand, for the error.
+    """
     grid: Grid = {}
     for path, tried in space_of(values, option).items():
         if isinstance(tried, Range):
@@ -65,7 +80,12 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
 
 
 def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Place, list[Any] | Range]:
-    """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values."""
+    """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values.
+
+    Args:
+        values: By setting.
+        option: Where they stand, for the error.
+    """
     space: dict[Place, list[Any] | Range] = {}
     for path, tried in values.items():
         table, _, key = path.partition(".")

@@ -39,7 +39,12 @@ class Split:
         self._last: tuple[tuple[tuple[tuple[int, ...], ...], int], list[Data]] | None = None
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
-        """These clients' samples, a row per client, padded to the largest of them, or to this width."""
+        """These clients' samples, a row per client, padded to the largest of them, or to this width.
+
+        Args:
+            ids: Of the clients.
+            width: The least that samples are padded to.
+        """
         return self.groups([ids], width)[0]
 
     def groups(self, groups: Sequence[Sequence[int] | NDArray[np.int64]], width: int = 1) -> list[Data]:
@@ -118,7 +123,12 @@ def _zero(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def tensors(x: Inputs, device: torch.device | str = "cpu") -> Any:
-    """The array, or each of several, as a tensor on the device."""
+    """The array, or each of several, as a tensor on the device.
+
+    Args:
+        x: The samples.
+        device: Where they are put.
+    """
 
     def tensor(array: NDArray[Any]) -> Tensor:
         if array.dtype.kind == "U":

@@ -189,7 +189,13 @@ def _from_record(record: dict[str, Any]) -> Partition:
 
 
 def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
-    """The number of samples of each label in each part, [parts, kinds]."""
+    """The number of samples of each label in each part, [parts, kinds].
+
+    Args:
+        parts: Indices of the samples in each part.
+        labels: Of all samples.
+        kinds: The number of labels.
+    """
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     key = owner * kinds + labels[np.concatenate(parts)]
     return np.bincount(key, minlength=len(parts) * kinds).reshape(len(parts), kinds)
@@ -201,6 +207,12 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     A client with two samples or more has at least one in each part; a single sample stays in the train part.
     No client trains on a validation sample of another: a sample that several clients have is held out from
     all of them or from none. There, a client's validation part may be larger or smaller, or empty.
+
+    Args:
+        partition: Who has which samples.
+        fraction: Of each client's training samples.
+        dataset: Whose samples they are.
+        seed: Of the draw.
     """
     rng = generator(seed, 1)
     train, test = _split(partition, fraction, dataset, lambda _: rng)
@@ -212,6 +224,12 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
     """The partition with validation parts taken from its train parts: every class in proportion.
 
     The part of a client that shares no sample with another is that of `validation_part`.
+
+    Args:
+        partition: Who has which samples.
+        fraction: Of each client's training samples.
+        dataset: Whose samples they are.
+        seed: Of the draw.
     """
     train, validation = _split(
         partition, fraction, dataset, lambda n: _validation_rng(seed, n), partition.labels
@@ -313,6 +331,11 @@ def _split(
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
-    """Draws that depend on the seed and the purpose alone."""
+    """Draws that depend on the seed and the purpose alone.
+
+    Args:
+        seed: Of the run.
+        purpose: Numbers; other purposes have other draws.
+    """
     at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])

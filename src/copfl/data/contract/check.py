@@ -80,7 +80,12 @@ def check(contract: Contract, path: Path) -> ContractCheck:
 
 
 def check_table(contract: Contract, table: Table) -> ContractCheck:
-    """How a table differs from the contract of a table or of texts."""
+    """How a table differs from the contract of a table or of texts.
+
+    Args:
+        contract: What the members agreed on.
+        table: A site's rows.
+    """
     return ContractCheck(len(table), tuple(_table_differences(contract, table)))
 
 

@@ -56,7 +56,12 @@ def _comment(contract: Contract, column: Column) -> str:
 
 
 def write_contract(path: Path, contract: Contract) -> None:
-    """Writes the file."""
+    """Writes the file.
+
+    Args:
+        path: Of the file.
+        contract: What it says.
+    """
     write_bytes(path, written(contract).encode())
 
 

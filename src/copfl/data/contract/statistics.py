@@ -127,7 +127,13 @@ def _values(name: str, table: Table, is_target: bool) -> NDArray[np.float64]:
 
 
 def counts_of(cells: Cells, is_class: bool) -> dict[str, int]:
-    """The number of rows of each category."""
+    """The number of rows of each category.
+
+    Args:
+        cells: Of a column.
+        is_class: Whether they are classes, which keep their texts; others are named as whole numbers
+            where they are such.
+    """
     values, codes = coded(cells)
     rows = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
     counts: dict[str, int] = {}
@@ -142,6 +148,10 @@ def may_leave(values: NDArray[np.float64], smallest: int) -> bool:
     """Whether the sum of these values hides single rows.
 
     It needs so many values. If all but a few are equal, the sum gives away these few: then it stays too.
+
+    Args:
+        values: Of a site's rows.
+        smallest: Rows that a sum needs.
     """
     if len(values) < smallest:
         return False
@@ -179,7 +189,12 @@ class ColumnMoments(NamedTuple):
         return [float(self.number), (self.total - self.number * scale.middle) / scale.half]
 
     def second(self, scale: Scale, centre: float) -> list[float]:
-        """The sums of the differences to the centre, and of their squares."""
+        """The sums of the differences to the centre, and of their squares.
+
+        Args:
+            scale: The range of the column.
+            centre: The mean over all sites.
+        """
         shift = self.mean - centre
         differences = self.number * shift + self.rest
         squares = self.squares + 2 * shift * self.rest + self.number * shift * shift
@@ -213,7 +228,13 @@ def sums_of(
 
 
 def names_of(question: ContractQuestion, site: SiteValues, smallest: int) -> dict[str, list[str]]:
-    """The categories of columns without candidates that a site has in enough rows."""
+    """The categories of columns without candidates that a site has in enough rows.
+
+    Args:
+        question: What the contract leaves open.
+        site: What the rows say.
+        smallest: Rows that a category needs.
+    """
     return {
         column.name: sorted(name for name, count in site.counts[column.name].items() if count >= smallest)
         for column in question.free
@@ -224,7 +245,12 @@ def names_of(question: ContractQuestion, site: SiteValues, smallest: int) -> dic
 
 
 def centres_of(question: ContractQuestion, total: Vector) -> Vector:
-    """The mean of each column of numbers, from the first pass; DataError if no site gives one."""
+    """The mean of each column of numbers, from the first pass; DataError if no site gives one.
+
+    Args:
+        question: What the contract leaves open.
+        total: The sum of the sites' first answers.
+    """
     counts, sums = total[: 2 * len(question.numbers)].reshape(-1, 2).T
     if len(lacking := np.flatnonzero(np.rint(counts) < 1)):
         name = question.numbers[lacking[0]].name

@@ -54,6 +54,12 @@ def get(name: str, data_dir: Path, progress: Progress | None = None, url: str | 
     """The file, or the folder of several, of a published data set in `data_dir`, fetched unless it exists.
 
     `url` is another address of a data set of one file.
+
+    Args:
+        name: Of the data set.
+        data_dir: The data folder.
+        progress: Shows how much is there.
+        url: Another address of a data set of one file.
     """
     if name in ADVICE and name not in PUBLISHED:
         raise DataError(f"{name} cannot be fetched. {advice(name)}")

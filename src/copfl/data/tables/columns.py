@@ -121,7 +121,12 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def check_plain(name: str, column: Column) -> None:
-    """A DataError if the cells of the column are lists or records."""
+    """A DataError if the cells of the column are lists or records.
+
+    Args:
+        name: Of the column, for the error.
+        column: Its cells.
+    """
     import pyarrow as pa
 
     if pa.types.is_nested(column.type):
@@ -221,7 +226,12 @@ def cell_hashes(column: Column) -> Hashes:
 
 
 def times_of(name: str, column: Column) -> NDArray[np.float64]:
-    """The numbers, or the dates as numbers, of a column that says when each row was; later is larger."""
+    """The numbers, or the dates as numbers, of a column that says when each row was; later is larger.
+
+    Args:
+        name: Of the column, for the error.
+        column: Its cells.
+    """
     numbers = as_numbers(column)
     if numbers is not None:
         return floats(numbers)

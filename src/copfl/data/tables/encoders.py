@@ -45,6 +45,11 @@ class Encoder:
         """Writes the features of these rows to an array of zeros [n, width].
 
         A missing value and a category that no train row has stay 0.
+
+        Args:
+            column: The cells of a table.
+            rows: Those that are written.
+            features: Zeros, which get the features.
         """
         if self.categories:
             values, codes = coded(column)

@@ -120,7 +120,13 @@ def design(rows: Numbers) -> Design | None:
 
 
 def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
-    """The estimates of one judge, from its own differences [rounds]."""
+    """The estimates of one judge, from its own differences [rounds].
+
+    Args:
+        regression: What each client was in, in each round.
+        differences: Of the judge's losses, [rounds].
+        judge: The number of the client.
+    """
     rows, inverse, _ = regression
     others = np.delete(np.arange(rows.shape[1]), judge)
     contrast = inverse[others] - inverse[others].mean(0)
@@ -139,7 +145,12 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
 
 
 def no_judgement(rounds: int, clients: int) -> Judgement:
-    """That of a judge whose losses never differ."""
+    """That of a judge whose losses never differ.
+
+    Args:
+        rounds: Of the run.
+        clients: How many there are.
+    """
     return Judgement(np.zeros(clients), np.zeros(clients), np.zeros(()), np.zeros((rounds, clients)))
 
 
@@ -209,7 +220,12 @@ class RunHalves(NamedTuple):
 
 
 def halves_of(lines: list[records.Record], clients: int) -> RunHalves | None:
-    """The halves in the records of a run; None where no round has any."""
+    """The halves in the records of a run; None where no round has any.
+
+    Args:
+        lines: The records of the run.
+        clients: How many there are.
+    """
     if not any(DIFFERENCE in line["per_client"] for line in lines):
         return None
     membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
@@ -217,7 +233,12 @@ def halves_of(lines: list[records.Record], clients: int) -> RunHalves | None:
 
 
 def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
-    """The benefit from the records of a run; None where no round has halves."""
+    """The benefit from the records of a run; None where no round has halves.
+
+    Args:
+        lines: The records of the run.
+        clients: How many there are.
+    """
     halves = halves_of(lines, clients)
     return None if halves is None else group_benefit(*halves)
 

@@ -36,7 +36,12 @@ def weighs(algorithm: Any) -> bool:
 
 
 def without_weight(algorithm: Any, server: Any) -> frozenset[int]:
-    """The clients that have lost their weight, by the server of the algorithm."""
+    """The clients that have lost their weight, by the server of the algorithm.
+
+    Args:
+        algorithm: With its wrappers.
+        server: Its record.
+    """
     while isinstance(algorithm, Wrapper) and not isinstance(algorithm, ByEvidence):
         algorithm, server = algorithm.algorithm, algorithm.inner("server", server)
     weights = server.weight.tolist() if isinstance(algorithm, ByEvidence) else []
@@ -44,7 +49,12 @@ def without_weight(algorithm: Any, server: Any) -> frozenset[int]:
 
 
 def looks(rounds: int, clients: int) -> bool:
-    """Whether the weights are decided on after so many rounds with so many clients."""
+    """Whether the weights are decided on after so many rounds with so many clients.
+
+    Args:
+        rounds: That are trained.
+        clients: That train.
+    """
     return rounds >= 2 * clients and rounds % clients == 0
 
 

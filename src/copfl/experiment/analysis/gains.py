@@ -152,7 +152,15 @@ def cross_evaluation(
     clients: Sequence[int],
     samples: int = SAMPLES,
 ) -> Cross:
-    """Every model of these clients on test samples of each, at most so many; by class, on all of its own."""
+    """Every model of these clients on test samples of each, at most so many; by class, on all of its own.
+
+    Args:
+        task: What the clients learn.
+        federation: Their samples.
+        model_of: The model of a client.
+        clients: Those that are compared.
+        samples: The most of each client.
+    """
     count = len(clients)
     whole = [tree.row(federation.test.rows([n]), 0) for n in clients]
     tests = [evenly_chosen(data, samples) for data in whole]
@@ -171,7 +179,12 @@ def cross_evaluation(
 
 
 def evenly_chosen(data: Data, most: int) -> Data:
-    """At most so many of a client's samples, evenly spaced; where targets are classes, each in proportion."""
+    """At most so many of a client's samples, evenly spaced; where targets are classes, each in proportion.
+
+    Args:
+        data: Of one client.
+        most: Samples.
+    """
     size = int(data.size)
     count, y = min(size, most), data.y[:size]
     has_classes = y.dim() == 1 and not y.is_floating_point()
@@ -182,7 +195,12 @@ def evenly_chosen(data: Data, most: int) -> Data:
 
 
 def similar_first(values: Numbers, metric: MetricInfo = ACCURACY) -> list[int]:
-    """An order of the clients in which those whose models do well on each other's samples are neighbours."""
+    """An order of the clients in which those whose models do well on each other's samples are neighbours.
+
+    Args:
+        values: [clients, clients], each model on each client's samples.
+        metric: What was measured.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
@@ -202,7 +220,12 @@ class Analysis(NamedTuple):
 
 
 def write(found: Analysis, folder: Path) -> None:
-    """Writes the file of a run folder."""
+    """Writes the file of a run folder.
+
+    Args:
+        found: The analysis.
+        folder: Of the run.
+    """
     clients, values, metric, per_class = found.cross
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
     content |= {"metric": metric}

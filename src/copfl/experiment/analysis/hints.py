@@ -33,7 +33,12 @@ FAR, HOPELESS = 5.0, 1000.0  # training losses, as multiples of an untrained mod
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
-    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes."""
+    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes.
+
+    Args:
+        task: With the model.
+        dataset: What it is trained on.
+    """
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     by_accuracy = task.metrics[0].name == "accuracy"
@@ -46,7 +51,12 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
 
 
 def padding(dataset: Dataset, max_length: int) -> str:
-    """The hint for sentences most of which are much shorter than the longest, to which all are padded."""
+    """The hint for sentences most of which are much shorter than the longest, to which all are padded.
+
+    Args:
+        dataset: With token numbers in place of texts.
+        max_length: That somebody chose; 0: nobody did.
+    """
     mask = by_name(dataset.train.x).get("attention_mask")
     if mask is None or max_length or not len(mask):
         return ""

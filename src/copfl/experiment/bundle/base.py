@@ -19,6 +19,12 @@ def write_base(folder: Path, task: Task, model: Mapping[str, Any], takes_text: b
     """Writes what was not trained: frozen tensors, the configuration of a base, the tokenizer.
 
     False, if there is nothing of that.
+
+    Args:
+        folder: Of the base.
+        task: With the model.
+        model: Its table of settings.
+        takes_text: Whether it tokenises texts.
     """
     from safetensors.torch import save
 
@@ -50,7 +56,12 @@ def write_base(folder: Path, task: Task, model: Mapping[str, Any], takes_text: b
 
 
 def copy_base(source: Path, target: Path) -> None:
-    """A copy of the base for a bundle that leaves its run folder."""
+    """A copy of the base for a bundle that leaves its run folder.
+
+    Args:
+        source: The base.
+        target: A new folder.
+    """
     shutil.copytree(source, target)
 
 

@@ -99,7 +99,12 @@ def _fill(module: nn.Module, path: Path) -> None:
 
 
 def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | None:
-    """The tokenizer of a model that takes texts."""
+    """The tokenizer of a model that takes texts.
+
+    Args:
+        description: Of the bundle.
+        base: The folder of what was not trained; None: the bundle has none.
+    """
     if description.input.text is None:
         return None
     table, name = description.model, str(description.model.get("name", ""))

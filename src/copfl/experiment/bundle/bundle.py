@@ -314,7 +314,12 @@ def _describing(folder: Path | None) -> Iterator[None]:
 
 
 def base_of(folder: Path, facts: Description) -> Path | None:
-    """The folder of what was not trained; RunError if it is not there."""
+    """The folder of what was not trained; RunError if it is not there.
+
+    Args:
+        folder: Of the bundle.
+        facts: Its description.
+    """
     if not facts.base:
         return None
     if facts.base not in BASES:

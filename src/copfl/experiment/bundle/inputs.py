@@ -79,6 +79,10 @@ class Preparation:
 
         A missing value of a table is an error, or with missing="fill" the column's mean, no category or an
         empty text. By default it is filled where training did so.
+
+        Args:
+            data: The samples.
+            missing: "refuse" or "fill"; None: as in training.
         """
         one_of(("refuse", "fill"), **({} if missing is None else {"missing": missing}))
         missing = missing or ("fill" if self.input.missing == "fill" else "refuse")
@@ -183,6 +187,10 @@ class Preparation:
 
         A row of a table with a missing value is no sample; with missing="fill", as by default where training
         filled them, it is one, and with "refuse" it is an error.
+
+        Args:
+            path: Of the file or folder.
+            missing: "drop", "refuse" or "fill"; None: as in training.
         """
         missing = missing or ("fill" if self.input.missing == "fill" else "drop")
         suffix = path.suffix.lower()

@@ -13,7 +13,12 @@ SHOWN = 10  # names of clients in a message
 
 
 def located(path: Path, client: int | str | None = None) -> Path:
-    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node."""
+    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node.
+
+    Args:
+        path: A bundle, a run folder or the folder of a node.
+        client: Its number or name, in a run folder.
+    """
     if (path / FILE).is_file():
         if client is not None:
             raise UsageError(f"{path} is the bundle of one model; leave out the client")
@@ -54,7 +59,12 @@ def of_node(path: Path) -> Path | None:
 
 
 def number_of(models: Path, client: int | str) -> int:
-    """The number of a client; a text may also be its name in the data's client column, or "0 (north)"."""
+    """The number of a client; a text may also be its name in the data's client column, or "0 (north)".
+
+    Args:
+        models: The folder of the models of a run.
+        client: Its number or name.
+    """
     folders = sorted(models.glob(f"client-*/{FILE}"))
     text = str(client)
     if text.isdecimal() and not isinstance(client, str):

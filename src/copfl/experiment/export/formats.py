@@ -81,7 +81,12 @@ def _safetensors(bundle: Bundle) -> bytes:
 
 
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
-    """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names."""
+    """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names.
+
+    Args:
+        task: With the module.
+        model: A client's, or the global one.
+    """
     if set(task.layout.names) >= {name for name, _ in task.module.named_parameters()}:
         return named_tensors(task.layout, model)
     if isinstance(model, Experts):
@@ -95,7 +100,12 @@ def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
 
 
 def example(bundle: Bundle, count: int) -> Inputs:
-    """Inputs of the network, drawn: a program is traced with them and compared on them."""
+    """Inputs of the network, drawn: a program is traced with them and compared on them.
+
+    Args:
+        bundle: The model.
+        count: Samples.
+    """
     rng, tokens = np.random.default_rng(0), bundle.description.input
     sizes = (count, 7)
 

@@ -31,7 +31,12 @@ RANK_TOLERANCE = 1e-7  # of the largest singular value: rounding of float32
 
 
 def write(bundle: Bundle, path: Path) -> Path:
-    """The folder, with adapter_config.json, adapter_model.safetensors and README.md; it must not exist."""
+    """The folder, with adapter_config.json, adapter_model.safetensors and README.md; it must not exist.
+
+    Args:
+        bundle: The model.
+        path: Of the new folder.
+    """
     model, task = bundle.model, bundle.task
     if isinstance(model, Experts):
         raise UsageError("the client predicts with a mixture of models, which is no single adapter; use onnx")

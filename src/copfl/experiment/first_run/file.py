@@ -21,7 +21,12 @@ def as_json(choice: FirstRunChoice) -> dict[str, Any]:
 
 
 def write(choice: FirstRunChoice, folder: Path) -> None:
-    """Writes the file into a run folder."""
+    """Writes the file into a run folder.
+
+    Args:
+        choice: What was chosen.
+        folder: Of the run.
+    """
     files.write_bytes(folder / FILE, (json.dumps(as_json(choice)) + "\n").encode())
 
 

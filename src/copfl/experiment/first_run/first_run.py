@@ -21,6 +21,7 @@ from copfl.experiment.rivals import RivalPlan, plan_of, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import CONSTANT, TITLES, Array
+from copfl.settings.complete import complete
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
@@ -48,6 +49,28 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
     has_own_models = any("own_models" in layer.get("run", {}) for layer in layers)
     is_usual = run.model.name == MODEL and run.run.participation == 1 and not run.run.steps
     return is_usual and not is_chosen and not has_own_models
+
+
+def completed_run(
+    *layers: Layer | Run, preset: str = "", tell: Tell | None = None
+) -> tuple[Run, FirstRunChoice | None]:
+    """The record of a run as it trains, and what was chosen on a table where nobody chose how to train.
+
+    `copfl run` and `copfl.run` begin here.
+
+    Args:
+        layers: Settings by title and key, or an incomplete record; later ones win.
+        preset: The name of a preset, which is below the layers.
+        tell: Gets a line about each step of a search.
+    """
+    run = complete(*layers, preset=preset)
+    if run.run.find_rounds != "first":
+        return run, None
+    plain = [layer for layer in layers if not isinstance(layer, Run)]
+    is_chosen = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
+    return first_run(
+        run, lambda layer: complete(*layers, layer, preset=preset), None if is_chosen else plain, tell
+    )
 
 
 def first_run(

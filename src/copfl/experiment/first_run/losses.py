@@ -21,7 +21,8 @@ from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import TrainedRivals
-from copfl.experiment.rounds_search import PATIENCE, LossByRound, rounds_of
+from copfl.experiment.rounds_search import PATIENCE, LossByRound
+from copfl.experiment.training import rounds_left
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers, mean_of_known
@@ -70,7 +71,7 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
     for fold in held_out:
         e, models = experiment_of(run, folds, samples, fold, eval_every=run.run.rounds), InMemory()
         with contextlib.ExitStack() as stack:
-            for _ in stack.enter_context(contextlib.closing(rounds_of(e, stack, models))):
+            for _ in stack.enter_context(contextlib.closing(rounds_left(e, stack, models=models))):
                 pass
         task = e.training.task
         for site, own in enumerate(losses):
@@ -84,7 +85,15 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
 
 
 def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_every: int = 1) -> Experiment:
-    """The run on the other folds, with a fold for testing."""
+    """The run on the other folds, with a fold for testing.
+
+    Args:
+        run: The settings.
+        folds: Of the training rows.
+        samples: The data set.
+        fold: The number of the one that is tested on.
+        eval_every: Rounds between evaluations.
+    """
     settings = dataclasses.replace(
         run.run,
         find_rounds="off",
@@ -122,7 +131,7 @@ def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]
     best = TrainedNetwork(0, np.full(len(folds.of), np.nan))
     lowest = math.inf
     with contextlib.ExitStack() as stack:
-        loops = [stack.enter_context(contextlib.closing(rounds_of(e, stack))) for e in experiments]
+        loops = [stack.enter_context(contextlib.closing(rounds_left(e, stack))) for e in experiments]
         for rounds in zip(*loops, strict=True):
             for curve, round in zip(curves, rounds, strict=True):
                 curve.after(round)

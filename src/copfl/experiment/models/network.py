@@ -79,7 +79,12 @@ def _model(name: str) -> str:
 
 
 def tokenized(dataset: Dataset, model: Model) -> Dataset:
-    """The data set with token numbers in place of sentences; any other data set unchanged."""
+    """The data set with token numbers in place of sentences; any other data set unchanged.
+
+    Args:
+        dataset: With texts, or not.
+        model: Its settings, which say how texts become tokens.
+    """
     splits = (dataset.train, dataset.test)
     if not all(isinstance(split.x, np.ndarray) and split.x.dtype.kind in "UO" for split in splits):
         return dataset

@@ -123,6 +123,13 @@ def fitted(
     """The new clients after the last round. Their updates depend on the seed and the client alone.
 
     `models` gets their models, fitted to all their samples.
+
+    Args:
+        simulation: What is the same in every round.
+        state: After the last round.
+        trained: The clients that trained.
+        new: Those that did not.
+        models: Gets the models of the new clients, fitted to all their samples.
     """
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
     honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
@@ -147,7 +154,12 @@ def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
 
 
 def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:
-    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer."""
+    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer.
+
+    Args:
+        algorithm: Of the run.
+        addons: Its training add-ons.
+    """
     local = local_baseline(algorithm)
     return build("addons", addons, algorithm=local) if local is not None and addons else local
 
@@ -193,7 +205,12 @@ def _accuracies(
 
 
 def write(found: NewClients, folder: Path) -> None:
-    """Writes the file of a run folder."""
+    """Writes the file of a run folder.
+
+    Args:
+        found: What was measured.
+        folder: Of the run.
+    """
     text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
     files.write_bytes(folder / NEW_CLIENTS, text.encode())
 

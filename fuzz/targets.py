@@ -177,7 +177,7 @@ def run_files() -> list[bytes]:
 
 def entries_text(data: bytes) -> None:
     for entry in entries.entries_of([text_of(data)]):
-        complete(*entry_settings.layers(entry, {}))
+        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
 
 
 def seeds(data: bytes) -> None:
@@ -190,7 +190,7 @@ def grid(data: bytes) -> None:
 
 def compare_file(data: bytes) -> None:
     for entry in entry_file.read_file(write("compare.toml", data)).entries:
-        complete(*entry_settings.layers(entry, {}))
+        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
 
 
 COMPARE_FILE = b"""[compare]

@@ -37,7 +37,7 @@ from copfl.experiment.finished import cross_site
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
-from copfl.report.watch import RunsPage
+from copfl.report.page import RunsPage
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
 from tests.commands import called

@@ -141,14 +141,10 @@ def code_hash(algorithm: str) -> str:
     factory: Callable[..., Any] = factory_of("algorithm", protocol.entry_of(algorithm).name)
     classes = inspect.getmro(factory) if isinstance(factory, type) else (factory,)
     names = {factory.__module__, *(one.__module__ for one in classes)}
-    names = {name for name in names if name == factory.__module__ or not _is_installed(name)}
+    installed = ("copfl", *sys.stdlib_module_names)  # their versions count and not their source
+    names = {n for n in names if n == factory.__module__ or n.partition(".")[0] not in installed}
     sources = [inspect.getsource(sys.modules[name]) for name in sorted(names)]
     return hashlib.sha256("\0".join([__version__, *sources]).encode()).hexdigest()[:16]
-
-
-def _is_installed(module: str) -> bool:
-    """Whether a module is copfl's or Python's, whose versions count and not their source."""
-    return module.partition(".")[0] in ("copfl", *sys.stdlib_module_names)
 
 
 def environment(machine: BenchMachine) -> Environment:

@@ -112,7 +112,7 @@ def watch(
     browse: Browse = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
-    from copfl.report.watch import RunsPage
+    from copfl.report.page import RunsPage
 
     page = RunsPage(runs)
     page.html()  # an unreadable folder is reported here, not in the browser

@@ -162,8 +162,8 @@ class RunFolder:
         lines = self.load_state(state, fingerprints)
         # The rounds after the checkpoint are trained again.
         timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
-        for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
-            files.write_bytes(self.path / name, b"".join(map(records.encoded, kept[: state.round])))
+        for name, stored_lines in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
+            files.write_bytes(self.path / name, b"".join(map(records.encoded, stored_lines[: state.round])))
         return lines[: state.round], [line["seconds"] for line in timing[: state.round]]
 
     def load_state(self, state: State, fingerprints: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -258,8 +258,8 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
         if new:
             _check_free(folder)  # again: another process may have used it in between
             stack.callback(_remove_unless_begun, folder)
-        for part in (path, *(path / name for name in FOLDERS), *(path / "models").glob("*/")):
-            files.remove_parts(part)
+        for folder_inside in (path, *(path / name for name in FOLDERS), *(path / "models").glob("*/")):
+            files.remove_parts(folder_inside)
         yield folder
 
 

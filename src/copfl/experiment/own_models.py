@@ -33,8 +33,8 @@ def kinds_of(setting: str, clients: int) -> dict[int, str]:
     if setting in TITLES:
         return dict.fromkeys(range(clients), setting)
     kinds = {}
-    for part in filter(None, setting.split(",")):
-        number, _, kind = part.strip().partition(":")
+    for name in filter(None, setting.split(",")):
+        number, _, kind = name.strip().partition(":")
         if not number.isdecimal() or int(number) >= clients or kind not in TITLES:
             known = ", ".join(TITLES)
             raise SettingError(

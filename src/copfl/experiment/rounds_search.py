@@ -111,15 +111,17 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
         )
     tell = tell or (lambda line: None)
     experiments = list(held_out(run))
-    part = f"{SELECTION:g} of each client's training samples held out"
-    tell(f"finding the number of rounds, {settings.rounds} at most, with {part}; --rounds sets it")
+    held_out_part = f"{SELECTION:g} of each client's training samples held out"
+    tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out_part}; --rounds sets it")
     rounds = lowest_loss(losses_of(experiments, tell)).round
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
     rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
     tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
-    found = dataclasses.replace(settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done")
-    return dataclasses.replace(run, run=found)
+    settings_found = dataclasses.replace(
+        settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done"
+    )
+    return dataclasses.replace(run, run=settings_found)
 
 
 def held_out(run: Run) -> Iterator[Experiment]:

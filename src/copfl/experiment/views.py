@@ -56,7 +56,10 @@ def columns_of(result: Result) -> dict[str, list[Any]]:
     if result.rivals is not None:
         numbers["rival"] = result.rivals.best
     partition = e.federation.partition
-    sizes = {"train": [len(own) for own in partition.train], "test": [len(own) for own in partition.test]}
+    sizes = {
+        "train": [len(samples) for samples in partition.train],
+        "test": [len(samples) for samples in partition.test],
+    }
     return {
         "client": result.client_names,
         **sizes,

@@ -21,8 +21,8 @@ from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
 from copfl.report import rivals as of_rivals
 from copfl.report import run_charts
-from copfl.report.document import Document, Section, Source
-from copfl.report.run_data import Paired, RunData, Runs, paired
+from copfl.report.document import Document, Section, Source, render
+from copfl.report.run_data import Paired, RunData, Runs, paired, read_all
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
@@ -368,3 +368,16 @@ def _compared(runs: Runs) -> list[str]:
     title = runs[0].primary.title
     about = f"Mean {title} compared with {runs[0].label}, client by client ({OVER_CLIENTS} in brackets):"
     return [" ".join([about, *texts]), "One run of each says nothing about other seeds; copfl compare does."]
+
+
+class RunsPage:
+    """The report of runs as a page that follows them, for `copfl.report.serving`."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.paths)
+
+    def html(self, fingerprint: str = "") -> str:
+        return render(document_of(read_all(self.paths)), fingerprint)

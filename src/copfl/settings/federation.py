@@ -288,7 +288,10 @@ class Federation:
         run = self.run.tables()
         tables = {title: run[title] for title in RUN_TABLES if title in run}
         tables["run"] = {key: run["run"][key] for key in RUN_KEYS}
-        return tables | {title: _all(getattr(self, title)) for title in OWN}
+        return tables | {
+            title: {f.name: getattr(getattr(self, title), f.name) for f in declared(record)}
+            for title, record in OWN.items()
+        }
 
     def replaced(self, **session: Any) -> Self:
         """The federation with another session."""
@@ -329,7 +332,3 @@ def paths() -> list[str]:
     """Every declared setting of a federation, such as "network.deadline"."""
     own_paths = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
     return [*schema.paths(), *own_paths]
-
-
-def _all(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in declared(type(record))}

@@ -148,7 +148,10 @@ def record_of(job: Job) -> Record:
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
             "client has one class; name another metric, or use another partition"
         )
-    train_losses = [evaluations[evaluation]["mean"].get("loss", math.nan) for evaluation in shown]
+    train_losses, test_losses = (
+        [float(evaluations[evaluation]["mean"].get(name, math.nan)) for evaluation in shown]
+        for name in ("loss", "test_loss")
+    )
     best = np.fmax if metrics[0].higher_is_better else np.fmin
     highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
@@ -163,7 +166,7 @@ def record_of(job: Job) -> Record:
         last=averaged(len(shown)) if job.last is None else job.last,
         rounds=[evaluations[evaluation]["round"] for evaluation in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
-        | {"loss": train_losses, "test_loss": [_mean_loss(evaluations[n]) for n in shown]},
+        | {"loss": train_losses, "test_loss": test_losses},
         clients={name: values.tolist() for name, values in final.items()},
         best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
         cost={
@@ -181,11 +184,6 @@ def record_of(job: Job) -> Record:
         metrics=metrics,
         names=environment.get("client_names", ()),
     )
-
-
-def _mean_loss(evaluation: dict[str, Any]) -> float:
-    """The mean over the clients of the loss of their models in an evaluation; nan where it is not known."""
-    return float(evaluation["mean"].get("test_loss", math.nan))
 
 
 class _Evaluated(NamedTuple):

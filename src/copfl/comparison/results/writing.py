@@ -21,7 +21,6 @@ from copfl.comparison.results.tables import (
     new_client_differences,
     partitions,
 )
-from copfl.comparison.rivals import SeedRivals
 from copfl.comparison.rivals import as_json as rivals_as_json
 from copfl.comparison.rows.entries import described
 from copfl.experiment.models import new_clients
@@ -84,12 +83,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "share_that_gains": gaining(comparison),
         "common_value": common,
         "rows": [plain({**_row(row), **converged[row.label]._asdict()}) for row in comparison.rows],
-        "rivals": None if comparison.rivals is None else plain(_rivals(comparison, comparison.rivals)),
+        "rivals": None
+        if comparison.rivals is None
+        else plain(rivals_as_json(comparison.rivals, {row.label: row.outcomes for row in comparison.rows})),
     }
-
-
-def _rivals(comparison: Comparison, rivals: SeedRivals) -> dict[str, Any]:
-    return rivals_as_json(rivals, {row.label: row.outcomes for row in comparison.rows})
 
 
 def _row(row: ComparisonRow) -> dict[str, Any]:

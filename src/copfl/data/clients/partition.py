@@ -151,9 +151,9 @@ def distinct(parts: Parts) -> tuple[Indices, ...]:
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     samples = np.concatenate(parts).astype(np.int64)
     span = int(samples.max(initial=0)) + 1
-    kept = np.unique(owner * span + samples)  # one sort for all: many clients have few samples each
-    sizes = np.bincount(kept // span, minlength=len(parts))
-    return tuple(np.split(kept % span, np.cumsum(sizes)[:-1]))
+    distinct_keys = np.unique(owner * span + samples)  # one sort for all: many clients have few samples each
+    sizes = np.bincount(distinct_keys // span, minlength=len(parts))
+    return tuple(np.split(distinct_keys % span, np.cumsum(sizes)[:-1]))
 
 
 def _sorted(parts: Parts) -> bool:
@@ -283,8 +283,8 @@ def _held_out(samples: Samples, strata: Indices, count: int, rng: np.random.Gene
         return Sides(~held_out, held_out)
     held_out = np.zeros(len(strata), bool)
     order = order[np.argsort(strata[order], kind="stable")]
-    places = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
-    held_out[order[places]] = True
+    positions = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
+    held_out[order[positions]] = True
     return Sides(~held_out, held_out)
 
 
@@ -315,8 +315,8 @@ def _split(
         free = part[~decided[part]]  # that no earlier client has
         count = min(max(_wanted(fraction, len(part)) - int(held_out[part].sum()), 0), len(free))
         if len(free):
-            own = strata[free] if labels is None else labels[client][strata[free]]
-            sides = _held_out(facts.take(free), own, count, rngs[client])
+            classes = strata[free] if labels is None else labels[client][strata[free]]
+            sides = _held_out(facts.take(free), classes, count, rngs[client])
             held_out[free[sides.test]] = True
             # Others that belong to held-out samples are held out, too; earlier ones are left out.
             (held_out if facts.time is None else left_out)[with_their_units(free[sides.test])] = True
@@ -324,8 +324,8 @@ def _split(
     left_out &= ~held_out
     for client, part in enumerate(partition.train):
         if (held_out | left_out)[part].all():  # by other clients' draws; a client needs a sample to train on
-            kept = with_their_units(rngs[client].choice(part, 1))
-            held_out[kept] = left_out[kept] = False
+            in_validation = with_their_units(rngs[client].choice(part, 1))
+            held_out[in_validation] = left_out[in_validation] = False
     train = tuple(np.sort(part[~(held_out | left_out)[part]]) for part in partition.train)
     return train, tuple(np.sort(part[held_out[part]]) for part in partition.train)
 

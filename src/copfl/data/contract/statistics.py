@@ -290,12 +290,12 @@ def frozen(
     for column in question.listed:
         sites = np.rint(first[start : start + len(column.candidates)])
         start += len(column.candidates)
-        kept = [name for name, number in zip(column.candidates, sites, strict=True) if number > 0]
-        agreed[column.name] = {"categories": _ordered(column, kept), "candidates": ()}
+        common = [name for name, number in zip(column.candidates, sites, strict=True) if number > 0]
+        agreed[column.name] = {"categories": _ordered(column, common), "candidates": ()}
     of_sites = list(names)
     for column in question.free:
-        found = {name for site in of_sites for name in site.get(column.name, ())}
-        agreed[column.name] = {"categories": _ordered(column, found)}
+        named = {name for site in of_sites for name in site.get(column.name, ())}
+        agreed[column.name] = {"categories": _ordered(column, named)}
     return contract.replaced(agreed)
 
 

@@ -149,6 +149,6 @@ def _by_split(images: Sequence[ImageFile]) -> tuple[tuple[str, ...], list[ImageF
 
 def _without(folders: str, name: str) -> str:
     """The folders but the first of this name."""
-    parts = folders.split("/")
-    parts.remove(name)
-    return "/".join(parts)
+    names = folders.split("/")
+    names.remove(name)
+    return "/".join(names)

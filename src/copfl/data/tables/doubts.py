@@ -52,12 +52,12 @@ def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> A
         columns: Those that are compared.
     """
     splits = [(tables[0], data.train), (tables[-1], data.test)]
-    taken = {
+    used_columns = {
         name: joined([table.columns[name].take(split.x[:, 0]) for table, split in splits]) for name in columns
     }
     sites = [np.zeros(len(split), np.int64) if split.group is None else split.group for _, split in splits]
     return AllRows(
-        Table(taken),
+        Table(used_columns),
         np.concatenate([split.x[:, 0] for _, split in splits]),
         np.concatenate([split.y for _, split in splits]),
         np.concatenate(sites),
@@ -107,7 +107,7 @@ def spellings(column: str, rows: AllRows) -> list[Spellings]:
     """
     values, codes = coded(rows.table.columns[column])
     texts = [text_of(value) for value in values]
-    kept = set(one_spelling(texts))
+    usual = set(one_spelling(texts))
     numbers_of: dict[str, list[int]] = {}
     for number, text in enumerate(texts):
         numbers_of.setdefault(plain_spelling(text), []).append(number)
@@ -120,9 +120,13 @@ def spellings(column: str, rows: AllRows) -> list[Spellings]:
     alike: dict[bool, list[tuple[Spelling, ...]]] = {True: [], False: []}
     for numbers in numbers_of.values():
         if len(numbers) > 1:
-            are_united = len(kept & {texts[number] for number in numbers}) == 1
+            are_united = len(usual & {texts[number] for number in numbers}) == 1
             alike[are_united].append(tuple(map(spelling, numbers)))
-    return [Spellings(column, tuple(found), are_united) for are_united, found in alike.items() if found]
+    return [
+        Spellings(column, tuple(alike_texts), are_united)
+        for are_united, alike_texts in alike.items()
+        if alike_texts
+    ]
 
 
 # 2. The same row several times

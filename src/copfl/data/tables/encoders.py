@@ -114,8 +114,8 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
     features = np.zeros((count, sum(encoder.width for encoder in encoders)), np.float32)
     first = 0
     for encoder in encoders:
-        part = features[:, first : first + encoder.width]
-        encoder.write(table.columns[encoder.name], rows, part)
+        columns_of_encoder = features[:, first : first + encoder.width]
+        encoder.write(table.columns[encoder.name], rows, columns_of_encoder)
         first += encoder.width
     return features
 
@@ -134,8 +134,8 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
             continue
         values, codes = coded(table.columns[encoder.name])
         cells = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
-        places = encoder.places(values)
-        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(places < 0).tolist()})
+        numbers = encoder.places(values)
+        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(numbers < 0).tolist()})
         if new:
             few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
             more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""

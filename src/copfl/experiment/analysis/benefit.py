@@ -115,8 +115,8 @@ def design(rows: Numbers) -> Design | None:
     least = rows.shape[1] - 1  # halves of equal size leave open what all clients have in common
     if least < 2 or len(rows) <= least:  # before the inverse, whose cost grows with the clients
         return None
-    found = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
-    return found if found.rank >= least and found.freedom > 0 else None
+    regression = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
+    return regression if regression.rank >= least and regression.freedom > 0 else None
 
 
 def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
@@ -132,8 +132,8 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
     contrast = inverse[others] - inverse[others].mean(0)
     residuals, unexplained = differences - rows @ (inverse @ differences), regression.unexplained
     errors = contrast * residuals / np.sqrt(np.maximum(unexplained, NOTHING))
-    own = rows[:, judge]
-    of_others = differences - own * (own @ differences) / (own @ own)
+    of_judge = rows[:, judge]
+    of_others = differences - of_judge * (of_judge @ differences) / (of_judge @ of_judge)
     scale = math.sqrt((of_others**2).mean())
     judgement = no_judgement(*rows.shape)
     if scale > 0:
@@ -201,11 +201,11 @@ def worth_to_itself(membership: Numbers, differences: Numbers) -> Benefit:
         regression = design(membership[judging][:, present])
         if regression is None:
             continue
-        own = int(present[:client].sum())  # its place among those that take part
+        position = int(present[:client].sum())  # its place among those that take part
         column, (rows, inverse, _) = differences[judging, client], regression
         if (regression.unexplained <= NOTHING).any():  # a value without an interval is not reported
             continue
-        contrast = inverse[own] - np.delete(inverse, own, 0).mean(0)
+        contrast = inverse[position] - np.delete(inverse, position, 0).mean(0)
         residuals = (column - rows @ (inverse @ column)) / np.sqrt(regression.unexplained)
         freedom.append(regression.freedom)
         value[client], error[client] = contrast @ column, math.sqrt(((contrast * residuals) ** 2).sum())

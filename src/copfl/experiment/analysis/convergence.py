@@ -105,16 +105,16 @@ def got_worse(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
         metric: The metric.
     """
     rounds = np.flatnonzero(~np.isnan(losses).all(1))
-    parts = [part for part in np.array_split(rounds, PARTS) if len(part)]
-    if len(parts) < 2:
+    stretches = [stretch for stretch in np.array_split(rounds, PARTS) if len(stretch)]
+    if len(stretches) < 2:
         return ""
-    *earlier, last = parts
-    means = [float(np.nanmean(np.log(np.maximum(losses[part], TINY)))) for part in earlier]
+    *earlier, last = stretches
+    means = [float(np.nanmean(np.log(np.maximum(losses[stretch], TINY)))) for stretch in earlier]
     best = earlier[int(np.argmin(means))]
     bounds = change(losses[best], losses[last], 1 - (1 - LEVEL) / len(earlier))
     if not bounds.low > np.log1p(RELEVANT):
         return ""
-    then, now = (metric.text(float(mean_of_known(values[part].ravel()))) for part in (best, last))
+    then, now = (metric.text(float(mean_of_known(values[stretch].ravel()))) for stretch in (best, last))
     ratio = np.exp((bounds.low + bounds.high) / 2)
     interval = f"{np.exp(bounds.low):.2f}, {np.exp(bounds.high):.2f}"
     return (
@@ -157,4 +157,4 @@ def rounds_to(value: float, rounds: Sequence[int], curve: Sequence[float], metri
         metric: What was measured.
     """
     pairs = zip(rounds, curve, strict=True)
-    return next((number for number, own in pairs if metric.score(own) >= metric.score(value)), None)
+    return next((number for number, reached in pairs if metric.score(reached) >= metric.score(value)), None)

@@ -65,9 +65,9 @@ def harmful(membership: Numbers, differences: Numbers) -> NDArray[np.bool_]:
         membership: [rounds, clients], see `group_benefit`.
         differences: [rounds, clients], see `group_benefit`.
     """
-    benefit, own = group_benefit(membership, differences), worth_to_itself(membership, differences)
-    high = np.array([benefit.interval(n).high for n in range(len(own.value))])
-    return np.asarray((high < 0) & (own.value < 0))
+    benefit, to_itself = group_benefit(membership, differences), worth_to_itself(membership, differences)
+    high = np.array([benefit.interval(n).high for n in range(len(to_itself.value))])
+    return np.asarray((high < 0) & (to_itself.value < 0))
 
 
 def reweighted(algorithm: AnyAlgorithm, server: Any, lines: list[records.Record], clients: int) -> Any:

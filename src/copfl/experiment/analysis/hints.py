@@ -42,12 +42,12 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     by_accuracy = task.metrics[0].name == "accuracy"
-    found = (
+    doubts = (
         _outputs(task, each(lambda tensor: tensor[:OUTPUTS], x)),
         _inputs(by_name(x)),
         skew(dataset) if by_accuracy else "",
     )
-    return [*dataset.warnings, *filter(None, found)]
+    return [*dataset.warnings, *filter(None, doubts)]
 
 
 def padding(dataset: Dataset, max_length: int) -> str:
@@ -143,8 +143,10 @@ class DivergenceCheck:
             what = (
                 f"the training loss was {loss:.3g} or more, where an untrained model has {self.untrained:.3g}"
             )
-        kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
-        raise RunError(f"training diverged: in {when}, {what}{kept}. Start a new run: {_remedy(self.server)}")
+        where = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
+        raise RunError(
+            f"training diverged: in {when}, {what}{where}. Start a new run: {_remedy(self.server)}"
+        )
 
 
 LOSSES = ("loss", "test_loss_before", "test_loss_global")
@@ -195,9 +197,9 @@ def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: 
         federation: The clients.
         server: The name of the server's step; empty: the plain mean.
     """
-    found = []
+    warnings = []
     if diverged := _diverged(lines, federation):
-        found.append(
+        warnings.append(
             f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; "
             f"{_remedy(server)}"
         )
@@ -205,12 +207,12 @@ def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: 
     if server and losses and max(losses) > EXPLODED * losses[0] and losses[-1] > losses[0]:
         rise = f"the training loss rose from {losses[0]:.3g} to {max(losses):.3g} and did not recover"
         lower = how_to_set("optimizer.lr", "RATE", "--lr")
-        found.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
+        warnings.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
     elif losses:
         first = lines[0]["mean"] if lines[0]["round"] == 1 else {}
         untrained, lowest = untrained_loss(first, federation), min(losses[-max(1, len(losses) // 3) :])
         if max(losses) > FAR * untrained and lowest > untrained:
-            found.append(
+            warnings.append(
                 f"training diverged: the training loss reached {max(losses):.3g}, and at the end it is {lowest:.3g} or "
                 f"more, where an untrained model has {untrained:.3g}, so the results say nothing about the method; "
                 f"{_remedy(server)}"
@@ -219,13 +221,13 @@ def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: 
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         falls = still_falls(records.table(lines, "test_loss", federation.clients))
         more = " more rounds (the loss still falls)," if falls else ""
-        found.append(
+        warnings.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class in training gives "
             f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}),{more} "
             "another model, or a test on more samples"
         )
-    return found
+    return warnings
 
 
 def _diverged(lines: list[dict[str, Any]], federation: FederatedData) -> list[int]:

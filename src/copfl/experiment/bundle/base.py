@@ -42,14 +42,18 @@ def write_base(folder: Path, task: Task, model: Mapping[str, Any], takes_text: b
         write_bytes(folder / PRETRAINED, save(layers), durable=False)
     copied: list[tuple[Path, Path]] = []  # from, to
     name = str(model.get("name", ""))
-    place = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
-    if place is not None:
-        copied += [(place / file, folder / file) for file in CONFIGS if (place / file).is_file()]
-    tokens = Path(model["tokenizer"]) if "tokenizer" in model else place
+    pretrained_name = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
+    if pretrained_name is not None:
+        copied += [
+            (pretrained_name / file, folder / file) for file in CONFIGS if (pretrained_name / file).is_file()
+        ]
+    tokens = Path(model["tokenizer"]) if "tokenizer" in model else pretrained_name
     if takes_text and tokens is not None:
         patterns = (*text.TOKENIZER_FILES, "config.json")
-        found = sorted({path for pattern in patterns for path in tokens.glob(pattern) if path.is_file()})
-        copied += [(path, folder / TOKENIZER / path.name) for path in found]
+        token_files = sorted(
+            {path for pattern in patterns for path in tokens.glob(pattern) if path.is_file()}
+        )
+        copied += [(path, folder / TOKENIZER / path.name) for path in token_files]
     for source, target in copied:
         write_bytes(target, source.read_bytes(), durable=False)
     return bool(tensors or copied)
@@ -68,9 +72,9 @@ def copy_base(source: Path, target: Path) -> None:
 def portable(model: Mapping[str, Any]) -> dict[str, Any]:
     """The table [model] without paths of this machine: the base and its tokenizer are in the bundle."""
     table = dict(model)
-    source, _, place = str(table.get("name", "")).partition(":")
-    if source == "hf" and Path(place).is_absolute():
-        table["name"] = f"hf:{Path(place).name}"
+    source, _, path_or_name = str(table.get("name", "")).partition(":")
+    if source == "hf" and Path(path_or_name).is_absolute():
+        table["name"] = f"hf:{Path(path_or_name).name}"
     if "tokenizer" in table:
         table["tokenizer"] = TOKENIZER
     if table.get("weights") not in (None, "default", "none"):

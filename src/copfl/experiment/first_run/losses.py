@@ -74,13 +74,15 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
             for _ in stack.enter_context(contextlib.closing(rounds_left(e, stack, models=models))):
                 pass
         task = e.training.task
-        for site, own in enumerate(losses):
-            if (kept := models.get(site)) is None or not (is_held := folds.held_out(fold, site)).any():
+        for site, of_site in enumerate(losses):
+            if (client_model := models.get(site)) is None or not (
+                is_held := folds.held_out(fold, site)
+            ).any():
                 continue
             test = tree.row(e.training.federation.test.rows([site]), 0)
             with torch.no_grad():
-                answers, y = predicted(task, kept.model, test)
-            own[is_held] = of_rows(answers, y, task.criterion.kind)
+                answers, y = predicted(task, client_model.model, test)
+            of_site[is_held] = of_rows(answers, y, task.criterion.kind)
     return losses
 
 

@@ -106,8 +106,8 @@ def tokenized(dataset: Dataset, model: Model) -> Dataset:
         arrays = {name: array[:, :-1] for name, array in arrays.items()}
         classes = tuple(map(str, range(tokenizer.vocabulary)))
     train = len(dataset.train)
-    parts = [
+    splits_of_tokens = [
         dataclasses.replace(split, x={name: a[some] for name, a in arrays.items()}, y=targets[some])
         for split, some in zip(splits, (slice(0, train), slice(train, None)), strict=True)
     ]
-    return dataclasses.replace(dataset, train=parts[0], test=parts[1], classes=classes)
+    return dataclasses.replace(dataset, train=splits_of_tokens[0], test=splits_of_tokens[1], classes=classes)

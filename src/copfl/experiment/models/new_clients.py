@@ -134,21 +134,21 @@ def fitted(
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
     honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
     message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
-    own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
-    found = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
+    fitting, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
+    result = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
     for name, count in SAMPLES.items():
         federation = _only(whole, new, count, simulation.seed, device)
-        kept = Renumbered(models, new, state.round) if models is not None and count is None else None
-        found.accuracy[name], found.validation[:] = _accuracies(simulation, own, federation, kept)
-        found.alone[name], _ = _accuracies(simulation, alone, federation)
-    return found
+        keeper = Renumbered(models, new, state.round) if models is not None and count is None else None
+        result.accuracy[name], result.validation[:] = _accuracies(simulation, fitting, federation, keeper)
+        result.alone[name], _ = _accuracies(simulation, alone, federation)
+    return result
 
 
 def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
     """Local training with the algorithm's optimizer and number of epochs, or its own rule; None: it has neither."""
     steps = traits(algorithm).local_steps
-    if (own := trained_alone(algorithm)) is not None:
-        return with_local_steps(own, steps)
+    if (alone := trained_alone(algorithm)) is not None:
+        return with_local_steps(alone, steps)
     optimizer = traits(algorithm).optimizer
     return None if optimizer is None else with_local_steps(Local(optimizer, algorithm.total_epochs), steps)
 
@@ -204,14 +204,14 @@ def _accuracies(
     return last.clients[name], last.clients.get(f"{name}{VALIDATED}", unknown)
 
 
-def write(found: NewClients, folder: Path) -> None:
+def write(new_clients: NewClients, folder: Path) -> None:
     """Writes the file of a run folder.
 
     Args:
-        found: What was measured.
+        new_clients: What was measured.
         folder: Of the run.
     """
-    text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
+    text = json.dumps(plain({"updates": UPDATES, **new_clients._asdict()}), indent=1) + "\n"
     files.write_bytes(folder / NEW_CLIENTS, text.encode())
 
 

@@ -158,6 +158,7 @@ def choose(
     seeds = check_seeds(seeds)
     forecast = Forecast() if forecast is None else forecast
     at_least(0, jobs=jobs)
+    # The pool comes later: how many runs fit depends on the prepared experiment, and that on the candidates.
     race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
     is_adam = base["optimizer"].get("name") == OPTIMIZER
@@ -167,8 +168,10 @@ def choose(
         rows = [row for row in rows if _trains(row.name, model)]
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
+    # Local training is always in the race and suits every task, so its run stands for all of them here.
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
+    # On the validation samples, as the race is: test samples decide nothing.
     rivals = rivals_of(experiment, lambda client: None, log) if experiment.settings.rivals else None
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
@@ -180,6 +183,7 @@ def choose(
         candidates = race.first(candidates, most_candidates(clients), few, "more could not be told apart")
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
     limit = limit or Budget(rounds * len(seeds) * len(candidates) / 3, usual=True)
+    # The choice is a run as any other, so it has the usual checkpoints and not those of a race.
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
     race.passes = (1 + trained_twice) * retrain

@@ -1,4 +1,9 @@
-"""The race of choose: candidates on their way through stages, and what is left of them."""
+"""The race of choose: candidates on their way through stages, and what is left of them.
+
+`choose` makes a `Race`, fills it with candidates, runs it, and asks it for the ranking and the verdict. A race is in
+one of two units. In rounds its cost is known before, so its stages are planned once (`run`). In seconds nothing is
+known before something was trained, so it is planned anew after each stage (`run_timed`).
+"""
 
 from __future__ import annotations
 
@@ -224,8 +229,11 @@ class Race:
         self.rounds = rounds
         if limit.seconds:
             return self.run_timed(candidates, addons)
+        # The finalists train a second time with add-ons, from the first round: add-ons change the whole run.
         extra = FINALISTS * rounds * len(self.seeds) if addons else 0
-        if not limit.usual:
+        if (
+            not limit.usual
+        ):  # a budget of nobody follows from the number of candidates, and so leaves none out
             most = raceable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
             candidates = self.first(candidates, most, f"a budget of {limit.amount:,.0f} rounds", FEW_BETTER)
         self.say_what_can_be_decided(len(candidates))
@@ -248,6 +256,7 @@ class Race:
             if number + 1 < len(stages):
                 rest, budget = stages[number + 1 :], limit.amount - extra - self.spent
 
+                # Defaults bind the values of this stage: a closure would see those of the last one.
                 def pays(
                     count: int, done: Rung = rung, rest: list[Rung] = rest, budget: float = budget
                 ) -> bool:
@@ -268,6 +277,7 @@ class Race:
         self.say_what_can_be_decided(len(candidates))
         first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
         standing = self.stage(candidates, first)
+        # The order of preference again, and not the order after so few rounds, which is luck: `first` cuts its end.
         candidates = [candidate for candidate in candidates if candidate in standing.order]
         left = self.end - time.monotonic()
         speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
@@ -279,7 +289,7 @@ class Race:
                 f"{span(self.rounds * speed.round)} or more of {span(max(0.0, left))} that are left. "
                 f"{self.out / 'run.toml'} has its settings."
             )
-        self.end -= again
+        self.end -= again  # the race ends earlier, so that the choice can be trained in the time, too
         last = Rung(self.rounds, len(self.seeds), FINALISTS)
         extra = speed.seconds([last]) if addons else 0.0
 
@@ -307,7 +317,7 @@ class Race:
                 begin, spent = time.monotonic(), self.spent
                 rung, left = stages.pop(0), self.end - begin
                 expected = speed.seconds([rung], standing.rounds * standing.seeds)
-                if expected > left:
+                if expected > left:  # a stage that is begun and not ended has cost its time for nothing
                     self.note(
                         f"The rounds are slower than at first: the stage to round {rung.rounds} would take "
                         f"about {span(expected)} of {span(max(0.0, left))} that are left, and is not begun."
@@ -379,7 +389,7 @@ class Race:
             until: The round that each run has at its end.
             seeds: How many runs of each candidate.
         """
-        stop = 0 if until >= self.rounds else until
+        stop = 0 if until >= self.rounds else until  # 0: to the end, where no checkpoint is needed
         runs = {
             candidate.label: [job._replace(until=stop) for job in candidate.jobs[:seeds]]
             for candidate in candidates
@@ -393,7 +403,7 @@ class Race:
             self.note(str(error))
         except TimeIsUp:
             if self.stages:
-                raise
+                raise  # the ranking of the stage before counts: in this one some have more rounds than others
             missing = "not reached in the time"
         ready = [candidate for candidate in candidates if all(finished(job) for job in runs[candidate.label])]
         if not ready and missing != "could not run":
@@ -404,7 +414,7 @@ class Race:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
         records = {candidate.label: [record_of(job) for job in runs[candidate.label]] for candidate in ready}
         for candidate in ready:
-            before = self.trained.get(candidate.label, 0)
+            before = self.trained.get(candidate.label, 0)  # runs continue, so only further rounds are spent
             self.trained[candidate.label] = max(before, until * seeds)
             self.spent += self.trained[candidate.label] - before
         for candidate in candidates:
@@ -429,7 +439,7 @@ class Race:
         """
         if len(candidates) > most:
             self.left |= {candidate.label: f"left out, with {limit}" for candidate in candidates[most:]}
-            self.rates.clear()
+            self.rates.clear()  # what does not race was not tuned either, and the verdict says what was
             self.register(candidates[:most])
             self.note(f"With {limit}, {most} of {len(candidates)} candidates race: {why}.")
         return candidates[:most]
@@ -473,6 +483,7 @@ class Race:
         at = f"at round {standing.rounds}"
         late = 2 * standing.rounds >= self.rounds
         order = standing.order if late else standing.by_loss
+        # A candidate that is shown to be worse leaves even if there is room: its rounds are better spent on others.
         worse = [candidate for candidate in order if late and standing.worse(candidate.label)]
         undecided = (
             [] if late else [candidate for candidate in order if self.at_constant(standing, candidate)]
@@ -514,6 +525,8 @@ class Race:
             )
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
+            # The choice has more rounds by now; a fair difference is to what it had then. If it was not in that
+            # stage (it has add-ons), to the best one there.
             at = self.last[label]
             other = final.best.label if final.best.label in at.records else at.best.label
             gap = at.gap(label, other)
@@ -526,7 +539,7 @@ class Race:
         ranked = [row.label for row in self.ranking(final) if row.label in self.last]
         alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")
         methods = [label for label in ranked if self.algorithms[label] != LOCAL]
-        level = 1 - (1 - LEVEL) / max(1, len(methods))
+        level = 1 - (1 - LEVEL) / max(1, len(methods))  # the best of many is good by luck, too (Bonferroni)
         compared = []
         for label in methods:
             common = [at for at in self.stages if {label, alone} <= at.records.keys()]

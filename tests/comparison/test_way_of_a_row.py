@@ -79,12 +79,10 @@ def test_the_page_lists_the_functions_that_hand_an_entry_on(tmp_path: Path) -> N
     tables = base(clouds(tmp_path / "clouds.npz"), rounds=1)
     sys.setprofile(follow)
     try:
-        compare(
-            [f"fedavg:lr={RATE}", "local"], seeds=[0], tune={}, out=tmp_path / "out", base_tables=tables
-        )
+        compare([f"fedavg:lr={RATE}", "local"], seeds=[0], tune={}, out=tmp_path / "out", base_tables=tables)
     finally:
         sys.setprofile(None)
     assert is_over
     first = "comparison.compare.compare"  # it returns when the row is there
-    assert PLACES == [first, *(name for name in order if name in handed and not is_property(name))]
+    assert [first, *(name for name in order if name in handed and not is_property(name))] == PLACES
     assert len(PLACES) < 40

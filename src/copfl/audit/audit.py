@@ -1,4 +1,7 @@
-"""The audit of one run: the contribution of each client, the scores, and their rank correlations."""
+"""The audit of one run: the contribution of each client, the scores, and their rank correlations.
+
+`copfl audit` calls `run_audit`; `synthetic` audits a federation whose truth is known.
+"""
 
 import dataclasses
 import json

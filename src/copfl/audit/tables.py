@@ -1,4 +1,7 @@
-"""An audit as tables, Markdown and JSON."""
+"""An audit as tables, Markdown and JSON.
+
+`copfl audit` prints and writes them.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""A row of the leaderboard as a record: every run of one algorithm, and what it was made with."""
+"""A row of the leaderboard as a record: every run of one algorithm, and what it was made with.
+
+`bench` makes them, `standings` compares them, and studies/bench stores them.
+"""
 
 from __future__ import annotations
 

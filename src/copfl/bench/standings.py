@@ -1,4 +1,7 @@
-"""Where rows stand: regret, rank, clients above training alone, and cost; as text and as Markdown."""
+"""Where rows stand: regret, rank, clients above training alone, and cost; as text and as Markdown.
+
+`copfl bench` prints them, and the page of studies/bench has them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The rivals of a comparison: what each client has alone, beside the rows; trained once per partition."""
+"""The rivals of a comparison: what each client has alone, beside the rows; trained once per partition.
+
+`compare` trains them after its rows; tables and files show them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

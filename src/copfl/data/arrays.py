@@ -1,4 +1,7 @@
-"""A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays."""
+"""A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays.
+
+`settings.user_code` comes here with what a program passed, and `datasets` with the name of a file.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

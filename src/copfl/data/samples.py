@@ -1,4 +1,7 @@
-"""A loaded data set: arrays, names and the normalisation of the channels."""
+"""A loaded data set: arrays, names and the normalisation of the channels.
+
+Every reader of data returns a `Dataset`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names."""
+"""Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names.
+
+`arrays`, `tables` and contracts come here with what people call y.
+"""
 
 import re
 from collections.abc import Sequence

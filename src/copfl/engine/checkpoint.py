@@ -1,4 +1,7 @@
-"""A simulation's whole state in one safetensors file with a checksum."""
+"""A simulation's whole state in one safetensors file with a checksum.
+
+A run folder writes and reads it; the report looks into it.
+"""
 
 import contextlib
 import hashlib

@@ -1,4 +1,7 @@
-"""A program recorded once as a CUDA graph and replayed: one launch instead of thousands."""
+"""A program recorded once as a CUDA graph and replayed: one launch instead of thousands.
+
+`mapping.cuda_graph` is the engine that calls its functions with a `Recorder`.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -1,4 +1,7 @@
-"""The samples of a run as features of the model's frozen front, computed once and kept: core.front."""
+"""The samples of a run as features of the model's frozen front, computed once and kept: core.front.
+
+`prepare` asks for it where a part of the model is frozen.
+"""
 
 import copy
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""How the local update is mapped over clients: the one thing in which the engines differ."""
+"""How the local update is mapped over clients: the one thing in which the engines differ.
+
+`simulate` trains each chunk of clients with it; everything else is the same for all engines.
+"""
 
 import traceback
 from collections.abc import Callable, Sequence

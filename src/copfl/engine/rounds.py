@@ -1,4 +1,7 @@
-"""The records of the round loop: the state between two rounds, and the metrics of one."""
+"""The records of the round loop: the state between two rounds, and the metrics of one.
+
+`simulate` yields a `Round` for each round; run folders, progress and trackers take it.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,4 +1,7 @@
-"""The round loop."""
+"""The round loop.
+
+`experiment.training` runs it to its end; searches for a number of rounds stop it early.
+"""
 
 import gc
 import math

@@ -1,4 +1,7 @@
-"""The clients' records between their local updates."""
+"""The clients' records between their local updates.
+
+`simulate` keeps one: in memory, in a file, shared with worker processes or divided among ranks.
+"""
 
 import os
 from collections.abc import Iterator

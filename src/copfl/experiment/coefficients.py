@@ -1,4 +1,7 @@
-"""The coefficients of a linear model with levels and their standard errors, in the units of the columns."""
+"""The coefficients of a linear model with levels and their standard errors, in the units of the columns.
+
+The summary of a run shows them, and a result has them.
+"""
 
 from __future__ import annotations
 

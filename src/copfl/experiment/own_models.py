@@ -1,4 +1,7 @@
-"""Clients that predict with a model of scikit-learn that they trained alone: run.own_models."""
+"""Clients that predict with a model of scikit-learn that they trained alone: run.own_models.
+
+`prepare` gives such clients their model, and a first run decides who has one.
+"""
 
 from __future__ import annotations
 

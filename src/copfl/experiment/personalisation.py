@@ -1,4 +1,7 @@
-"""A model for a client that did not take part in a finished run, trained on the client's own samples."""
+"""A model for a client that did not take part in a finished run, trained on the client's own samples.
+
+`copfl personalize` calls it.
+"""
 
 import dataclasses
 import math

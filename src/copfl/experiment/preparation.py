@@ -1,4 +1,7 @@
-"""The steps from the settings of a run to the values that train: each is a function of typed values."""
+"""The steps from the settings of a run to the values that train: each is a function of typed values.
+
+`prepare` is the one way from a `Run` to an `Experiment`: of runs, comparisons, audits and the bench.
+"""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The progress of a run: a bar on a terminal, and elsewhere a line from time to time."""
+"""The progress of a run: a bar on a terminal, and elsewhere a line from time to time.
+
+`copfl run` shows it, and every longer command its lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The lines of rounds.jsonl: one JSON object per round, the same bytes for the same run."""
+"""The lines of rounds.jsonl: one JSON object per round, the same bytes for the same run.
+
+Training appends them; folders, results, comparisons and reports read them.
+"""
 
 import json
 import math

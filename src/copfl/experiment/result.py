@@ -1,4 +1,7 @@
-"""What a run is made of, and its result."""
+"""What a run is made of, and its result.
+
+`copfl.run` returns a `Result`, and whatever shows a run begins with it.
+"""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,7 @@
-"""The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation."""
+"""The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation.
+
+Training calls `rivals_of` after the rounds; a first run trains them on folds.
+"""
 
 import json
 from collections.abc import Callable, Sequence

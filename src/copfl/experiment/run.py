@@ -1,4 +1,7 @@
-"""One experiment, from settings or values to a result: `copfl.run(...)`."""
+"""One experiment, from settings or values to a result: `copfl.run(...)`.
+
+The command line has its own beginning in `cli.run`, and the same steps.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""The objective and the metrics of a run, those of copfl or the user's own."""
+"""The objective and the metrics of a run, those of copfl or the user's own.
+
+`prepare` makes the task of a run with it, and a bundle again when it is loaded.
+"""
 
 import inspect
 import math

@@ -1,4 +1,7 @@
-"""The training of one experiment: its rounds, new clients, clients' models, and the training alone."""
+"""The training of one experiment: its rounds, new clients, clients' models, and the training alone.
+
+`train` is a run by itself; a comparison calls `execute`, which trains no baseline.
+"""
 
 import contextlib
 import dataclasses

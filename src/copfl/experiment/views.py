@@ -1,4 +1,7 @@
-"""How a result is held in Python: a few lines, a table of a notebook, a data frame, a picture."""
+"""How a result is held in Python: a few lines, a table of a notebook, a data frame, a picture.
+
+The methods of `Result` that a notebook calls are here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Why a first run trained what it did, as a table."""
+"""Why a first run trained what it did, as a table.
+
+The summary of a run and its report show it.
+"""
 
 from copfl.core.metrics import METRICS
 from copfl.experiment.first_run.candidates import FirstRunChoice

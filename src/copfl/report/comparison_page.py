@@ -1,4 +1,7 @@
-"""The report of a comparison or a sweep, from the table.json in its folder."""
+"""The report of a comparison or a sweep, from the table.json in its folder.
+
+`copfl report` on the folder of a comparison calls it.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

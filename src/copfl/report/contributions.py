@@ -1,4 +1,7 @@
-"""Each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain."""
+"""Each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain.
+
+The summary, the report, the audit and the coordinator's page show the same numbers.
+"""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""A report as a document, and the one HTML file that it becomes. The file makes no network requests."""
+"""A report as a document, and the one HTML file that it becomes. The file makes no network requests.
+
+Every page of copfl is a `Document`: of runs, of comparisons, of a server and of a node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The report of one or several runs."""
+"""The report of one or several runs.
+
+`copfl report` writes it once, and `copfl watch` again whenever a file of the runs changes.
+"""
 
 import contextlib
 import hashlib

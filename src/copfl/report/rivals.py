@@ -1,4 +1,7 @@
-"""The rivals of a run in words and tables: is the federation better than what a site has alone?"""
+"""The rivals of a run in words and tables: is the federation better than what a site has alone?
+
+The summary of a run and its report say it in the same words.
+"""
 
 from collections.abc import Sequence
 

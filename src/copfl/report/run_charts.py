@@ -1,4 +1,7 @@
-"""The charts of one run, and the charts and tables of all runs of a report together."""
+"""The charts of one run, and the charts and tables of all runs of a report together.
+
+`page` puts them into sections.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping

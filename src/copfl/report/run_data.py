@@ -1,4 +1,7 @@
-"""The data of a run folder, finished or not, read without the data set, the model or the user's code."""
+"""The data of a run folder, finished or not, read without the data set, the model or the user's code.
+
+The report reads runs of others: nothing of them is imported or unpickled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table at the end of a run: a row per client, and the means."""
+"""The table at the end of a run: a row per client, and the means.
+
+`copfl run` prints it, and `--json` writes the same as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The rivals of a run in its folder: rivals.json."""
+"""The rivals of a run in its folder: rivals.json.
+
+A run writes it, and its report reads it; `choose` has the same in its ranking.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The interval of a gain over a rival, paired: both models answer the same test rows of one site."""
+"""The interval of a gain over a rival, paired: both models answer the same test rows of one site.
+
+A run asks for each site and the rival that it has.
+"""
 
 from collections.abc import Callable
 

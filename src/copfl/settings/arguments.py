@@ -1,4 +1,7 @@
-"""The arguments that `run`, `compare`, `choose` and `sweep` share: declared and explained once, and made settings."""
+"""The arguments that `run`, `compare`, `choose` and `sweep` share: declared and explained once, and made settings.
+
+Each of these functions makes its first layer of settings with `tables`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values as people write them, checked against types, limits and signatures; one kind of error."""
+"""Values as people write them, checked against types, limits and signatures; one kind of error.
+
+Records, components and layers use it, so a mistake reads the same wherever it is made.
+"""
 
 import dataclasses
 import difflib

@@ -1,4 +1,7 @@
-"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, a package or the user."""
+"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, a package or the user.
+
+`validate` makes the record of a choice here, and `prepare` the value that the record describes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""[data]: the record of a table, and the data set of a record."""
+"""[data]: the record of a table, and the data set of a record.
+
+`validate` makes the record; `facts` and `prepare` read the data, which are read once.
+"""
 
 from __future__ import annotations
 

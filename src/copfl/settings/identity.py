@@ -1,4 +1,7 @@
-"""What a run is, as a short hash: two runs with the same identity differ in rounding at most."""
+"""What a run is, as a short hash: two runs with the same identity differ in rounding at most.
+
+Comparisons find finished runs by it; a checkpoint is refused where it differs.
+"""
 
 import hashlib
 import json

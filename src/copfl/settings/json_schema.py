@@ -1,4 +1,7 @@
-"""The JSON Schema of run.toml and the reference page of settings, derived from records and signatures."""
+"""The JSON Schema of run.toml and the reference page of settings, derived from records and signatures.
+
+`copfl schema` prints it, and the page of all settings in the documentation is made of it.
+"""
 
 from __future__ import annotations
 

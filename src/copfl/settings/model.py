@@ -1,4 +1,7 @@
-"""[model] and [adapter]: the records of their tables."""
+"""[model] and [adapter]: the records of their tables.
+
+`validate` calls them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a record of settings is: fields with type, default, limits and help, and their check."""
+"""What a record of settings is: fields with type, default, limits and help, and their check.
+
+The records of `schema` and `federation` are made of it, and the options of commands are derived from it.
+"""
 
 import dataclasses
 import re

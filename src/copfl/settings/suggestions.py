@@ -1,4 +1,7 @@
-"""What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates."""
+"""What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates.
+
+`complete` asks between the layers that it merges; a tuning asks for the usual rate.
+"""
 
 from __future__ import annotations
 

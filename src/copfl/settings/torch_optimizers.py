@@ -1,4 +1,7 @@
-"""torch's optimizers as copfl's: of the same rule with the same numbers, or an error that says what differs."""
+"""torch's optimizers as copfl's: of the same rule with the same numbers, or an error that says what differs.
+
+`arguments` calls it where a program passed such an optimizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The user's models and data: named as "module:attribute", or passed as values."""
+"""The user's models and data: named as "module:attribute", or passed as values.
+
+`components` imports with it what a setting names.
+"""
 
 import ast
 import contextlib

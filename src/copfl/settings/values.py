@@ -1,4 +1,7 @@
-"""Values that a program passed in place of settings, such as `copfl.run(FedAvg(), my_arrays)`."""
+"""Values that a program passed in place of settings, such as `copfl.run(FedAvg(), my_arrays)`.
+
+`complete` takes them out of its layers and puts them into the record.
+"""
 
 from __future__ import annotations
 

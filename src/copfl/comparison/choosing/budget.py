@@ -1,4 +1,7 @@
-"""What a race may cost, and the stages that fit into it."""
+"""What a race may cost, and the stages that fit into it.
+
+A race asks it for its stages, in rounds or, with a price in seconds, in time; `choose` for the limit.
+"""
 
 from __future__ import annotations
 

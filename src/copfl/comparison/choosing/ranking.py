@@ -1,4 +1,7 @@
-"""The ranking of a race: its rows, its table and its files."""
+"""The ranking of a race: its rows, its table and its files.
+
+`choose` makes a `Choice` of a race and writes it.
+"""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Does it pay to federate these clients? What a race shows, and what it does not."""
+"""Does it pay to federate these clients? What a race shows, and what it does not.
+
+A race asks it at its end; `choose` asks it again with what sites have alone.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""How long the runs of a command will still take."""
+"""How long the runs of a command will still take.
+
+Whatever trains jobs tells it what is planned and what has ended; lines of progress ask how much time is left.
+"""
 
 from __future__ import annotations
 

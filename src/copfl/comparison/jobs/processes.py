@@ -1,4 +1,7 @@
-"""Processes of this machine that train jobs, on its CPU or sharing its GPU."""
+"""Processes of this machine that train jobs, on its CPU or sharing its GPU.
+
+`runner.all_done` uses a `Pool` where several runs train at a time. Other machines are for `executors`.
+"""
 
 from __future__ import annotations
 

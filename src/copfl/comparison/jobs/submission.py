@@ -1,4 +1,7 @@
-"""Jobs that an executor trains elsewhere: submitted, followed, and submitted again where a worker is lost."""
+"""Jobs that an executor trains elsewhere: submitted, followed, and submitted again where a worker is lost.
+
+Both the processes of this machine and the executors of a cluster come here: each is an executor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots]."""
+"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots].
+
+`compare` and `sweep` on the command line write them; in Python, `Comparison.plot` draws one.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

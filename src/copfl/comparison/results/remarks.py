@@ -1,4 +1,7 @@
-"""What the reader of a comparison must know: its title, and notes on seeds, values and tuning."""
+"""What the reader of a comparison must know: its title, and notes on seeds, values and tuning.
+
+`compare` and `sweep` collect the notes of a table here.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

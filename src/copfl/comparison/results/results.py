@@ -1,4 +1,7 @@
-"""Metrics of finished runs, and checks that they can be compared."""
+"""Metrics of finished runs, and checks that they can be compared.
+
+`record_of` reads a run folder after its job; tables and pictures see records only.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""The rows of a comparison, and its tables for people."""
+"""The rows of a comparison, and its tables for people.
+
+`compare` and `sweep` return a `Comparison`; `writing` and the report show the same tables.
+"""
 
 import math
 import textwrap

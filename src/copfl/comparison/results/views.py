@@ -1,4 +1,7 @@
-"""How a comparison is held in Python: a few lines, and data frames."""
+"""How a comparison is held in Python: a few lines, and data frames.
+
+The methods of `Comparison` that a notebook calls are here.
+"""
 
 from __future__ import annotations
 

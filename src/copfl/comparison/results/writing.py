@@ -1,4 +1,7 @@
-"""A comparison as files: text, Markdown, CSV and JSON."""
+"""A comparison as files: text, Markdown, CSV and JSON.
+
+`compare` and `sweep` call `write` at their end. The report reads the table.json.
+"""
 
 import json
 import math

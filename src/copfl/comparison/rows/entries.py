@@ -1,4 +1,7 @@
-"""What is compared, as people write it: algorithms with options, and seeds."""
+"""What is compared, as people write it: algorithms with options, and seeds.
+
+`compare`, `sweep`, `choose`, the bench and files of comparisons make entries here.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""A comparison as a TOML file: an [[entry]] per row, options, and tables for all rows."""
+"""A comparison as a TOML file: an [[entry]] per row, options, and tables for all rows.
+
+`copfl compare -c FILE` reads it.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple

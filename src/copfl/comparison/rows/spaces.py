@@ -1,4 +1,7 @@
-"""The values to try: grids of them, and spaces to search in."""
+"""The values to try: grids of them, and spaces to search in.
+
+`--tune` and `--over` are parsed here; a comparison, a sweep and a race go through the cells.
+"""
 
 import itertools
 import math

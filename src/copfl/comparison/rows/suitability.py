@@ -1,4 +1,7 @@
-"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
+"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters.
+
+`compare` and `choose` ask before they train anything.
+"""
 
 import dataclasses
 from collections.abc import Mapping

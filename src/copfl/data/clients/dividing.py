@@ -1,4 +1,7 @@
-"""Indices divided at random: into equal parts, in proportions, by class."""
+"""Indices divided at random: into equal parts, in proportions, by class.
+
+The schemes draw with it.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

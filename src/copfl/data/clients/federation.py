@@ -1,4 +1,7 @@
-"""The clients' data on a device: one pool per split, and the rows of the pool that each client has."""
+"""The clients' data on a device: one pool per split, and the rows of the pool that each client has.
+
+`prepare` makes it of a data set and its partition; the engines take their rows from it.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""The groups of a data set (clients, sources, domains) as clients: how many they are, and their names."""
+"""The groups of a data set (clients, sources, domains) as clients: how many they are, and their names.
+
+Schemes ask for the groups; whatever shows clients asks for their names.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""A partition of a data set among clients, as a record and as a file; schemes.py makes them."""
+"""A partition of a data set among clients, as a record and as a file; schemes.py makes them.
+
+Runs, comparisons and searches hold samples out of it here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the tables of all sites become the same numbers: agreed once, in the data contract of a federation."""
+"""How the tables of all sites become the same numbers: agreed once, in the data contract of a federation.
+
+The contract has an `Encoders`; nodes and predictions encode rows with it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

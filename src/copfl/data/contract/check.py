@@ -1,4 +1,7 @@
-"""Whether a site's data fit the data contract, in the words of the data's owner. Nothing leaves the site."""
+"""Whether a site's data fit the data contract, in the words of the data's owner. Nothing leaves the site.
+
+`copfl site check` shows it, and a node refuses data that do not fit.
+"""
 
 import difflib
 import math

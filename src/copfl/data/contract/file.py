@@ -1,4 +1,7 @@
-"""The data contract as a file for people: TOML with comments."""
+"""The data contract as a file for people: TOML with comments.
+
+Commands write and read it; a server keeps the agreed one.
+"""
 
 import tomllib
 from pathlib import Path

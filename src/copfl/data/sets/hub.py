@@ -1,4 +1,7 @@
-"""Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`."""
+"""Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`.
+
+`datasets.load` and the settings come here with such a name.
+"""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,7 @@
-"""A folder of images as a data set."""
+"""A folder of images as a data set.
+
+`datasets.load` comes here with the path of a folder.
+"""
 
 import os
 from collections import Counter

@@ -1,4 +1,7 @@
-"""What a data set is, as text: samples, targets, clients, and a picture of who has what."""
+"""What a data set is, as text: samples, targets, clients, and a picture of who has what.
+
+`copfl data describe` prints it.
+"""
 
 from collections.abc import Sequence
 

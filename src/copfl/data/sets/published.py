@@ -1,4 +1,7 @@
-"""Published sets of images, texts, signals and tables in their own layouts, some with natural clients."""
+"""Published sets of images, texts, signals and tables in their own layouts, some with natural clients.
+
+`datasets` has their names.
+"""
 
 import csv
 import gzip

@@ -1,4 +1,7 @@
-"""Encoders: how the columns of a table become numbers, learned from its train rows."""
+"""Encoders: how the columns of a table become numbers, learned from its train rows.
+
+`tables` learns them from a table; a contract has them agreed; a bundle stores them.
+"""
 
 from __future__ import annotations
 

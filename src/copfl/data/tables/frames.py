@@ -1,4 +1,7 @@
-"""Data frames of a program, of pandas or another library, as a data set; no such library is imported."""
+"""Data frames of a program, of pandas or another library, as a data set; no such library is imported.
+
+`settings.user_code` comes here with data frames.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed."""
+"""Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed.
+
+`prepare` collects the hints, and training ends with an error where every client diverges.
+"""
 
 import dataclasses
 import math

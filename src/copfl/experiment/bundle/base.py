@@ -1,4 +1,7 @@
-"""The base of bundles: what was not trained."""
+"""The base of bundles: what was not trained.
+
+A run writes it once; its bundles refer to it.
+"""
 
 import shutil
 from collections.abc import Mapping

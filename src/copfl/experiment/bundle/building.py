@@ -1,4 +1,7 @@
-"""The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
+"""The task of a bundle: its network, built from the settings, with the tensors that were not trained.
+
+A `Bundle` calls it when its model is needed.
+"""
 
 import dataclasses
 from collections.abc import Collection

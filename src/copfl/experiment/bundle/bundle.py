@@ -1,4 +1,7 @@
-"""A model bundle in use: predictions for new samples, and their evaluation."""
+"""A model bundle in use: predictions for new samples, and their evaluation.
+
+`copfl.load` and the commands `predict`, `evaluate` and `export` return or use a `Bundle`.
+"""
 
 from __future__ import annotations
 

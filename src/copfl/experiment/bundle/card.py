@@ -1,4 +1,7 @@
-"""README.md of a bundle: the model card."""
+"""README.md of a bundle: the model card.
+
+`writing` calls it for each bundle.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or Python."""
+"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or Python.
+
+A `Bundle` prepares with it whatever it is asked to predict.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

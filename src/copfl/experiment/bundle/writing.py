@@ -1,4 +1,7 @@
-"""The bundles of a run: one for each client, and one of the global model."""
+"""The bundles of a run: one for each client, and one of the global model.
+
+A run writes its bundles at its end, and a node its own after each release.
+"""
 
 import dataclasses
 from collections.abc import Sequence

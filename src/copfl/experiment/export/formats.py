@@ -1,4 +1,7 @@
-"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, MLflow, or a bundle to send."""
+"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, MLflow, or a bundle to send.
+
+`copfl export` calls it.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,7 @@
-"""The adapter of a bundle as a folder that peft loads, with a model card."""
+"""The adapter of a bundle as a folder that peft loads, with a model card.
+
+`formats` calls it.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The choice of a first run in its folder: choice.json."""
+"""The choice of a first run in its folder: choice.json.
+
+A run writes it; the summary and the report read it.
+"""
 
 from __future__ import annotations
 

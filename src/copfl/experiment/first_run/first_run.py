@@ -1,4 +1,7 @@
-"""From the settings of a first run to those that train: on a table by cross-validation, else the rounds alone."""
+"""From the settings of a first run to those that train: on a table by cross-validation, else the rounds alone.
+
+`copfl run` and `copfl.run` begin with `completed_run`.
+"""
 
 from __future__ import annotations
 

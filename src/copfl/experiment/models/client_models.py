@@ -1,4 +1,7 @@
-"""Each client's model, as an evaluation measured it: in memory, or in a run folder."""
+"""Each client's model, as an evaluation measured it: in memory, or in a run folder.
+
+Training gives the models to a keeper, and a result asks it for them.
+"""
 
 import contextlib
 import copy

@@ -1,4 +1,7 @@
-"""The model of a run, what of it is trained, and its tokenizer."""
+"""The model of a run, what of it is trained, and its tokenizer.
+
+`prepare` makes the model of a run with it, and a bundle again when it is loaded.
+"""
 
 import copy
 import dataclasses

@@ -1,4 +1,7 @@
-"""Clients that never trained, fitted after the last round by the algorithm's own local update."""
+"""Clients that never trained, fitted after the last round by the algorithm's own local update.
+
+Training calls `fitted` at its end; a baseline uses `alone_of`.
+"""
 
 import dataclasses
 import json

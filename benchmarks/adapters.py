@@ -25,7 +25,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import features, mapping
@@ -36,7 +36,7 @@ SENTENCES, TOKENS, BATCH, CLASSES = 80, 32, 16, 77
 PEAK = 989e12  # operations a second of an H200 in bf16
 
 
-def federation(clients: int, words: int, device: str) -> Federation:
+def federation(clients: int, words: int, device: str) -> FederatedData:
     """Random sentences: speed does not depend on their words."""
     rng, count = np.random.default_rng(0), clients * SENTENCES
     lengths = rng.integers(8, TOKENS + 1, count)
@@ -45,7 +45,7 @@ def federation(clients: int, words: int, device: str) -> Federation:
     samples = Samples(x, rng.integers(0, CLASSES, count))
     cuts = tuple(np.split(np.arange(count), clients))
     names = tuple(map(str, range(CLASSES)))
-    return Federation(Dataset("words", samples, samples, names), Partition(cuts, cuts, "even", {}), device)
+    return FederatedData(Dataset("words", samples, samples, names), Partition(cuts, cuts, "even", {}), device)
 
 
 def random_model(folder: str, dropout: float = 0.1) -> str:
@@ -80,7 +80,7 @@ def idle() -> float:
     return time.perf_counter()
 
 
-def plain_round(model: torch.nn.Module, data: Federation, clients: int, short: bool) -> float:
+def plain_round(model: torch.nn.Module, data: FederatedData, clients: int, short: bool) -> float:
     """Seconds: each client loads its entries into one model, trains an epoch with Adam, and takes them out."""
     device = data.train.y.device
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -102,7 +102,7 @@ def plain_round(model: torch.nn.Module, data: Federation, clients: int, short: b
     return idle() - start
 
 
-def copfl_rounds(task: Task, data: Federation, clients: int, rounds: int) -> list[float]:
+def copfl_rounds(task: Task, data: FederatedData, clients: int, rounds: int) -> list[float]:
     """Seconds of each round without evaluation."""
     algorithm = ALGORITHMS["fedper"](Adam(lr=1e-3), epochs=1)
     engine = mapping.cuda_graph(clients) if task.device.type == "cuda" else mapping.vmap(clients)

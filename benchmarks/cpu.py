@@ -36,7 +36,7 @@ from copfl import models
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Sgd
 from copfl.core.task import Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine import autotune, mapping
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import Workers
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     title: str
     model: str
-    federation: Federation
+    federation: FederatedData
     participants: int
     batch: int
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the comparison with the si
 from tests.federation.network import client_of, farthest, server_of, simulated
 
 from copfl.core import tree
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.federation import init
@@ -100,7 +100,7 @@ def distance(app: Path, nodes: list[dict[str, Any]]) -> float:
     run_config = flattened(nested(read_app(app)["config"])) | {"session.run": "benchmark"}
     settings: TrainingSettings = settings_of(run_config)
     dataset = load("digits")
-    state = simulated(settings, Federation(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
+    state = simulated(settings, FederatedData(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
     rows, last = state.clients.rows(torch.arange(len(nodes))), settings.federation.rounds - 1
     clients = [client_of(settings, config, client, last) for client, config in enumerate(nodes)]
     far = farthest(server_of(settings, app / "runs"), state.server)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MEAN, STD, federation, random_images, task
+from common import MEAN, STD, TWO_PHASES, federation, random_images, task
 from plain import PlainCoPfl
 
 from copfl import models
@@ -27,7 +27,7 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.parts.phases import Phases
 
 DEVICE, SHAPE, SIZE, BATCH = "cuda", (3, 32, 32), 100, 32
-STEPS = 8  # of a client in a round of CO-PFL: two epochs of four batches
+STEPS = 8  # of a client in a round of `TWO_PHASES`: two epochs of four batches
 PARAMETERS = 11_181_642  # of ResNet-18
 
 
@@ -141,7 +141,8 @@ def measure_copfl(table: Table, clients: list[int], rounds: int, unbatched: bool
     """CO-PFL against the plain loop, with more clients, and with the small model."""
 
     def seconds(count: int, **options: Any) -> float:
-        return seconds_per_round("copfl", count, mapping.cuda_graph(count), rounds, **options)
+        form = {**TWO_PHASES, **options}
+        return seconds_per_round("copfl", count, mapping.cuda_graph(count), rounds, **form)
 
     plain = plain_seconds(10, "resnet18", 3)
     table.add("plain loop", 10, plain, plain)
@@ -151,7 +152,7 @@ def measure_copfl(table: Table, clients: list[int], rounds: int, unbatched: bool
         once = seconds(count, batched=True)
         table.add("batched, CUDA graph", count, once, plain * count / 10)
         if count <= 30:  # the cost of the additional steps, without the work per round
-            twice = seconds(count, batched=True, phases=Phases(epochs=2))
+            twice = seconds(count, batched=True, phases=Phases(epochs=2, training="in_turn"))
             table.add("  one more step", count, twice - once, None)
     small = plain_seconds(10, "cnn", 3)
     table.add("cnn, plain loop", 10, small, small)

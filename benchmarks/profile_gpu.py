@@ -13,23 +13,23 @@ import time
 import adapters
 import torch
 import zoo
-from common import federation, random_images, task
+from common import TWO_PHASES, federation, random_images, task
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine import mapping
 from copfl.engine.simulate import Simulation, begin, simulate
 
-Setting = tuple[AnyAlgorithm, Task, Federation, int]
+Setting = tuple[AnyAlgorithm, Task, FederatedData, int]
 
 
 def resnet(clients: int) -> Setting:
     data = federation(*random_images(clients, 100), 100, "cuda", augment=True)
-    return ALGORITHMS["copfl"](), task("resnet18", (3, 32, 32), "cuda").with_batching(), data, 32
+    return ALGORITHMS["copfl"](**TWO_PHASES), task("resnet18", (3, 32, 32), "cuda").with_batching(), data, 32
 
 
 def lora(clients: int) -> Setting:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.errors import CopflError
@@ -90,7 +90,7 @@ def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width:
     config |= {"network.min_replies": clients, "secure.aggregation": secure, "secure.neighbours": neighbours}
     settings = settings_of(config)
     dataset = load("digits")
-    federation = Federation(dataset, SCHEMES["iid"](dataset, clients, seed=1))
+    federation = FederatedData(dataset, SCHEMES["iid"](dataset, clients, seed=1))
     rows = [(federation.train.rows([n]), federation.test.rows([n])) for n in range(clients)]
     parts = [[type(part)(*(t[0] for t in part)) for part in pair] for pair in rows]
     data = [NodeData(train, test, hashes_of(train.x.numpy()), settings.task) for train, test in parts]

@@ -28,7 +28,7 @@ from torch import nn
 from copfl.algorithms import ALGORITHMS
 from copfl.core.optim import Sgd
 from copfl.core.task import task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import mapping, sizes
@@ -76,7 +76,7 @@ def federations() -> dict[str, list[int]]:
     }
 
 
-def federation_of(counts: list[int], device: str) -> Federation:
+def federation_of(counts: list[int], device: str) -> FederatedData:
     """Images of noise; a client's first sample is its test sample."""
     rng, total = np.random.default_rng(0), sum(counts)
     samples = Samples(
@@ -86,7 +86,7 @@ def federation_of(counts: list[int], device: str) -> Federation:
     dataset = Dataset(
         "sizes", samples, samples, tuple(map(str, range(CLASSES))), mean=(MEAN,), std=(STD,), augment=False
     )
-    return Federation(dataset, Partition(train, tuple(part[:1] for part in train), "by hand", {}), device)
+    return FederatedData(dataset, Partition(train, tuple(part[:1] for part in train), "by hand", {}), device)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.optim import Adam
 from copfl.core.task import Data, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import autotune
@@ -96,7 +96,7 @@ IMAGES = [
 MODELS = {name: vision(name) for name in IMAGES} | {"bert": bert}
 
 
-def federation(name: str, size: Size, device: str) -> Federation:
+def federation(name: str, size: Size, device: str) -> FederatedData:
     """Random samples, as many for training as for the evaluation."""
     rng, count = np.random.default_rng(0), size.clients * size.batch * STEPS
     x: Any = rng.normal(size=(count, 3, size.pixels, size.pixels)).astype(np.float32)
@@ -106,7 +106,7 @@ def federation(name: str, size: Size, device: str) -> Federation:
     samples = Samples(x, rng.integers(0, CLASSES, count))
     cuts = tuple(np.split(np.arange(count), size.clients))
     dataset = Dataset("random", samples, samples, tuple(map(str, range(CLASSES))))
-    return Federation(dataset, Partition(cuts, cuts, "even", {}), device)
+    return FederatedData(dataset, Partition(cuts, cuts, "even", {}), device)
 
 
 def clock(device: str) -> float:

@@ -30,7 +30,7 @@ from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.data import reading
 from copfl.data.arrays import from_arrays
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset
@@ -48,12 +48,12 @@ from copfl.federation.protocol.events import silent
 from copfl.federation.protocol.keys import SigningKey, new_key
 from copfl.federation.protocol.messages import Content, Field, Reply
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.proposal import Member, Signed
-from copfl.federation.protocol.settings import Settings, settings_of
-from copfl.federation.server.exchange import Round
+from copfl.federation.protocol.proposal import Member, SignedProposal
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
+from copfl.federation.server.exchange import ServerRound
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
-from copfl.federation.server.rounds import Server, _record, new_server
+from copfl.federation.server.rounds import TrainingServer, _record, new_server
 from copfl.report import run_data
 from copfl.settings import toml
 from copfl.settings.checking import checked, parameters_of
@@ -177,7 +177,7 @@ def run_files() -> list[bytes]:
 
 def entries_text(data: bytes) -> None:
     for entry in entries.entries_of([text_of(data)]):
-        complete(*entry_settings.layers(entry, {}))
+        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
 
 
 def seeds(data: bytes) -> None:
@@ -190,7 +190,7 @@ def grid(data: bytes) -> None:
 
 def compare_file(data: bytes) -> None:
     for entry in entry_file.read_file(write("compare.toml", data)).entries:
-        complete(*entry_settings.layers(entry, {}))
+        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
 
 
 COMPARE_FILE = b"""[compare]
@@ -327,7 +327,7 @@ def arrays(data: bytes) -> None:
             }
             options = checked("partition", SCHEMES[name], options)
     split = SCHEMES[name](dataset, clients, draw.number(1000), **options)
-    federation = Federation(dataset, split)
+    federation = FederatedData(dataset, split)
     assert federation.clients == clients
     assert all(federation.train.sizes > 0), "every client has training samples"
 
@@ -504,7 +504,7 @@ def report_files() -> list[bytes]:
 
 
 @functools.cache
-def federation() -> Settings:
+def federation() -> TrainingSettings:
     """The settings of a small federation."""
     return settings_of(
         {
@@ -536,7 +536,7 @@ class OneNode:
 
 
 @functools.cache
-def flower_server() -> Server:
+def flower_server() -> TrainingServer:
     folder = ServerFolder(str(scratch()), "f", resume=True)
     return new_server(federation(), OneNode(("", b"")), folder)
 
@@ -555,10 +555,10 @@ def packet_of(data: bytes) -> tuple[Packet, bool]:
     return Packet(signed, packet.body), True
 
 
-def receive(packet: Packet) -> Round:
+def receive(packet: Packet) -> ServerRound:
     """A round of the server with the reply of client 1, of which the server has no mask."""
     shutil.rmtree(scratch() / "f" / "masks", ignore_errors=True)
-    now = Round(0)
+    now = ServerRound(0)
     flower_server().add(now, 1, Packet(*Reply("message", packet).checked()))
     return now
 
@@ -685,7 +685,7 @@ def proposal_file(data: bytes) -> None:
 
 
 @functools.cache
-def proposal_example() -> Signed:
+def proposal_example() -> SignedProposal:
     key = SigningKey(new_key())
     members = (Member(0, "north", key.public), Member(1, "south", SigningKey(new_key()).public))
     return proposal.sign({"session.run": "a", "run.rounds": 2, "algorithm": {"rate": 0.2}}, members, (), key)
@@ -703,7 +703,7 @@ def audit_files() -> list[bytes]:
     folder = scratch() / "j"
     shutil.rmtree(folder, ignore_errors=True)
     for left in (("number",), ("update", "metrics")):
-        audit_log.append(folder, audit_log.Entry("sent", None, None, "a", 1, "train", left, 9, 0.5, ""))
+        audit_log.append(folder, audit_log.AuditEntry("sent", None, None, "a", 1, "train", left, 9, 0.5, ""))
     return [(folder / chained_log.AUDIT).read_bytes()]
 
 

@@ -27,7 +27,7 @@ from copfl.audit.audit import run_audit
 from copfl.audit.tables import as_json as audit_json
 from copfl.audit.tables import write as write_audit
 from copfl.bench import bench, protocol, rows
-from copfl.bench.protocol import Machine
+from copfl.bench.protocol import BenchMachine
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
@@ -36,11 +36,11 @@ from copfl.experiment.bundle import description
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.finished import cross_site
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice, Validated
+from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
-from copfl.report.watch import RunsPage
+from copfl.report.page import RunsPage
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
 from tests.commands import called
@@ -512,7 +512,7 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "choice.json":
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
-        choice_file.write(Choice("levels", ("levels", "forest"), validated), folder)
+        choice_file.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)
@@ -659,7 +659,7 @@ def test_random_records_of_a_bench(world: World, mark: Path, tmp_path: Path) -> 
 
         def checked() -> None:
             row = rows.read(tmp_path / "record.json")
-            bench.check(row, Machine(), runs=1, log=lambda line: None)
+            bench.check(row, BenchMachine(), runs=1, log=lambda line: None)
 
         with WATCH.on() as seen:
             ends(checked)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from copfl.core.algorithm import AnyAlgorithm, traits
 from copfl.core.task import Batch, Data, Plan, Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential
@@ -69,19 +69,19 @@ def loss(a: Vector, x: Vector) -> float:
     return math.log(1 + math.exp(-dot(a, x)))
 
 
-def federation_of(*clients: tuple[Sequence[Sequence[float]], Sequence[int]]) -> Federation:
+def federation_of(*clients: tuple[Sequence[Sequence[float]], Sequence[int]]) -> FederatedData:
     """A federation of clients given as (samples, labels); they are tested on what they train on."""
     x = np.concatenate([np.asarray(x, np.float64) for x, _ in clients])
     y = np.concatenate([np.asarray(y, np.int64) for _, y in clients])
     return divided(x, y, [len(y) for _, y in clients])
 
 
-def divided(x: NDArray[Any], y: NDArray[np.int64], sizes: Sequence[int]) -> Federation:
+def divided(x: NDArray[Any], y: NDArray[np.int64], sizes: Sequence[int]) -> FederatedData:
     """The samples dealt out in the order they stand, this many to each client."""
     samples = Samples(x, y)
     parts = tuple(np.split(np.arange(len(y), dtype=np.int64), np.cumsum(sizes)[:-1]))
     classes = tuple(str(label) for label in range(int(y.max()) + 1))
-    return Federation(Dataset("toy", samples, samples, classes), Partition(parts, parts, "by hand"))
+    return FederatedData(Dataset("toy", samples, samples, classes), Partition(parts, parts, "by hand"))
 
 
 def everything(data: Data, epochs: int) -> Plan:
@@ -97,7 +97,7 @@ def only_model(algorithm: Any) -> str:
 def rounds_of(
     algorithm: AnyAlgorithm,
     task: Task,
-    federation: Federation,
+    federation: FederatedData,
     rounds: int,
     mapping: Mapping | None = None,
     seed: int = 0,

@@ -12,7 +12,7 @@ import numpy as np
 
 from copfl.bench import rows, standings
 from copfl.bench.protocol import SUITES
-from copfl.bench.rows import Row
+from copfl.bench.rows import BenchRow
 from copfl.tables import Table, as_markdown
 
 PAGE = Path(__file__).with_name("README.md")
@@ -44,7 +44,7 @@ def between(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
 
 
-def changes(first: Row, second: Row) -> list[Change]:
+def changes(first: BenchRow, second: BenchRow) -> list[Change]:
     """Of every federation, from the first row to the second."""
     result = []
     for setting in SUITES[first.suite].settings:
@@ -54,7 +54,7 @@ def changes(first: Row, second: Row) -> list[Change]:
     return result
 
 
-def two_devices(stored: Sequence[Row], again: Sequence[Row]) -> str:
+def two_devices(stored: Sequence[BenchRow], again: Sequence[BenchRow]) -> str:
     """How a row changes from the device of the stored one to another."""
     by_name = {row.algorithm: row for row in stored}
     found = {row.algorithm: changes(by_name[row.algorithm], row) for row in again}

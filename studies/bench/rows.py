@@ -15,7 +15,7 @@ from pathlib import Path
 from copfl.algorithms import ALGORITHMS
 from copfl.bench import rows
 from copfl.bench.bench import bench
-from copfl.bench.protocol import Machine, tuning_jobs
+from copfl.bench.protocol import BenchMachine, tuning_jobs
 from copfl.errors import UsageError
 
 PACKAGE = Path(__file__).parents[2] / "src/copfl/bench"
@@ -24,7 +24,7 @@ GROUP = 7  # algorithms whose runs are in one queue
 ALIAS = "copfl.algorithms.fedavg:FedAvg"  # FedAvg by another name: its row must be the same to the bit
 
 
-def replaced(stored: Sequence[rows.Row], new: Sequence[rows.Row]) -> list[rows.Row]:
+def replaced(stored: Sequence[rows.BenchRow], new: Sequence[rows.BenchRow]) -> list[rows.BenchRow]:
     """The stored rows, the new ones in the place of those of the same algorithm, or at the end."""
     return list({row.algorithm: row for row in (*stored, *new)}.values())
 
@@ -39,14 +39,14 @@ def main() -> None:
     parser.add_argument("--alias", action="store_true", help="also train FedAvg under another name")
     parser.add_argument("--files", type=Path, help="folder that studies/defaults/prepare.py wrote")
     args = parser.parse_args()
-    suite, machine, names = rows.suite_of(args.suite), Machine(args.device, args.files), []
+    suite, machine, names = rows.suite_of(args.suite), BenchMachine(args.device, args.files), []
     for name in args.algorithms.split(","):
         try:
             tuning_jobs(name, suite, machine)
             names.append(name)
         except UsageError as error:
             print(f"left out: {error}", flush=True)
-    made: list[rows.Row] = []
+    made: list[rows.BenchRow] = []
     names[GROUP - 1 : GROUP - 1] = [ALIAS] * args.alias
     for start in range(0, len(names), GROUP):
         group = names[start : start + GROUP]

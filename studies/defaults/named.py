@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.bench.settings import SETTINGS, TABLE, Setting, arrays, samples_per_client
+from copfl.bench.settings import SETTINGS, TABLE, BenchSetting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
@@ -165,14 +165,14 @@ TARGETS = {
 
 
 @lru_cache
-def federation(name: str, folder: Path) -> tuple[Setting, dict[str, Any], str, float]:
+def federation(name: str, folder: Path) -> tuple[BenchSetting, dict[str, Any], str, float]:
     """A setting with its samples, the kind of its targets, and the training samples of a client."""
     if name in SETTINGS:
         setting = SETTINGS[name]
         return setting, arrays(setting.data, folder), "classification", samples_per_client(setting, folder)
     data = TARGETS[name]()
     model = ("cnn", {}) if data["x"].ndim == 4 else TABLE
-    setting = Setting(name, ("by_group", {}), 0, 40, model)
+    setting = BenchSetting(name, ("by_group", {}), 0, 40, model)
     kind = "multilabel" if data["y"].ndim == 2 else "regression"
     return setting, data, kind, 0.8 * len(data["y"]) / len(np.unique(data["group"]))
 

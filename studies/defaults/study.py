@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from copfl.bench.settings import SETTINGS, Setting, arrays, samples_per_client
+from copfl.bench.settings import SETTINGS, BenchSetting, arrays, samples_per_client
 
 sys.path.append(str(Path(__file__).parents[1]))
 from parallel import run_jobs, study_parser  # type: ignore[import-not-found]
@@ -167,7 +167,7 @@ def record(job: Job, folder: Path, device: str, validation: float) -> dict[str, 
     return {**job._asdict(), **summary(result), "seconds": round(time.monotonic() - started, 2)}
 
 
-def run_of(setting: Setting, algorithm: Any, batch: int, seed: int, folder: Path, device: str) -> Run:
+def run_of(setting: BenchSetting, algorithm: Any, batch: int, seed: int, folder: Path, device: str) -> Run:
     """The settings of a run of this algorithm in this setting."""
     from copfl.settings.complete import complete
     from copfl.settings.user_code import as_dataset

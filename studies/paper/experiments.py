@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.comparison.jobs.job import Job, accuracies
-from copfl.comparison.rows import entry_settings
 from copfl.comparison.rows.entries import Entry, described
-from copfl.comparison.rows.entry_settings import concerns
+from copfl.comparison.rows.entry_settings import names_of, settings_of
 from copfl.comparison.rows.spaces import Grid, cells, grid_of
 from copfl.errors import UsageError, one_of, raised_as, unknown
 from copfl.settings.complete import complete
 from copfl.settings.presets import content, counted
-from copfl.settings.schema import Run
+from copfl.settings.schema import KINDS, Run
 from copfl.settings.toml import Tables
 from studies.paper.records import STATISTICS
 
@@ -179,14 +178,14 @@ class Plan(NamedTuple):
         row = self.row
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
         # A recipe may have options of several algorithms.
-        concerned = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
-        entry = entry._replace(settings=concerned)
-        base = joined(self.base, self.column.settings)
-        *below, settings = entry_settings.layers(entry, base)
+        names = (*KINDS, *names_of(entry, {}))
+        entry = entry._replace(settings={t: table for t, table in entry.settings.items() if t in names})
+        settled = settings_of(entry, joined(self.base, self.column.settings), keeps_state=True)
+        *below, settings = settled.layers
         preset = [content(row.preset)] if row.preset else []
         length = {"run": {"rounds": rounds, "eval_every": eval_every}}
-        fixed = entry_settings.by_kind(entry, base, self.column.fixed)
-        layers = [*below, *preset, fixed, settings, length, entry_settings.by_kind(entry, base, chosen)]
+        fixed = settled.concerning(self.column.fixed)
+        layers = [*below, *preset, fixed, settings, length, settled.concerning(chosen)]
         complete_run = _complete(json.dumps([counted(layer, rounds) for layer in layers]))
         evaluated = accuracies(complete_run.run.eval_models)
         if row.value not in evaluated:

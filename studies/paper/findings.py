@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.results.results import Record, Trial, Tuned
+from copfl.comparison.results.results import Record, Tuned, TuningTrial
 from copfl.errors import one_of, unknown
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test
@@ -28,7 +28,7 @@ class Cell:
 
     plan: Plan
     chosen: Tables | None  # None: tuning is not finished
-    trials: list[Trial]  # nan: not yet run
+    trials: list[TuningTrial]  # nan: not yet run
     runs: dict[int, Record]  # by seed
 
     @property
@@ -96,12 +96,12 @@ def from_records(
     return Findings(experiment, list(protocols), cells)
 
 
-def tuned(plan: Plan, store: Store) -> tuple[list[Trial], Tables | None]:
+def tuned(plan: Plan, store: Store) -> tuple[list[TuningTrial], Tables | None]:
     """The settings tried, and the best of them by the value that the row shows; None: some are missing."""
     trials = []
     for settings, job in plan.trials():
         record = store.get(job)
-        trials.append(Trial(settings, math.nan if record is None else record.mean(plan.row.value)))
+        trials.append(TuningTrial(settings, math.nan if record is None else record.mean(plan.row.value)))
     if any(math.isnan(trial.accuracy) for trial in trials):
         return trials, None
     return trials, Tuned(trials).chosen if trials else plan.choices[0]

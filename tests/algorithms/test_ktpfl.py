@@ -14,7 +14,7 @@ from copfl.algorithms import KTpFL, Local
 from copfl.algorithms.ktpfl import Down, Server, Total
 from copfl.core import Sgd, Task, UsageError
 from copfl.core.payload import nbytes
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.testing import small_federation
@@ -138,11 +138,11 @@ def test_no_weight_ever_travels() -> None:
 def test_public_samples_are_those_that_no_client_holds() -> None:
     samples = Samples(np.arange(6.0)[:, None], np.array([0, 1, 0, 1, 0, 1]))
     held = np.array([0, 1]), np.array([3])
-    federation = Federation(Dataset("toy", samples, samples, ("a", "b")), Partition(held, held, "by hand"))
+    federation = FederatedData(Dataset("toy", samples, samples, ("a", "b")), Partition(held, held, "by hand"))
     assert federation.unassigned(9).tolist() == [[2.0], [4.0], [5.0]]
     assert federation.unassigned(2).tolist() == [[2.0], [5.0]]
     validated = Partition(held, (np.array([4]), np.array([5])), "by hand", test_from="train")
-    assert Federation(federation.dataset, validated).unassigned(9).tolist() == [[2.0]]
+    assert FederatedData(federation.dataset, validated).unassigned(9).tolist() == [[2.0]]
 
 
 def test_a_run_sets_public_samples_aside() -> None:

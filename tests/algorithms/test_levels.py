@@ -22,7 +22,7 @@ from copfl.core import Task, received, task_of, tree
 from copfl.core.criteria import CRITERIA, classification, multilabel, next_token, regression
 from copfl.core.evaluation import vectors_of
 from copfl.core.payload import nbytes
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.data.sets import published
@@ -76,10 +76,10 @@ def labelled(classes: int = 2) -> Rows:
     return Rows(x, (logits + rng.gumbel(size=logits.shape)).argmax(1))
 
 
-def federation_of(rows: Rows, kind: str, names: Sequence[str], sizes: Sequence[int] = SIZES) -> Federation:
+def federation_of(rows: Rows, kind: str, names: Sequence[str], sizes: Sequence[int] = SIZES) -> FederatedData:
     samples = Samples(rows.x, rows.y)
     parts = tuple(np.split(np.arange(len(rows.y)), np.cumsum(sizes)[:-1]))
-    return Federation(
+    return FederatedData(
         Dataset("toy", samples, samples, tuple(names), kind=kind), Partition(parts, parts, "by hand", {})
     )
 
@@ -101,7 +101,7 @@ class Fitted(NamedTuple):
         return self.server.variances.log_ratio.exp().numpy()
 
 
-def fitted(algorithm: Levels, task: Task, federation: Federation, rounds: int = ROUNDS) -> Fitted:
+def fitted(algorithm: Levels, task: Task, federation: FederatedData, rounds: int = ROUNDS) -> Fitted:
     state, shown = rounds_of(algorithm, task, federation, rounds, vmap(64))
     effects = state.clients.rows(torch.arange(federation.clients)).effects.numpy()
     return Fitted(state.server, effects, [one.federation["coefficient_change"] for one in shown])

@@ -14,7 +14,7 @@ from copfl.algorithms import Trees
 from copfl.algorithms.trees import BEFORE, Server
 from copfl.core import Task, task_of, tree
 from copfl.core.criteria import CRITERIA, regression
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import sequential, vmap
@@ -58,11 +58,11 @@ def problem_of(name: str) -> Problem:
     return Problem(x, np.stack([score > 0.5, other > 0], 1).astype(np.int64), "multilabel", 2)
 
 
-def federation_of(problem: Problem, sizes: Sequence[int] = SIZES) -> Federation:
+def federation_of(problem: Problem, sizes: Sequence[int] = SIZES) -> FederatedData:
     samples = Samples(problem.x, problem.y)
     parts = tuple(np.split(np.arange(len(problem.y)), np.cumsum(sizes)[:-1]))
     names = tuple("abc"[: problem.outputs])
-    return Federation(
+    return FederatedData(
         Dataset("toy", samples, samples, names, kind=problem.kind), Partition(parts, parts, "by hand", {})
     )
 

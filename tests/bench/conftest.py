@@ -11,8 +11,8 @@ import pytest
 from copfl.bench import bench as running
 from copfl.bench import protocol
 from copfl.bench.protocol import SUITES, Suite
-from copfl.bench.rows import Row
-from copfl.bench.settings import SETTINGS, TABLE, Setting, skew
+from copfl.bench.rows import BenchRow
+from copfl.bench.settings import SETTINGS, TABLE, BenchSetting, skew
 
 MINE = "tests.bench.mine:FedMine"
 
@@ -21,8 +21,8 @@ MINE = "tests.bench.mine:FedMine"
 def small_suite() -> Iterator[Suite]:
     """In place of the quick suite, with the same name: two federations of two rounds, one rate, two seeds."""
     small = {
-        "hospitals": Setting("tumours", ("by_group", {}), 0, 2, TABLE),
-        "pairs": Setting("digits", skew(2, 4, 4), 3, 2, ("mlp", {"width": 4})),
+        "hospitals": BenchSetting("tumours", ("by_group", {}), 0, 2, TABLE),
+        "pairs": BenchSetting("digits", skew(2, 4, 4), 3, 2, ("mlp", {"width": 4})),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, setting in small.items():
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rows(folder: Path) -> dict[str, Row]:
+def rows(folder: Path) -> dict[str, BenchRow]:
     """Rows of the small suite, by algorithm."""
     with small_suite() as suite:
         made = running.bench(["local", "fedavg", MINE], suite, folder, log=lambda line: None)

@@ -12,8 +12,8 @@ import pytest
 from copfl.bench import bench as running
 from copfl.bench import protocol
 from copfl.bench import rows as records
-from copfl.bench.protocol import Job, Machine, Measured, Suite
-from copfl.bench.rows import Row, row_hash
+from copfl.bench.protocol import BenchJob, BenchMachine, MeasuredRun, Suite
+from copfl.bench.rows import BenchRow, row_hash
 from copfl.bench.settings import QUICK
 from copfl.errors import RunError, UsageError
 from copfl.settings import named_code
@@ -25,20 +25,20 @@ ALIAS = "copfl.algorithms.fedavg:FedAvg"
 REAL = Suite("quick", QUICK)
 
 
-def refused(job: Job, machine: Machine) -> Measured:
+def refused(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
     raise AssertionError(f"{job.title} is run again")
 
 
-def test_fedavg_under_another_name_has_the_same_row_to_the_bit(rows: dict[str, Row]) -> None:
+def test_fedavg_under_another_name_has_the_same_row_to_the_bit(rows: dict[str, BenchRow]) -> None:
     assert row_hash(rows[MINE]) == row_hash(rows["fedavg"])
     assert row_hash(rows["local"]) != row_hash(rows["fedavg"])
 
 
-def same_as_stored(alias: list[Measured], again: list[Measured]) -> None:
+def same_as_stored(alias: list[MeasuredRun], again: list[MeasuredRun]) -> None:
     """FedAvg's runs under another name are the stored ones on the machine of the stored row, else those of now."""
     expected = {run.job: run for run in again}
     for row in records.stored(REAL):
-        if row.algorithm == "fedavg" and row.environment == records.environment(Machine()):
+        if row.algorithm == "fedavg" and row.environment == records.environment(BenchMachine()):
             expected = {run.job: run for run in (*row.tuning, *row.runs)}
     for run in alias:
         before = expected[run.job._replace(algorithm="fedavg")]
@@ -46,11 +46,11 @@ def same_as_stored(alias: list[Measured], again: list[Measured]) -> None:
 
 
 def test_fedavg_under_another_name_has_runs_of_the_stored_row() -> None:
-    job = Job("fedavg", "tumours", "fedexp", 1e-2, protocol.TUNING_SEED, True)
+    job = BenchJob("fedavg", "tumours", "fedexp", 1e-2, protocol.TUNING_SEED, True)
     with named_code.scope():
         named_code.name("copfl.algorithms.fedavg")
         alias, again = (
-            protocol.measured(job._replace(algorithm=name), Machine()) for name in (ALIAS, "fedavg")
+            protocol.measured(job._replace(algorithm=name), BenchMachine()) for name in (ALIAS, "fedavg")
         )
     same_as_stored([alias], [again])
 
@@ -67,7 +67,7 @@ def test_fedavg_under_another_name_has_the_stored_row(tmp_path: Path) -> None:
 
 
 def test_runs_that_are_there_are_used_again(
-    suite: Suite, rows: dict[str, Row], folder: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Suite, rows: dict[str, BenchRow], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "measured", refused)
     lines: list[str] = []
@@ -77,12 +77,12 @@ def test_runs_that_are_there_are_used_again(
 
 
 def test_a_bench_that_was_killed_goes_on(
-    suite: Suite, rows: dict[str, Row], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Suite, rows: dict[str, BenchRow], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last line is cut off: only that run is made again."""
     made = []
 
-    def counted(job: Job, machine: Machine) -> Measured:
+    def counted(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
         made.append(job)
         return next(run for run in rows[job.algorithm].runs if run.job == job)
 
@@ -97,16 +97,18 @@ def test_a_bench_that_was_killed_goes_on(
 def test_an_error_in_a_process_can_be_read_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool would break, as if the process had been killed for lack of memory."""
 
-    def exiting(job: Job, machine: Machine) -> Measured:
+    def exiting(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
         raise SystemExit("bye")
 
     monkeypatch.setattr(protocol, "measured", exiting)
     with pytest.raises(RuntimeError, match="SystemExit: bye"):
-        running._measured_in_worker(Job("fedavg", "iid", "none", 0.1, 0, tuning=False), Machine(), ())
+        running._measured_in_worker(
+            BenchJob("fedavg", "iid", "none", 0.1, 0, tuning=False), BenchMachine(), ()
+        )
 
 
 def test_runs_of_other_code_do_not_count(
-    suite: Suite, rows: dict[str, Row], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: Suite, rows: dict[str, BenchRow], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(folder / running.RUNS, tmp_path)
     monkeypatch.setattr(records, "code_hash", lambda algorithm: "other")
@@ -117,15 +119,17 @@ def test_runs_of_other_code_do_not_count(
     assert any("were made with other code" in line for line in lines)
 
 
-def test_a_record_that_is_run_again_is_equal_to_the_bit(suite: Suite, rows: dict[str, Row]) -> None:
+def test_a_record_that_is_run_again_is_equal_to_the_bit(suite: Suite, rows: dict[str, BenchRow]) -> None:
     with pytest.raises(UsageError, match=r"is tests\.bench\.mine:FedMine, .* add --code tests\.bench\.mine "):
-        running.check(rows[MINE], Machine(), runs=2, log=lambda line: None)
-    checked = running.check(rows[MINE], Machine(), runs=2, code="tests.bench.mine", log=lambda line: None)
+        running.check(rows[MINE], BenchMachine(), runs=2, log=lambda line: None)
+    checked = running.check(
+        rows[MINE], BenchMachine(), runs=2, code="tests.bench.mine", log=lambda line: None
+    )
     assert checked.text == "2 of 2 runs are equal to the bit"
 
 
 def test_a_record_with_another_number_is_found(
-    suite: Suite, rows: dict[str, Row], monkeypatch: pytest.MonkeyPatch
+    suite: Suite, rows: dict[str, BenchRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = rows["local"]
     right = {run.job: run for run in (*row.tuning, *row.runs)}
@@ -133,23 +137,25 @@ def test_a_record_with_another_number_is_found(
     better = dataclasses.replace(
         row, runs=[run._replace(accuracy=[1.0] * len(run.accuracy)) for run in row.runs]
     )
-    checked = running.check(better, Machine(), runs=0, log=lambda line: None)
+    checked = running.check(better, BenchMachine(), runs=0, log=lambda line: None)
     assert len(checked.differ) == len(better.runs)
     assert "it is not a record of this code" in checked.text
     elsewhere = dataclasses.replace(better, environment={**row.environment, "torch": "0.1"})
-    checked = running.check(elsewhere, Machine(), runs=0, log=lambda line: None)
+    checked = running.check(elsewhere, BenchMachine(), runs=0, log=lambda line: None)
     assert "this machine differs from the record's: torch 0.1 and" in checked.text
 
 
-def test_a_record_of_other_code_or_of_another_protocol_is_not_run(suite: Suite, rows: dict[str, Row]) -> None:
+def test_a_record_of_other_code_or_of_another_protocol_is_not_run(
+    suite: Suite, rows: dict[str, BenchRow]
+) -> None:
     with pytest.raises(RunError, match=r"here has the hash .*, and the record was made with x"):
-        running.check(dataclasses.replace(rows["fedavg"], code="x"), Machine(), runs=1)
+        running.check(dataclasses.replace(rows["fedavg"], code="x"), BenchMachine(), runs=1)
     with pytest.raises(RunError, match="cannot be checked: its runs on test samples"):
-        running.check(dataclasses.replace(rows["fedavg"], runs=[]), Machine(), runs=1)
+        running.check(dataclasses.replace(rows["fedavg"], runs=[]), BenchMachine(), runs=1)
 
 
 def test_the_command_shows_the_row_and_checks_its_record(
-    suite: Suite, rows: dict[str, Row], folder: Path, capsys: pytest.CaptureFixture[str]
+    suite: Suite, rows: dict[str, BenchRow], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = called(capsys, "bench", MINE, "--out", folder, "--jobs", 1)
     assert done.code == 0, done.err

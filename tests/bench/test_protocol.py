@@ -10,15 +10,24 @@ import numpy as np
 import pytest
 
 from copfl.bench import protocol
-from copfl.bench.protocol import SEEDS, SUITES, Job, Machine, Measured, Suite, final_jobs, measured
-from copfl.bench.rows import Row
+from copfl.bench.protocol import (
+    SEEDS,
+    SUITES,
+    BenchJob,
+    BenchMachine,
+    MeasuredRun,
+    Suite,
+    final_jobs,
+    measured,
+)
+from copfl.bench.rows import BenchRow
 from copfl.bench.settings import QUICK, SETTINGS, arrays
 from copfl.errors import DataError, UsageError
 from tests.bench.conftest import MINE
 
 
-def run(server: str, lr: float, *accuracy: float | None, setting: str = "a") -> Measured:
-    return Measured(Job("x", setting, server, lr, 0, True), [*accuracy], 0.0, 0.0, "", "")
+def run(server: str, lr: float, *accuracy: float | None, setting: str = "a") -> MeasuredRun:
+    return MeasuredRun(BenchJob("x", setting, server, lr, 0, True), [*accuracy], 0.0, 0.0, "", "")
 
 
 def test_the_best_on_validation_samples_is_taken_of_equals_the_first() -> None:
@@ -26,13 +35,13 @@ def test_the_best_on_validation_samples_is_taken_of_equals_the_first() -> None:
     tuning += [run("mean", 0.3, 0.1, setting="b")]
     chosen = final_jobs(tuning)
     assert chosen == [
-        Job("x", setting, "mean", lr, seed, False)
+        BenchJob("x", setting, "mean", lr, seed, False)
         for setting, lr in (("a", 0.2), ("b", 0.3))
         for seed in SEEDS
     ]
 
 
-def test_all_algorithms_begin_with_the_same_clients_samples_and_weights(rows: dict[str, Row]) -> None:
+def test_all_algorithms_begin_with_the_same_clients_samples_and_weights(rows: dict[str, BenchRow]) -> None:
     starts = [
         {(run.job.setting, run.job.seed, run.job.tuning, run.start) for run in (*row.tuning, *row.runs)}
         for row in rows.values()
@@ -43,27 +52,27 @@ def test_all_algorithms_begin_with_the_same_clients_samples_and_weights(rows: di
 
 def test_no_test_sample_takes_part_in_the_choice(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other labels of the test samples, a run on validation samples is the same to the bit, another is not."""
-    jobs = [Job("fedavg", "pairs", "mean", 1e-2, 0, tuning) for tuning in (True, False)]
-    before = [measured(job, Machine()) for job in jobs]
+    jobs = [BenchJob("fedavg", "pairs", "mean", 1e-2, 0, tuning) for tuning in (True, False)]
+    before = [measured(job, BenchMachine()) for job in jobs]
 
     def other(name: str, files: Path | None) -> dict[str, Any]:
         data = arrays(name, files)
         return {**data, "x_test": 255 - data["x_test"]}
 
     monkeypatch.setattr(protocol, "arrays", other)
-    after = [measured(job, Machine()) for job in jobs]
+    after = [measured(job, BenchMachine()) for job in jobs]
     assert after[0].hash == before[0].hash
     assert after[0].accuracy == before[0].accuracy
     assert after[1].hash != before[1].hash
 
 
 def test_an_output_that_is_not_finite_counts_as_zero(suite: Suite) -> None:
-    broken = measured(Job("fedavg", "hospitals", "mean", 1e30, 1, False), Machine())
+    broken = measured(BenchJob("fedavg", "hospitals", "mean", 1e30, 1, False), BenchMachine())
     assert broken.accuracy == [0.0] * 6
     assert broken.value == 0.0
 
 
-def test_steps_that_an_algorithm_refuses_are_left_out(rows: dict[str, Row]) -> None:
+def test_steps_that_an_algorithm_refuses_are_left_out(rows: dict[str, BenchRow]) -> None:
     assert {run.job.server for run in rows["local"].tuning} == {"mean"}
     assert rows["local"].refused.keys() == {"momentum", "fedexp"}
     assert {run.job.server for run in rows[MINE].tuning} == set(protocol.SERVERS)
@@ -72,21 +81,21 @@ def test_steps_that_an_algorithm_refuses_are_left_out(rows: dict[str, Row]) -> N
 def test_what_the_protocol_decides_cannot_be_set(suite: Suite) -> None:
     for text in ("fedavg:lr=0.1", "fedavg:run.rounds=3", "fedavg:server.name=adam"):
         with pytest.raises(UsageError, match="part of the protocol"):
-            protocol.tuning_jobs(text, suite, Machine())
-    jobs, _ = protocol.tuning_jobs("fedprox:mu=0.1", suite, Machine())
+            protocol.tuning_jobs(text, suite, BenchMachine())
+    jobs, _ = protocol.tuning_jobs("fedprox:mu=0.1", suite, BenchMachine())
     assert jobs[0].algorithm == "fedprox:mu=0.1"
 
 
 def test_an_algorithm_that_cannot_train_is_refused_before_any_run(suite: Suite) -> None:
     with pytest.raises(UsageError, match=r"ffa_lora cannot train in the setting hospitals: .*lora"):
-        protocol.tuning_jobs("ffa_lora", suite, Machine())
+        protocol.tuning_jobs("ffa_lora", suite, BenchMachine())
 
 
 def test_the_full_suite_says_which_files_it_needs(tmp_path: Path) -> None:
-    job = Job("fedavg", "cifar-2", "mean", 1e-3, 0, True)
+    job = BenchJob("fedavg", "cifar-2", "mean", 1e-3, 0, True)
     for files in (None, tmp_path):
         with pytest.raises(DataError, match=r'"cifar" .* are missing: .*prepare\.py'):
-            protocol.experiment_of(job, Machine(files=files))
+            protocol.experiment_of(job, BenchMachine(files=files))
 
 
 def test_files_are_read_in_place_of_embedded_data(tmp_path: Path) -> None:

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from copfl.bench import rows as records
-from copfl.bench.protocol import Machine, Suite
-from copfl.bench.rows import Row
+from copfl.bench.protocol import BenchMachine, Suite
+from copfl.bench.rows import BenchRow
 from copfl.errors import RunError, UsageError
 from copfl.settings import named_code
 from tests.bench.conftest import MINE
 
 
-def test_a_row_is_the_same_after_a_file(rows: dict[str, Row], tmp_path: Path) -> None:
+def test_a_row_is_the_same_after_a_file(rows: dict[str, BenchRow], tmp_path: Path) -> None:
     records.write(rows["fedavg"], tmp_path / "row.json")
     assert records.read(tmp_path / "row.json") == rows["fedavg"]
 
 
-def test_stored_rows_of_the_same_suite_count(suite: Suite, rows: dict[str, Row], tmp_path: Path) -> None:
+def test_stored_rows_of_the_same_suite_count(suite: Suite, rows: dict[str, BenchRow], tmp_path: Path) -> None:
     for name in ("a", "b"):
         records.store([*rows.values()], tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -66,13 +66,13 @@ def test_the_hash_of_the_code_follows_the_source_and_that_of_base_classes(
         assert records.code_hash("fedavg") != records.code_hash(MINE)
 
 
-def changed(row: Row, part: str, place: int, **values: Any) -> Row:
+def changed(row: BenchRow, part: str, place: int, **values: Any) -> BenchRow:
     content = json.loads(json.dumps(row.as_json))
     content[part][place] |= values
     return records.row_of(content, "a test")
 
 
-def test_what_cannot_come_from_the_protocol_is_found(suite: Suite, rows: dict[str, Row]) -> None:
+def test_what_cannot_come_from_the_protocol_is_found(suite: Suite, rows: dict[str, BenchRow]) -> None:
     row = rows["fedavg"]
     assert records.fault(row) == ""
     assert "version 0" in records.fault(dataclasses.replace(row, version="0", settings="x"))
@@ -89,6 +89,6 @@ def test_what_cannot_come_from_the_protocol_is_found(suite: Suite, rows: dict[st
 
 
 def test_the_environment_names_what_differs() -> None:
-    now = records.environment(Machine())
+    now = records.environment(BenchMachine())
     assert records.differing(now, now) == ""
     assert records.differing(now, {**now, "torch": "0.1"}) == f"torch {now['torch']} and 0.1"

@@ -11,25 +11,25 @@ from types import ModuleType
 import pytest
 
 from copfl.bench import rows as records
-from copfl.bench.protocol import SEEDS, SUITES, Job, Measured, Suite
-from copfl.bench.rows import Row
+from copfl.bench.protocol import SEEDS, SUITES, BenchJob, MeasuredRun, Suite
+from copfl.bench.rows import BenchRow
 from copfl.bench.standings import comparison, settings_table, standings
 
 ROOT = Path(__file__).parents[2]
 
 
-def row(name: str, **accuracy: list[float | None]) -> Row:
+def row(name: str, **accuracy: list[float | None]) -> BenchRow:
     """A row whose clients have these accuracies in a setting, in every seed."""
     runs = [
-        Measured(Job(name, setting, "mean", 0.1, seed, False), values, 100.0, 2.0, "", "")
+        MeasuredRun(BenchJob(name, setting, "mean", 0.1, seed, False), values, 100.0, 2.0, "", "")
         for setting, values in accuracy.items()
         for seed in SEEDS
     ]
-    return Row(name, "quick", "1", "", "", {"torch": "1"}, {}, [], runs)
+    return BenchRow(name, "quick", "1", "", "", {"torch": "1"}, {}, [], runs)
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+def three(monkeypatch: pytest.MonkeyPatch) -> list[BenchRow]:
     monkeypatch.setitem(SUITES, "quick", Suite("quick", ("a", "b")))
     return [
         row("local", a=[0.5, 0.7, None], b=[0.4, 0.4]),
@@ -38,7 +38,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     ]
 
 
-def test_the_standing_of_a_row_by_hand(three: list[Row]) -> None:
+def test_the_standing_of_a_row_by_hand(three: list[BenchRow]) -> None:
     """In a: 60, 70 and 30 %; in b all have 40 %, and so the mean of the ranks 1 to 3."""
     good, local, bad = standings(three)
     assert [one.row.algorithm for one in (good, local, bad)] == ["good", "local", "bad"]
@@ -52,7 +52,9 @@ def test_the_standing_of_a_row_by_hand(three: list[Row]) -> None:
     assert local.ranks == (2.0, 2.0)
 
 
-def test_a_new_row_is_shown_beside_the_stored_ones(three: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_row_is_shown_beside_the_stored_ones(
+    three: list[BenchRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("copfl.bench.standings.code_hash", lambda name: "x" if name == "bad" else "")
     local, good, bad = three
     text = comparison(good, [local, bad])
@@ -62,7 +64,7 @@ def test_a_new_row_is_shown_beside_the_stored_ones(three: list[Row], monkeypatch
     assert "Stored and new rows differ in: torch 2 and 1." in comparison(good, [local, elsewhere])
 
 
-def test_federations_are_lines_where_there_are_more_of_them_than_rows(three: list[Row]) -> None:
+def test_federations_are_lines_where_there_are_more_of_them_than_rows(three: list[BenchRow]) -> None:
     found = standings(three)
     assert settings_table(found).head == ("", "a", "b")
     assert settings_table(found).rows[0] == ("`good`", "70.0", "40.0")
@@ -87,14 +89,14 @@ def test_the_page_has_the_stored_rows() -> None:
     assert leaderboard.page(text) == text, "run python studies/bench/leaderboard.py"
 
 
-def test_rows_of_some_algorithms_leave_those_of_the_others(three: list[Row]) -> None:
+def test_rows_of_some_algorithms_leave_those_of_the_others(three: list[BenchRow]) -> None:
     """`rows.py OUT --algorithms good` removed the stored rows of all others."""
     local, good, bad = three
     again, another = dataclasses.replace(good, code="new"), dataclasses.replace(good, algorithm="another")
     assert script("rows").replaced([local, good, bad], [another, again]) == [local, again, bad, another]
 
 
-def test_how_a_row_changes_on_another_device_by_hand(three: list[Row]) -> None:
+def test_how_a_row_changes_on_another_device_by_hand(three: list[BenchRow]) -> None:
     """In a from 70 to 75 % with another rate, in b from 40 to 39 % with the same."""
     local, good, _ = three
     elsewhere = row("good", a=[0.7, 0.8, None], b=[0.3, 0.48])

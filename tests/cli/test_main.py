@@ -543,11 +543,11 @@ def test_data_get_fetches_and_checks(here: Path, capsys: Capture, monkeypatch: p
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/set.tar"
         good = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, good, "set.tar"),))
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.RemoteFile(url, good, "set.tar"),))
         answer = called(capsys, "data", "get", "cifar10", "--data-dir", "sets")
         assert answer == Answer(0, "sets/set.tar\n", "")
         assert (here / "sets" / "set.tar").read_bytes() == content
-        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, "0" * 32, "set.tar"),))
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.RemoteFile(url, "0" * 32, "set.tar"),))
         monkeypatch.setenv("COPFL_DATA", "others")
         answer = called(capsys, "data", "get", "cifar10")
         assert answer.code == 2

@@ -15,9 +15,10 @@ import pytest
 
 from copfl.comparison import search
 from copfl.comparison.compare import compare, sweep
+from copfl.comparison.halving import SEARCH, halving
 from copfl.comparison.results.results import Tuned
 from copfl.comparison.rows.spaces import Range, cells, space_of, values_of
-from copfl.comparison.search import Candidate, Search, halving, searched
+from copfl.comparison.search import Attempt, SharedSearch, drawn, tried
 from copfl.core.metrics import ACCURACY, METRICS
 from copfl.errors import UsageError
 from tests.commands import called
@@ -92,13 +93,13 @@ def test_where_less_is_better_the_lowest_is_promoted_and_what_is_not_defined_is_
 # The search, with a known function in place of runs
 
 
-Log = list[tuple[Candidate, float]]
+Log = list[tuple[Attempt, float]]
 
 
 def parabola(log: Log, stop_after: float = math.inf) -> Callable[..., list[float]]:
     """The best learning rate is 0.01."""
 
-    def measured(given: Search, candidates: Sequence[Candidate], fraction: float) -> list[float]:
+    def measured(given: SharedSearch, candidates: Sequence[Attempt], fraction: float) -> list[float]:
         if len(log) >= stop_after:
             raise KeyboardInterrupt
         log.extend((candidate, fraction) for candidate in candidates)
@@ -113,8 +114,12 @@ def found_in(
 ) -> list[Tuned]:
     pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'copfl[search]'")
     monkeypatch.setattr(search, "measured", parabola(log, given.pop("stop_after", math.inf)))
-    one = Search(trials, folder, 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
-    return searched(one._replace(**given), [LR] * rows, [f"row {n}" for n in range(rows)])
+    one = SharedSearch(trials, folder, 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
+    return searched(one._replace(**given), rows)
+
+
+def searched(one: SharedSearch, rows: int = 1) -> list[Tuned]:
+    return tried(one, drawn(one, [LR] * rows, [f"row {n}" for n in range(rows)]), [LR] * rows)
 
 
 def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
@@ -128,9 +133,7 @@ def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
         assert tuned.space == "lr=log:0.0001..1"
     assert found[0].trials != found[1].trials  # each row has draws of its own
     distinct = Counter((c.row, fraction) for c, fraction in {(repr(c), f): (c, f) for c, f in log}.values())
-    assert distinct == {
-        (row, f): n for row in (0, 1) for f, n in zip(search.FRACTIONS, (20, 7, 3), strict=True)
-    }
+    assert distinct == {(row, f): n for row in (0, 1) for f, n in zip(SEARCH, (20, 7, 3), strict=True)}
     again: Log = []
     assert found_in(tmp_path / "again", monkeypatch, again, rows=2) == found
     assert again == log
@@ -140,12 +143,12 @@ def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
 def test_an_interrupted_search_goes_on_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
 ) -> None:
-    whole, part, rest = list[tuple[Candidate, float]](), Log(), Log()
+    whole, part, rest = list[tuple[Attempt, float]](), Log(), Log()
     expected = found_in(tmp_path / "whole", monkeypatch, whole)
     with pytest.raises(KeyboardInterrupt):
         found_in(tmp_path / "part", monkeypatch, part, stop_after=stop_after)
     assert found_in(tmp_path / "part", monkeypatch, rest) == expected
-    first = [candidate for candidate, fraction in rest if fraction == search.FRACTIONS[0]]
+    first = [candidate for candidate, fraction in rest if fraction == SEARCH[0]]
     assert len(first) == 20 + max(
         0, 20 - stop_after
     )  # those with a value are read, once, and not drawn again
@@ -179,8 +182,8 @@ def test_a_metric_that_is_better_when_low_and_trials_without_a_value(
     (found,) = found_in(tmp_path, monkeypatch, [], metric=RMSE)
     assert 0.005 < found.chosen["optimizer"]["lr"] < 0.02
     monkeypatch.setattr(search, "measured", lambda given, some, fraction: [math.nan for _ in some])
-    one = Search(6, tmp_path / "nan", 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
-    (undefined,) = searched(one, [LR], ["row"])
+    one = SharedSearch(6, tmp_path / "nan", 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
+    (undefined,) = searched(one)
     assert undefined.chosen == undefined.trials[0].settings
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.task import Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
@@ -56,12 +56,12 @@ class Adapted(nn.Module):
         return Output(self.head(F.dropout(self.norm(x), 0.2, self.training)))
 
 
-def federation() -> Federation:
+def federation() -> FederatedData:
     rng, count = np.random.default_rng(0), sum(SIZES)
     x: Any = {"tokens": rng.integers(0, 11, (count, 5)), "numbers": rng.normal(size=(count, 8))}
     samples = Samples(x, rng.integers(0, 4, count))
     cuts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
-    return Federation(
+    return FederatedData(
         Dataset("mixed", samples, samples, ("a", "b", "c", "d")), Partition(cuts, cuts, "by hand", {})
     )
 

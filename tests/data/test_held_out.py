@@ -20,7 +20,7 @@ from copfl.data.clients.partition import hold_out, validation_part, with_validat
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.contract.agreed_encoders import Encoders
 from copfl.data.contract.contract import Contract
-from copfl.data.contract.statistics import Question, site_of
+from copfl.data.contract.statistics import ContractQuestion, site_of
 from copfl.data.copies import copies, row_hashes
 from copfl.data.held_out import drawn, latest
 from copfl.data.samples import Dataset, Samples
@@ -256,7 +256,7 @@ def test_a_node_gives_sums_of_the_rows_that_it_trains_on(tmp_path: Path) -> None
         "\n".join([",".join(own), *map(",".join, zip(*(map(str, c) for c in own.values()), strict=True))])
     )
     site = site_of(opened, [file])
-    assert [column.name for column in Question.of(opened).numbers] == ["dose"]
+    assert [column.name for column in ContractQuestion.of(opened).numbers] == ["dose"]
     trained = whole.train.take(site_of_each(whole.train) == whole.groups.index("s1"))
     mean, std = whole.table.columns[0].mean, whole.table.columns[0].std
     np.testing.assert_allclose(np.sort(site.values["dose"]), np.sort(trained.x[:, 0] * std + mean), atol=1e-5)

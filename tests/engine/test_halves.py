@@ -10,7 +10,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
 from copfl.core.halves import DIFFERENCE, HALF
-from copfl.engine.halves import Halves
+from copfl.engine.halves import ClientHalves
 from copfl.errors import UsageError
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import execute
@@ -24,7 +24,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def test_every_half_is_equally_likely_and_follows_from_seed_and_round() -> None:
-    halves = Halves(np.arange(4), 4)
+    halves = ClientHalves(np.arange(4), 4)
     drawn = [tuple(sorted(halves.first(0, round).tolist())) for round in range(600)]
     counts = {pair: drawn.count(pair) for pair in set(drawn)}
     assert len(counts) == 6
@@ -34,7 +34,7 @@ def test_every_half_is_equally_likely_and_follows_from_seed_and_round() -> None:
 
 
 def test_of_the_clients_that_take_part_half_are_in_the_first() -> None:
-    halves = Halves(np.array([2, 3, 5, 7, 11, 13, 17]), 5)
+    halves = ClientHalves(np.array([2, 3, 5, 7, 11, 13, 17]), 5)
     for round in range(20):
         first = halves.first(3, round)
         assert len(first) == 2
@@ -55,7 +55,7 @@ def test_differences_are_those_of_the_servers_of_each_half(name: str, engine: st
     by_hand: list[list[float]] = []
 
     def observe(number: int, snapshot: replay.RoundSnapshot) -> None:
-        first = set(Halves(np.arange(4), 4).first(0, number).tolist())
+        first = set(ClientHalves(np.arange(4), 4).first(0, number).tolist())
         servers = [snapshot.server_of(frozenset(half)) for half in (first, set(range(4)) - first)]
         losses = [[loss_with(plain, snapshot.clients, server, n) for n in range(4)] for server in servers]
         by_hand.append([second - one for one, second in zip(*losses, strict=True)])

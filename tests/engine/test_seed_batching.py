@@ -12,7 +12,7 @@ from torch import nn
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Task, task_of, tree
 from copfl.core.algorithm import AnyAlgorithm, rate_of, traits, with_rate
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import with_validation
 from copfl.engine.mapping import vmap
 from copfl.engine.rounds import Round, State
@@ -82,7 +82,7 @@ def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
 def test_they_may_have_validation_samples_of_other_sizes() -> None:
     held_out = [
         simulation._replace(
-            federation=Federation(
+            federation=FederatedData(
                 federation.dataset, with_validation(federation.partition, 0.4, federation.dataset, 0)
             )
         )

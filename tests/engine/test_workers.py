@@ -21,7 +21,7 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Personal, Task, task_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.mapping import ChunkResult, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
@@ -61,7 +61,7 @@ class Kept(dict[int, Any]):
 
 
 def trained(
-    algorithm: AnyAlgorithm, task: Task, federation: Federation, workers: int, disk: Path | None = None
+    algorithm: AnyAlgorithm, task: Task, federation: FederatedData, workers: int, disk: Path | None = None
 ) -> tuple[State, list[Round], Kept]:
     """The state after three rounds, what they showed, and the models; without workers, in this process."""
     state, engine, models = begin(algorithm, task, federation.clients, disk), vmap(2), Kept()

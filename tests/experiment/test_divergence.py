@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import copfl
 from copfl.data import arrays
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.errors import RunError
 from copfl.experiment import records
@@ -68,14 +68,14 @@ def test_a_rate_of_regression_that_is_too_high_is_said(rate: float) -> None:
             run()
 
 
-def two_clients(y: NDArray[Any]) -> Federation:
+def two_clients(y: NDArray[Any]) -> FederatedData:
     data = arrays.from_arrays(np.zeros((20, 2)), y, group=np.arange(20) // 2 % 2)
     assert data.train.group is not None
     assert data.test.group is not None
     train, test = (
         tuple(np.flatnonzero(group == n) for n in (0, 1)) for group in (data.train.group, data.test.group)
     )
-    return Federation(data, Partition(train, test, "by_group"))
+    return FederatedData(data, Partition(train, test, "by_group"))
 
 
 def line(number: int, loss: float, **others: float | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError
 from copfl.experiment import personalisation
 from copfl.experiment.models.client_models import vector_of
-from copfl.experiment.personalisation import Personalisation, Training, fine_tuned, nearest
+from copfl.experiment.personalisation import FineTuning, Personalisation, fine_tuned, nearest
 from tests.commands import called
 
 SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "model_options": {"width": 8}, "model": "mlp"}
@@ -67,7 +67,7 @@ def test_the_nearest_client_is_the_one_with_the_same_digits(result: copfl.Result
     federation, task = result.experiment.federation, of(result).shared.task
     own = federation.dataset.train.take(federation.partition.train[1])
     models = {n: vector_of(result.client_model(n)) for n in range(3)}
-    models[1] = fine_tuned(Training(task, Adam(lr=0.01), 8, 0, 9), models[1], own, epochs=20)[-1]
+    models[1] = fine_tuned(FineTuning(task, Adam(lr=0.01), 8, 0, 9), models[1], own, epochs=20)[-1]
     assert nearest(task, models, own) == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.core import tree
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.engine.mapping import sequential
@@ -54,13 +54,13 @@ CONFIG: dict[str, Any] = {
 Fault = Callable[[int, int, Packet], Packet | str | None]
 
 
-def digits(clients: int = 3) -> Federation:
+def digits(clients: int = 3) -> FederatedData:
     """The digits, assigned to clients of unequal size and unequal classes."""
     dataset = load("digits")
-    return Federation(dataset, SCHEMES["dirichlet"](dataset, clients, seed=1))
+    return FederatedData(dataset, SCHEMES["dirichlet"](dataset, clients, seed=1))
 
 
-def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> list[dict[str, Any]]:
+def write_nodes(federation: FederatedData, folder: Path, *, named: bool = True) -> list[dict[str, Any]]:
     """A node configuration per client, each with its data on disk."""
     folder.mkdir(parents=True, exist_ok=True)
     dataset, split = federation.dataset, federation.partition
@@ -194,7 +194,7 @@ def client_of(settings: TrainingSettings, config: dict[str, Any], client: int, r
     return records.load(head, settings.algorithm.client_init(settings.task))
 
 
-def simulated(settings: TrainingSettings, federation: Federation) -> State:
+def simulated(settings: TrainingSettings, federation: FederatedData) -> State:
     """The same run in the simulation."""
     config = settings.run.run
     state = begin(settings.algorithm, settings.task, federation.clients)

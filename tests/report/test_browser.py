@@ -13,8 +13,8 @@ import pytest
 
 from copfl.federation.node import site_page
 from copfl.report import document, page, run_data, serving
+from copfl.report.page import RunsPage
 from copfl.report.serving import PageServer
-from copfl.report.watch import RunsPage
 from tests.report.sites import SITE
 
 playwright = pytest.importorskip(

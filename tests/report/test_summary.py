@@ -14,7 +14,7 @@ import pytest
 import copfl
 from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.engine.rounds import Round
 from copfl.experiment.analysis.gains import Gains
@@ -278,7 +278,7 @@ def test_clients_have_the_names_of_their_groups() -> None:
     data = arrays.from_arrays(np.zeros((20, 3), np.float32), np.arange(20) % 2, group=group)
 
     def named(scheme: str, clients: int) -> list[str]:
-        return summary.client_names(Federation(data, SCHEMES[scheme](data, clients, 0)))
+        return summary.client_names(FederatedData(data, SCHEMES[scheme](data, clients, 0)))
 
     names = {clients: named("by_group", clients) for clients in (1, 2, 4)}  # in the order of their names
     assert names == {1: ["0"], 2: ["0 (1)", "1 (St. Anna)"], 4: ["0", "1", "2", "3"]}

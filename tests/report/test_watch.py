@@ -18,8 +18,8 @@ import pytest
 from copfl.cli import report
 from copfl.errors import RunError
 from copfl.report import serving
+from copfl.report.page import RunsPage
 from copfl.report.serving import PageServer
-from copfl.report.watch import RunsPage
 from tests.commands import called, command, environment
 from tests.report.test_page import data_of
 

@@ -1,4 +1,7 @@
-"""The audit of one run: the contribution of each client, the scores, and their rank correlations."""
+"""The audit of one run: the contribution of each client, the scores, and their rank correlations.
+
+`copfl audit` calls `run_audit`; `synthetic` audits a federation whose truth is known.
+"""
 
 import dataclasses
 import json
@@ -56,12 +59,24 @@ class Cache:
             return None
 
     def put(self, name: str, content: Any) -> Any:
+        """Keeps the metrics of a run.
+
+        Args:
+            name: Of the run.
+            content: Its metrics.
+        """
         if self.folder is not None:
             write_bytes(self.folder / f"{name}.json", json.dumps(content).encode(), durable=False)
         return content
 
     def run(self, name: str, rounds: int, work: Callable[[OnRound], Result | Metrics]) -> Metrics:
-        """The metrics of a run, which `work` carries out if they are not stored."""
+        """The metrics of a run, which `work` carries out if they are not stored.
+
+        Args:
+            name: Of the run.
+            rounds: That it has.
+            work: Carries it out.
+        """
         known = self.get(f"{name}-{rounds}")
         if known is not None:
             self.tick(rounds)
@@ -82,7 +97,7 @@ def metrics_of(result: Result) -> Metrics:
     primary = result.primary.name
     content = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
     partition = result.experiment.federation.partition
-    samples = [len(part) for part in partition.train]
+    samples = [len(train_samples) for train_samples in partition.train]
     names = list(map(str, range(len(samples))))
     contributed = contributions.contributions(result.records, names, samples, result.gains, result.primary)
     more = {} if contributed is None else {"contributions": contributions.as_json(contributed)}
@@ -123,17 +138,33 @@ class Audit(NamedTuple):
         return [name for name in CONTRIBUTIONS if name in self.seeds[0].values]
 
     def mean(self, kind: str, name: str) -> Numbers:
-        """Over the seeds; [clients] of "scores", "values" and "errors", one of "next_round" and "halves"."""
+        """Over the seeds; [clients] of "scores", "values" and "errors", one of "next_round" and "halves".
+
+        Args:
+            kind: "scores", "values", "errors", "next_round" or "halves".
+            name: Of the score or the contribution.
+        """
         of_seeds = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
         return np.sqrt((of_seeds**2).sum(0)) / len(of_seeds) if kind == "errors" else mean_of_known(of_seeds)
 
     def correlation(self, measure: stats.Measure, score: str, contribution: str) -> stats.Correlation:
-        """Of a score with a contribution, over the clients."""
+        """Of a score with a contribution, over the clients.
+
+        Args:
+            measure: Of correlation, such as Spearman's.
+            score: Its name.
+            contribution: Its name.
+        """
         left, right = [s.scores[score] for s in self.seeds], [s.values[contribution] for s in self.seeds]
         return stats.correlation(measure, left, right)
 
     def between_seeds(self, kind: str, name: str) -> float:
-        """The rank correlation of the clients between seeds; nan of one seed."""
+        """The rank correlation of the clients between seeds; nan of one seed.
+
+        Args:
+            kind: As of `mean`.
+            name: Of the score or the contribution.
+        """
         return stats.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
 
 

@@ -31,7 +31,12 @@ class Received(NamedTuple):
 
 
 def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> Experiment:
-    """The experiment in which the server gets the summands that `receive` returns."""
+    """The experiment in which the server gets the summands that `receive` returns.
+
+    Args:
+        experiment: What runs.
+        receive: Gets the summands of a round, and returns those that the server adds.
+    """
     engine: Mapping = experiment.engine
     engine = mapping.vmap(engine.chunk) if engine.name == "cuda_graph" else engine  # a graph calls no Python
 
@@ -43,7 +48,12 @@ def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> E
 
 
 def zeroed(summands: Any, keep: Tensor) -> Any:
-    """The summands with zeros for all but the clients in `keep`, as for updates that are not finite."""
+    """The summands with zeros for all but the clients in `keep`, as for updates that are not finite.
+
+    Args:
+        summands: Of a round, a row per client.
+        keep: Which clients count, [clients] bool.
+    """
     return tree.each(
         lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), summands
     )
@@ -53,6 +63,11 @@ def without(experiment: Experiment, clients: Sequence[int], on_round: OnRound | 
     """The run in which no upload of these clients arrives; same seed, same batches.
 
     They still receive the global model and train, so their metrics are those of a client that only receives.
+
+    Args:
+        experiment: What runs.
+        clients: Whose uploads are left out.
+        on_round: Is called after every round.
     """
     missing = torch.tensor(list(clients), dtype=torch.int64, device=experiment.task.device)
 
@@ -84,13 +99,13 @@ class RoundSnapshot:
         """
         if not players:
             return self.server
-        parts = []
+        summands = []
         for received in self.received:
             keep = torch.isin(received.ids, received.ids.new_tensor(sorted(players)))
-            parts.append(tree.total(zeroed(received.summands, keep)))
+            summands.append(tree.total(zeroed(received.summands, keep)))
         with torch.no_grad():
             algorithm, task = self.experiment.algorithm, self.experiment.task
-            return algorithm.server_update(task, self.server, tree.summed(parts))[0]
+            return algorithm.server_update(task, self.server, tree.summed(summands))[0]
 
     def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
         """The value of each set of clients, [sets, 2]: the mean primary metric over all clients of the set's
@@ -101,8 +116,8 @@ class RoundSnapshot:
         e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.training.task
         metric, models = task.metrics[0], ("_global", "")
 
-        def evaluations(given: tuple[Any, Any, Any]) -> dict[str, Tensor]:
-            client, down, test = given
+        def evaluations(client_inputs: tuple[Any, Any, Any]) -> dict[str, Tensor]:
+            client, down, test = client_inputs
             personal = algorithm.personal_model(task, client, down)
             return evaluate(algorithm, task, client, down, client, personal, test, models)
 
@@ -113,18 +128,18 @@ class RoundSnapshot:
         for start in range(0, len(sets), many):
             servers = [self.server_of(players) for players in sets[start : start + many]]
             columns = []
-            for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
-                ids = torch.from_numpy(part).to(task.device)
+            for chunk_ids in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
+                ids = torch.from_numpy(chunk_ids).to(task.device)
                 down = tree.concatenate([algorithm.downlink(server, ids) for server in servers])
-                samples = tree.rows(self.clients, ids), e.training.federation.test.rows(part)
+                samples = tree.rows(self.clients, ids), e.training.federation.test.rows(chunk_ids)
                 rows, test = tree.concatenate([samples] * len(servers))
                 with torch.no_grad():
-                    found = e.engine.over(evaluations, (rows, down, test))
+                    metrics_of_chunk = e.engine.over(evaluations, (rows, down, test))
                 targets = [y[:size] for y, size in zip(test.y, test.size.tolist(), strict=True)]
-                values = measured(task, found, targets)
+                values = measured(task, metrics_of_chunk, targets)
                 pairs = torch.stack([values[f"{metric.name}{of}"].cpu() for of in models])
                 if metric.fraction:  # others have no worst value, and are left out
-                    losses = torch.stack([found[f"test_loss{of}"].cpu() for of in models])
+                    losses = torch.stack([metrics_of_chunk[f"test_loss{of}"].cpu() for of in models])
                     pairs[torch.isnan(losses) & (test.size > 0).cpu()] = metric.worst_value
                 columns.append(pairs.reshape(2, len(servers), -1))
             blocks.append(torch.cat(columns, 2).numpy())
@@ -135,6 +150,10 @@ class RoundSnapshot:
 def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> tuple[Result, bool]:
     """The run repeated, with `observe` called for every round (from 0) before the next begins; and whether
     the server that was rebuilt round by round is the run's own, bit for bit.
+
+    Args:
+        experiment: What is repeated.
+        observe: Gets the number of each round, from 0, and what is needed to value it.
     """
     algorithm, task = experiment.algorithm, experiment.task
     server, uploads = algorithm.server_init(task, experiment.clients), list[Received]()

@@ -43,6 +43,11 @@ def shapley(game: Game, players: Sequence[int], how: Sampling = DEFAULT) -> Shap
 
     All sets are valued where that costs no more than the orders. Truncation between rounds: the values are
     zero if all players together change less than `truncate`.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+        how: When all sets are valued, and how many orders are drawn otherwise.
     """
     game = remembered(game)
     nobody, everybody = game([frozenset(), frozenset(players)])
@@ -55,26 +60,37 @@ def shapley(game: Game, players: Sequence[int], how: Sampling = DEFAULT) -> Shap
 
 
 def exact(game: Game, players: Sequence[int]) -> Shapley:
-    """The mean over all orders, from the values of all sets."""
+    """The mean over all orders, from the values of all sets.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+    """
     count = len(players)
     sets = [frozenset(some) for size in range(count + 1) for some in itertools.combinations(players, size)]
     values = dict(zip(sets, game(sets), strict=True))
     result = np.zeros((count, len(values[frozenset()])))
-    for place, player in enumerate(players):
+    for index, player in enumerate(players):
         for before in (some for some in sets if player not in some):
             fraction = 1 / (count * math.comb(count - 1, len(before)))  # of the orders with this set before
-            result[place] += fraction * (values[before | {player}] - values[before])
+            result[index] += fraction * (values[before | {player}] - values[before])
     return Shapley(result, np.zeros_like(result))
 
 
 def sampled(game: Game, players: Sequence[int], how: Sampling) -> Shapley:
-    """The mean over sampled orders; each player comes first equally often, the others follow at random."""
+    """The mean over sampled orders; each player comes first equally often, the others follow at random.
+
+    Args:
+        game: The value of each of some sets of players.
+        players: Their numbers.
+        how: How many orders are drawn, and with which seed.
+    """
     game = remembered(game)
     rng = np.random.default_rng(how.seed)
     gains: list[Numbers] = []  # per order, [players, ways]
     while len(gains) < how.orders:
         first = len(gains) % len(players)
-        rest = rng.permutation([place for place in range(len(players)) if place != first])
+        rest = rng.permutation([index for index in range(len(players)) if index != first])
         gains.append(_gains(game, players, [first, *rest.tolist()], how))
         if len(gains) % len(players) == 0 and _converged(np.stack(gains), how.converge):
             break
@@ -89,14 +105,14 @@ def _gains(game: Game, players: Sequence[int], order: Sequence[int], how: Sampli
     """
     value, everybody = game([frozenset(), frozenset(players)])
     gains = np.zeros((len(players), len(value)))
-    joined = [frozenset(players[place] for place in order[: count + 1]) for count in range(len(order))]
+    joined = [frozenset(players[index] for index in order[: count + 1]) for count in range(len(order))]
     for start in range(0, len(order), how.batch):
         if _complete(value, everybody, how):
             break
-        for place, after in zip(order[start:], game(joined[start : start + how.batch]), strict=False):
+        for index, after in zip(order[start:], game(joined[start : start + how.batch]), strict=False):
             if _complete(value, everybody, how):
                 break
-            gains[place], value = after - value, after
+            gains[index], value = after - value, after
     return gains
 
 

@@ -48,17 +48,23 @@ GROWING = {
 
 
 def federation(digits: Dataset, seed: int, anomalous: bool = True) -> tuple[Dataset, Partition]:
-    """The data and the partition; with `anomalous` False the same clients without anomalies."""
+    """The data and the partition; with `anomalous` False the same clients without anomalies.
+
+    Args:
+        digits: The data set.
+        seed: Of the draws.
+        anomalous: Whether some clients have wrong labels, or others' samples.
+    """
     rng, count = np.random.default_rng(seed), len(digits.classes)
     y, common, rare = digits.train.y.copy(), list(range(count - 2)), [count - 2, count - 1]
     pools = [list(rng.permutation(np.flatnonzero(y == label))) for label in range(count)]
     train, test, labels = [], [], list[int]()
     for client in range(len(NAMES)):
         labels = labels if len(labels) >= CLASSES else rng.permutation(common).tolist()
-        own, labels = labels[:CLASSES], labels[CLASSES:]
-        own = own[: CLASSES - len(rare)] + rare if client == RARE else own
-        train.append(np.array([pools[label].pop() for label in own for _ in range(SAMPLES)], np.int64))
-        test.append(np.flatnonzero(np.isin(digits.test.y, own)))
+        classes, labels = labels[:CLASSES], labels[CLASSES:]
+        classes = classes[: CLASSES - len(rare)] + rare if client == RARE else classes
+        train.append(np.array([pools[label].pop() for label in classes for _ in range(SAMPLES)], np.int64))
+        test.append(np.flatnonzero(np.isin(digits.test.y, classes)))
     if anomalous:
         wrong = rng.permutation(train[WRONG])[: round(NOISE * len(train[WRONG]))]
         y[wrong] = (y[wrong] + rng.integers(1, count, len(wrong))) % count
@@ -82,7 +88,7 @@ class NoisyTask(Task):
         return torch.where(self.rides, noise, grad), value, buffers
 
 
-class Down(NamedTuple):
+class FreeRiderDown(NamedTuple):
     down: Any
     rides: Tensor  # [] bool
     key: Tensor  # [] int64
@@ -98,12 +104,14 @@ class FreeRider(RoundWrapper):
     riders: tuple[int, ...] = (RIDER,)
     seed: int = 0
 
-    def downlink(self, server: Any, ids: Tensor) -> Down:
+    def downlink(self, server: Any, ids: Tensor) -> FreeRiderDown:
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
         keys = mixed(self.seed, MALICIOUS, server.round, ids)
-        return Down(super().downlink(server, ids), torch.isin(ids, riders), keys)
+        return FreeRiderDown(super().downlink(server, ids), torch.isin(ids, riders), keys)
 
-    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
+    def client_update(
+        self, task: Task, client: Any, down: FreeRiderDown, data: Data, plan: Plan
+    ) -> ClientOutput:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
         noisy = NoisyTask(**fields, rides=down.rides, key=down.key)
         return super().client_update(noisy, client, down, data, plan)
@@ -112,7 +120,14 @@ class FreeRider(RoundWrapper):
 def experiment(
     algorithm: Mapping[str, Any], seed: int, kind: str = "anomalous", rounds: int = ROUNDS
 ) -> Experiment:
-    """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score"."""
+    """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score".
+
+    Args:
+        algorithm: Its table.
+        seed: Of the run.
+        kind: "anomalous", "clean" or "false_score".
+        rounds: Of the run.
+    """
     dataset, partition = federation(load("digits"), seed, anomalous=kind != "clean")
     tables = {
         "algorithm": {**(GROWING if algorithm["name"] == "copfl" else {}), **algorithm},
@@ -120,19 +135,26 @@ def experiment(
         "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap"},
         "model": {"name": "mlp", "width": WIDTH},
     }
-    found = prepare(complete(tables, values={"data": dataset, "partition": partition}))
+    prepared = prepare(complete(tables, values={"data": dataset, "partition": partition}))
     if kind == "clean":
-        return found
-    wrapped: AnyAlgorithm = FreeRider(found.algorithm, seed=seed)
+        return prepared
+    wrapped: AnyAlgorithm = FreeRider(prepared.algorithm, seed=seed)
     if kind == "false_score":
-        wrapped = Attacked(found.algorithm, "noise", (RIDER,), 1.0, seed)
-    return dataclasses.replace(found, algorithm=wrapped)
+        wrapped = Attacked(prepared.algorithm, "noise", (RIDER,), 1.0, seed)
+    return dataclasses.replace(prepared, algorithm=wrapped)
 
 
 def synthetic_audit(
     seeds: Sequence[int] = (0, 1, 2), baselines: Sequence[str] = ("fedce",), rounds: int = ROUNDS, **how: Any
 ) -> Audit:
-    """The audit of CO-PFL on the federation; `how` as for `audit`."""
+    """The audit of CO-PFL on the federation; `how` as for `audit`.
+
+    Args:
+        seeds: A run each.
+        baselines: Other algorithms that run, too.
+        rounds: Of a run.
+        how: As of `audit`.
+    """
 
     def make(seed: int, algorithm: str | None) -> Experiment:
         return experiment({"name": algorithm or "copfl"}, seed, rounds=rounds)

@@ -1,4 +1,7 @@
-"""An audit as tables, Markdown and JSON."""
+"""An audit as tables, Markdown and JSON.
+
+`copfl audit` prints and writes them.
+"""
 
 import json
 import math
@@ -33,7 +36,12 @@ def label(score: str) -> str:
 
 
 def tables_of(audit: Audit, details: bool = True) -> list[Table]:
-    """The tables of an audit; Kendall's correlations are details."""
+    """The tables of an audit; Kendall's correlations are details.
+
+    Args:
+        audit: The result.
+        details: Whether Kendall's correlations are shown.
+    """
     measures = [_correlations(audit, name) for name in MEASURES if details or name == "Spearman"]
     return [_clients(audit), *_contributed(audit), *measures, _stability(audit)]
 
@@ -109,8 +117,8 @@ def _stability(audit: Audit) -> Table:
     rows = []
     for name in (*audit.scores, *audit.contributions):
         kind = "values" if name in CONTRIBUTIONS else "scores"
-        parts = ("next_round", "halves")
-        rounds = [float(audit.mean(part, name)) if kind == "scores" else None for part in parts]
+        compared_with = ("next_round", "halves")
+        rounds = [float(audit.mean(what, name)) if kind == "scores" else None for what in compared_with]
         numbers = [*rounds, audit.between_seeds(kind, name)]
         rows.append([CONTRIBUTIONS.get(name) or label(name), *(number(value, "+.2f") for value in numbers)])
     note = NOTES["stability"] + (NOTES["one seed"] if len(audit.seeds) < 2 else "")
@@ -173,9 +181,15 @@ def as_json(audit: Audit) -> dict[str, Any]:
 
 
 def write(folder: Path, audit: Audit, content: Any) -> list[Path]:
-    """The paths of audit.json and audit.md, once they are written."""
-    parts = [f"# Audit: {audit.title}", *map(as_markdown, tables_of(audit)), *remarks(audit)]
-    texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(parts)}
+    """The paths of audit.json and audit.md, once they are written.
+
+    Args:
+        folder: Of the files.
+        audit: The result.
+        content: Beside its tables.
+    """
+    paragraphs = [f"# Audit: {audit.title}", *map(as_markdown, tables_of(audit)), *remarks(audit)]
+    texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(paragraphs)}
     for name, text in texts.items():
         write_bytes(folder / name, f"{text}\n".encode(), durable=False)
     return [folder / name for name in texts]

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from copfl import foreign
 from copfl.bench import protocol, rows
-from copfl.bench.protocol import Job, Machine, Measured, Suite
-from copfl.bench.rows import Row
+from copfl.bench.protocol import BenchJob, BenchMachine, MeasuredRun, Suite
+from copfl.bench.rows import BenchRow
 from copfl.comparison.jobs.processes import executor_of, sendable
 from copfl.comparison.rows.entries import modules_of
 from copfl.errors import RunError, at_least, raised_as
@@ -33,12 +33,12 @@ RUNS = "runs.jsonl"
 PAUSE = 10.0  # seconds between two lines of progress
 
 
-class Plan(NamedTuple):
+class BenchPlan(NamedTuple):
     """The runs of one algorithm that are known before any."""
 
     algorithm: str
     code: str
-    tuning: list[Job]
+    tuning: list[BenchJob]
     refused: dict[str, str]
 
 
@@ -47,12 +47,12 @@ def bench(
     algorithms: Sequence[str],
     suite: Suite,
     out: Path,
-    machine: Machine = Machine(),  # noqa: B008
+    machine: BenchMachine = BenchMachine(),  # noqa: B008
     *,
     jobs: int = 1,
     code: named_code.Modules = (),
     log: Log = print,
-) -> list[Row]:
+) -> list[BenchRow]:
     """A row for each algorithm, written to `out`; runs that are there are used again.
 
     Args:
@@ -71,18 +71,18 @@ def bench(
     plans = []
     for algorithm in algorithms:
         tuning, refused = protocol.tuning_jobs(algorithm, suite, machine)
-        plans.append(Plan(algorithm, rows.code_hash(algorithm), tuning, refused))
+        plans.append(BenchPlan(algorithm, rows.code_hash(algorithm), tuning, refused))
     log(_estimate(plans, suite, jobs))
     with locked(out / "lock"):
-        kept = Kept(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
-        run = partial(_measured, kept=kept, machine=machine, processes=jobs, log=log)
+        finished = FinishedRuns(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
+        run = partial(_measured, finished=finished, machine=machine, processes=jobs, log=log)
         tuned = run([job for plan in plans for job in plan.tuning], what="runs on validation samples")
         final = {plan.algorithm: protocol.final_jobs([tuned[job] for job in plan.tuning]) for plan in plans}
         tested = run([job for planned in final.values() for job in planned], what="runs on test samples")
     made = []
     for name, code, tuning, refused in plans:
         measured = [tuned[job] for job in tuning], [tested[job] for job in final[name]]
-        made.append(Row(name, suite.name, suite.version, suite.hash, code, now, refused, *measured))
+        made.append(BenchRow(name, suite.name, suite.version, suite.hash, code, now, refused, *measured))
         rows.write(made[-1], out / record_name(name))
     return made
 
@@ -92,7 +92,7 @@ def record_name(algorithm: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", algorithm).strip("-.") + ".json"
 
 
-def _estimate(plans: Sequence[Plan], suite: Suite, processes: int) -> str:
+def _estimate(plans: Sequence[BenchPlan], suite: Suite, processes: int) -> str:
     """How many runs there are, and how long they may take."""
     count = sum(len(plan.tuning) + len(suite.settings) * len(protocol.SEEDS) for plan in plans)
     known = [row for row in rows.stored(suite) if row.algorithm == "fedavg"]
@@ -107,7 +107,7 @@ def _estimate(plans: Sequence[Plan], suite: Suite, processes: int) -> str:
     )
 
 
-class Kept:
+class FinishedRuns:
     """The file of finished runs."""
 
     def __init__(self, path: Path, settings: str, environment: rows.Environment, codes: dict[str, str]):
@@ -116,7 +116,7 @@ class Kept:
             name: {"code": code, "settings": settings, "environment": environment}
             for name, code in codes.items()
         }
-        self.found: dict[Job, Measured] = {}
+        self.runs: dict[BenchJob, MeasuredRun] = {}
         self.others = 0  # runs of these algorithms with other code, settings or versions
         written = path.read_bytes() if path.exists() else b""
         whole = written[: written.rfind(b"\n") + 1]
@@ -132,32 +132,38 @@ class Kept:
                 ) from error
             expected = self.made_with.get(run.job.algorithm)
             if expected is not None and all(content[key] == value for key, value in expected.items()):
-                self.found[run.job] = run
+                self.runs[run.job] = run
             else:
                 self.others += expected is not None
 
-    def add(self, run: Measured) -> None:
+    def add(self, run: MeasuredRun) -> None:
         line = json.dumps({**protocol.as_json(run), **self.made_with[run.job.algorithm]})
         with self.path.open("ab") as file:
             file.write(line.encode() + b"\n")
-        self.found[run.job] = run
+        self.runs[run.job] = run
 
 
 def _measured(
-    jobs: Sequence[Job], *, kept: Kept, machine: Machine, processes: int, log: Log, what: str
-) -> dict[Job, Measured]:
+    jobs: Sequence[BenchJob],
+    *,
+    finished: FinishedRuns,
+    machine: BenchMachine,
+    processes: int,
+    log: Log,
+    what: str,
+) -> dict[BenchJob, MeasuredRun]:
     """The measurement of every job; those that are not kept are run."""
-    left = [job for job in jobs if job not in kept.found]
+    left = [job for job in jobs if job not in finished.runs]
     if len(left) < len(jobs):
         log(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
-    if kept.others:
+    if finished.others:
         log(
-            f"{kept.others} runs in {kept.path} were made with other code, settings or versions, and do not "
+            f"{finished.others} runs in {finished.path} were made with other code, settings or versions, and do not "
             "count"
         )
     started, printed = time.monotonic(), time.monotonic()
     for count, run in enumerate(in_processes(left, machine, processes), 1):
-        kept.add(run)
+        finished.add(run)
         if (now := time.monotonic()) - printed >= PAUSE or count == len(left):
             printed = now
             rest = (now - started) / count * (len(left) - count)
@@ -165,11 +171,17 @@ def _measured(
                 f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} "
                 "left"
             )
-    return {job: kept.found[job] for job in jobs}
+    return {job: finished.runs[job] for job in jobs}
 
 
-def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Iterator[Measured]:
-    """Every run as it ends. An error of one ends the others."""
+def in_processes(jobs: Sequence[BenchJob], machine: BenchMachine, processes: int) -> Iterator[MeasuredRun]:
+    """Every run as it ends. An error of one ends the others.
+
+    Args:
+        jobs: The runs.
+        machine: The device and the data.
+        processes: How many train at a time.
+    """
     if min(processes, len(jobs)) <= 1:
         yield from (protocol.measured(job, machine) for job in jobs)
         return
@@ -192,7 +204,7 @@ def in_processes(jobs: Sequence[Job], machine: Machine, processes: int) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-def _measured_in_worker(job: Job, machine: Machine, code: Sequence[str]) -> Measured:
+def _measured_in_worker(job: BenchJob, machine: BenchMachine, code: Sequence[str]) -> MeasuredRun:
     try:
         named_code.name(code)
         return protocol.measured(job, machine)
@@ -203,7 +215,7 @@ def _measured_in_worker(job: Job, machine: Machine, code: Sequence[str]) -> Meas
 # A record that is run again
 
 
-class Checked(NamedTuple):
+class RowCheck(NamedTuple):
     """What running a record again showed."""
 
     compared: int  # runs
@@ -225,8 +237,14 @@ class Checked(NamedTuple):
 
 @left_as_found()
 def check(
-    row: Row, machine: Machine, *, runs: int, jobs: int = 1, code: named_code.Modules = (), log: Log = print
-) -> Checked:
+    row: BenchRow,
+    machine: BenchMachine,
+    *,
+    runs: int,
+    jobs: int = 1,
+    code: named_code.Modules = (),
+    log: Log = print,
+) -> RowCheck:
     """Runs a record again, or a random sample of its runs, and compares every number of every round.
 
     Args:
@@ -259,4 +277,4 @@ def check(
             clients = "" if again.start == before.start else ", other clients or initial weights"
             change = 100 * (again.value - before.value)
             differ.append(f"{again.job.setting}, seed {again.job.seed}: {change:+.2f} points{clients}")
-    return Checked(len(chosen), differ, rows.differing(row.environment, rows.environment(machine)))
+    return RowCheck(len(chosen), differ, rows.differing(row.environment, rows.environment(machine)))

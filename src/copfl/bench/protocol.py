@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.bench.settings import FULL, QUICK, SETTINGS, Setting, arrays, samples_per_client
+from copfl.bench.settings import FULL, QUICK, SETTINGS, BenchSetting, arrays, samples_per_client
 from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.results.results import last_evaluations
 from copfl.comparison.rows import entries
 from copfl.comparison.rows.entries import Entry
-from copfl.comparison.rows.entry_settings import OPTIMIZER, by_kind, layers_of
+from copfl.comparison.rows.entry_settings import OPTIMIZER, settings_of
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
@@ -62,7 +62,7 @@ class Suite(NamedTuple):
 SUITES = {"quick": Suite("quick", QUICK), "full": Suite("full", FULL)}
 
 
-class Job(NamedTuple):
+class BenchJob(NamedTuple):
     """One run of a row."""
 
     algorithm: str  # such as "fedprox:mu=0.1" or "mymodule:FedMine"
@@ -77,17 +77,17 @@ class Job(NamedTuple):
         return f"{self.algorithm}, {self.setting}, {self.server} {self.lr:g}, seed {self.seed}"
 
 
-class Machine(NamedTuple):
+class BenchMachine(NamedTuple):
     """Where runs are computed, and where their data are."""
 
     device: str = "cpu"
     files: Path | None = None
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """What a run gave."""
 
-    job: Job
+    job: BenchJob
     accuracy: list[float | None]  # of each client; None: it has no test samples, or is malicious
     bytes: float  # that a client sends and receives in a round
     seconds: float  # of one core; on a GPU, by the clock on the wall
@@ -113,14 +113,19 @@ def entry_of(text: str) -> Entry:
     return entry
 
 
-def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Job], dict[str, str]]:
+def tuning_jobs(algorithm: str, suite: Suite, machine: BenchMachine) -> tuple[list[BenchJob], dict[str, str]]:
     """The runs on validation samples, and the server's steps that the algorithm refuses, with the reason.
 
     UsageError if it cannot train in some setting.
+
+    Args:
+        algorithm: Its name with options.
+        suite: The settings.
+        machine: The device and the data.
     """
 
-    def jobs_of(setting: str, server: str) -> list[Job]:
-        return [Job(algorithm, setting, server, lr, TUNING_SEED, True) for lr in RATES]
+    def jobs_of(setting: str, server: str) -> list[BenchJob]:
+        return [BenchJob(algorithm, setting, server, lr, TUNING_SEED, True) for lr in RATES]
 
     entry_of(algorithm)  # an error in its name or options is none of a setting
     for setting in suite.settings:
@@ -139,9 +144,9 @@ def tuning_jobs(algorithm: str, suite: Suite, machine: Machine) -> tuple[list[Jo
     return list(itertools.chain.from_iterable(planned)), refused
 
 
-def final_jobs(tuning: list[Measured]) -> list[Job]:
+def final_jobs(tuning: list[MeasuredRun]) -> list[BenchJob]:
     """The runs on test samples: in each setting with the best server and rate, of equals the first."""
-    best: dict[str, Measured] = {}
+    best: dict[str, MeasuredRun] = {}
     for run in tuning:
         before = best.get(run.job.setting)
         if before is None or run.value > before.value:
@@ -149,8 +154,13 @@ def final_jobs(tuning: list[Measured]) -> list[Job]:
     return [run.job._replace(seed=seed, tuning=False) for run in best.values() for seed in SEEDS]
 
 
-def experiment_of(job: Job, machine: Machine) -> Experiment:
-    """The run of a job, ready to train."""
+def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
+    """The run of a job, ready to train.
+
+    Args:
+        job: The run.
+        machine: The device and the data.
+    """
     setting = SETTINGS[job.setting]
     (scheme, scheme_options), (model, model_options) = setting.partition, setting.model
     base: Tables = {
@@ -171,20 +181,31 @@ def experiment_of(job: Job, machine: Machine) -> Experiment:
         "optimizer": {"name": OPTIMIZER},
         **setting.extra,
     }
-    entry = entry_of(job.algorithm)
+    row = settings_of(entry_of(job.algorithm), base)
     of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
-    layers = [*layers_of(entry, base), by_kind(entry, base, of_job)]
-    run = complete(*layers, values={"data": as_dataset(arrays(setting.data, machine.files))})
+    run = complete(
+        *row.with_settings(of_job), values={"data": as_dataset(arrays(setting.data, machine.files))}
+    )
     return prepare(run, validation=VALIDATION if job.tuning else 0.0)
 
 
-def batch_of(setting: Setting, files: Path | None) -> int:
-    """Samples in a training step, the same for every algorithm."""
+def batch_of(setting: BenchSetting, files: Path | None) -> int:
+    """Samples in a training step, the same for every algorithm.
+
+    Args:
+        setting: The federation.
+        files: The folder of the data sets that are downloaded.
+    """
     return setting.batch or (SMALL_BATCH if samples_per_client(setting, files) < FEW else BATCH)
 
 
-def measured(job: Job, machine: Machine) -> Measured:
-    """Trains the run."""
+def measured(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
+    """Trains the run.
+
+    Args:
+        job: The run.
+        machine: The device and the data.
+    """
     experiment = experiment_of(job, machine)
     # Runs beside it slow down a CPU, not its clock.
     clock = time.perf_counter if experiment.cuda else time.process_time
@@ -194,7 +215,7 @@ def measured(job: Job, machine: Machine) -> Measured:
     every_number = hashlib.sha256(b"".join(map(records.encoded, result.records)))
     accuracy = [None if math.isnan(value) else value for value in _accuracy(result).tolist()]
     sent = [result.metric_or_nan(name) for name in ("bytes_up", "bytes_down")]
-    return Measured(
+    return MeasuredRun(
         job,
         accuracy,
         float(sum(np.nanmean(values) for values in sent)),
@@ -207,18 +228,18 @@ def measured(job: Job, machine: Machine) -> Measured:
 def _accuracy(result: Result) -> Numbers:
     """Each client's mean over its last evaluations; an output that is not finite counts as 0."""
     partition = result.experiment.federation.partition
-    is_tested = np.array([len(part) > 0 for part in partition.test])
+    is_tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
     is_malicious = np.nan_to_num(result.metric_or_nan("malicious")).any(0)
     values = np.where(is_tested & ~is_malicious, np.nan_to_num(result.accuracy), math.nan)
     return last_evaluations(values)
 
 
-def as_json(run: Measured) -> dict[str, Any]:
+def as_json(run: MeasuredRun) -> dict[str, Any]:
     """The measurement as one flat object."""
     return {**run.job._asdict(), **{name: value for name, value in run._asdict().items() if name != "job"}}
 
 
-def from_json(content: dict[str, Any]) -> Measured:
+def from_json(content: dict[str, Any]) -> MeasuredRun:
     """The measurement of such an object."""
-    job = Job(*(content[name] for name in Job._fields))
-    return Measured(job, *(content[name] for name in Measured._fields[1:]))
+    job = BenchJob(*(content[name] for name in BenchJob._fields))
+    return MeasuredRun(job, *(content[name] for name in MeasuredRun._fields[1:]))

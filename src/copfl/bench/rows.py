@@ -1,4 +1,7 @@
-"""A row of the leaderboard as a record: every run of one algorithm, and what it was made with."""
+"""A row of the leaderboard as a record: every run of one algorithm, and what it was made with.
+
+`bench` makes them, `standings` compares them, and studies/bench stores them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import torch
 
 from copfl import __version__, foreign
 from copfl.bench import protocol
-from copfl.bench.protocol import SUITES, Job, Machine, Measured, Suite
+from copfl.bench.protocol import SUITES, BenchJob, BenchMachine, MeasuredRun, Suite
 from copfl.errors import RunError, raised_as, unknown
 from copfl.experiment.preparation import device_of
 from copfl.files import write_bytes
@@ -32,7 +35,7 @@ DAMAGED = (*foreign.DAMAGE, OSError, EOFError)
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One algorithm in a suite.
 
     Attributes:
@@ -54,10 +57,10 @@ class Row:
     code: str
     environment: Environment
     refused: dict[str, str]
-    tuning: list[Measured]
-    runs: list[Measured]
+    tuning: list[MeasuredRun]
+    runs: list[MeasuredRun]
 
-    def of(self, setting: str) -> list[Measured]:
+    def of(self, setting: str) -> list[MeasuredRun]:
         """The runs in a setting on test samples, a seed each."""
         return [run for run in self.runs if run.job.setting == setting]
 
@@ -76,26 +79,36 @@ class Row:
         return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, **runs}
 
 
-def row_of(content: Any, where: object) -> Row:
-    """The row of a JSON object; RunError if it is none."""
+def row_of(content: Any, where: object) -> BenchRow:
+    """The row of a JSON object; RunError if it is none.
+
+    Args:
+        content: The object.
+        where: It was read, for the error.
+    """
     with raised_as(RunError, f"{where} is no record of `copfl bench` ({{}})", *DAMAGED):
         runs = {name: [protocol.from_json(run) for run in content[name]] for name in ("tuning", "runs")}
-        return Row(**{**content, **runs})
+        return BenchRow(**{**content, **runs})
 
 
-def read(path: Path) -> Row:
+def read(path: Path) -> BenchRow:
     """The row in a file that `copfl bench` wrote."""
     with raised_as(RunError, f"{path} is no record of `copfl bench` ({{}})", *DAMAGED):
         content = foreign.read_json(path)
     return row_of(content, path)
 
 
-def write(row: Row, path: Path) -> None:
-    """Writes the row as a file."""
+def write(row: BenchRow, path: Path) -> None:
+    """Writes the row as a file.
+
+    Args:
+        row: The record.
+        path: Of the file.
+    """
     write_bytes(path, json.dumps(row.as_json, indent=1).encode() + b"\n")
 
 
-def stored(suite: Suite) -> list[Row]:
+def stored(suite: Suite) -> list[BenchRow]:
     """The rows that copfl has of the suite; those of another version or protocol do not count."""
     file = resources.files("copfl.bench").joinpath(f"{suite.name}.jsonl.gz")
     if not file.is_file():
@@ -105,8 +118,13 @@ def stored(suite: Suite) -> list[Row]:
     return [row for row in rows if row.settings == suite.hash]
 
 
-def store(rows: Sequence[Row], path: Path) -> None:
-    """Writes rows as `stored` reads them; the same rows are the same bytes."""
+def store(rows: Sequence[BenchRow], path: Path) -> None:
+    """Writes rows as `stored` reads them; the same rows are the same bytes.
+
+    Args:
+        rows: The records.
+        path: Of the file.
+    """
     lines = [json.dumps(row.as_json, separators=(",", ":")) for row in rows]
     write_bytes(path, gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0))
 
@@ -126,17 +144,13 @@ def code_hash(algorithm: str) -> str:
     factory: Callable[..., Any] = factory_of("algorithm", protocol.entry_of(algorithm).name)
     classes = inspect.getmro(factory) if isinstance(factory, type) else (factory,)
     names = {factory.__module__, *(one.__module__ for one in classes)}
-    names = {name for name in names if name == factory.__module__ or not _is_installed(name)}
+    installed = ("copfl", *sys.stdlib_module_names)  # their versions count and not their source
+    names = {n for n in names if n == factory.__module__ or n.partition(".")[0] not in installed}
     sources = [inspect.getsource(sys.modules[name]) for name in sorted(names)]
     return hashlib.sha256("\0".join([__version__, *sources]).encode()).hexdigest()[:16]
 
 
-def _is_installed(module: str) -> bool:
-    """Whether a module is copfl's or Python's, whose versions count and not their source."""
-    return module.partition(".")[0] in ("copfl", *sys.stdlib_module_names)
-
-
-def environment(machine: Machine) -> Environment:
+def environment(machine: BenchMachine) -> Environment:
     """The versions and the hardware, on which the rounding of a run depends."""
     device = device_of(machine.device)
     is_gpu = device.type == "cuda"
@@ -159,25 +173,30 @@ def _processor() -> str:
 
 
 def differing(first: Environment, second: Environment) -> str:
-    """Such as "torch 2.11.0 and 2.13.0"; empty where nothing differs."""
+    """Such as "torch 2.11.0 and 2.13.0"; empty where nothing differs.
+
+    Args:
+        first: An environment.
+        second: Another one.
+    """
     keys = [key for key in first if first[key] != second.get(key)]
     return "; ".join(f"{key} {first[key]} and {second.get(key, 'unknown')}" for key in keys)
 
 
-def row_hash(row: Row) -> str:
+def row_hash(row: BenchRow) -> str:
     """Of every number of every run, whatever the algorithm is called and however long it took."""
     runs = [[run.job[1:], run.accuracy, run.bytes, run.start, run.hash] for run in (*row.tuning, *row.runs)]
     return digest([row.suite, row.settings, runs])
 
 
-def fault(row: Row) -> str:
+def fault(row: BenchRow) -> str:
     """What in the record cannot come from the protocol; empty if all of it can."""
     suite = suite_of(row.suite)
     if row.settings != suite.hash:
         return f"it is of version {row.version} of the suite {row.suite}, and this is version {suite.version}"
     accepted = [server for server in protocol.SERVERS if server not in row.refused]
     expected = {
-        Job(row.algorithm, setting, server, lr, protocol.TUNING_SEED, True)
+        BenchJob(row.algorithm, setting, server, lr, protocol.TUNING_SEED, True)
         for setting in suite.settings
         for server in accepted
         for lr in protocol.RATES

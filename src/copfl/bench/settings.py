@@ -24,7 +24,7 @@ Arrays = dict[str, Any]  # x, y and so on, by the names of `copfl.data.arrays.fr
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSetting:
     """One federation.
 
     Attributes:
@@ -47,6 +47,13 @@ class Setting:
 
 
 def skew(per_client: int, train: int = 50, test: int = 100) -> tuple[str, dict[str, Any]]:
+    """A partition in which each client has few classes.
+
+    Args:
+        per_client: Classes of a client.
+        train: Training samples of a client in each class.
+        test: Test samples of a client in each class.
+    """
     return "classes", {"per_client": per_client, "train_per_class": train, "test_per_class": test}
 
 
@@ -62,42 +69,42 @@ MINILM: tuple[str, dict[str, Any]] = ("hf:minilm", {"task": "embedding", "max_le
 LORA = {"adapter": {"name": "lora", "r": 8, "alpha": 16.0, "targets": "query+value"}}
 WRONG = {"attack": {"name": "label_flip", "fraction": 0.2}}
 
-SETTINGS: dict[str, Setting] = {
+SETTINGS: dict[str, BenchSetting] = {
     # Small enough for two CPU cores.
-    "digits-2": Setting("digits", skew(2, 20, 20), 20, 40, CNN),
-    "digits-5-few": Setting("digits", skew(5, 4, 15), 20, 40, CNN),
-    "digits-dirichlet": Setting("digits", dirichlet(0.3), 10, 40, CNN),
-    "digits-iid": Setting("digits", ("iid", {}), 10, 20, CNN),
-    "digits-unequal": Setting("digits", ("quantity", {"alpha": 0.5}), 15, 20, CNN),
-    "digits-shift": Setting(
+    "digits-2": BenchSetting("digits", skew(2, 20, 20), 20, 40, CNN),
+    "digits-5-few": BenchSetting("digits", skew(5, 4, 15), 20, 40, CNN),
+    "digits-dirichlet": BenchSetting("digits", dirichlet(0.3), 10, 40, CNN),
+    "digits-iid": BenchSetting("digits", ("iid", {}), 10, 20, CNN),
+    "digits-unequal": BenchSetting("digits", ("quantity", {"alpha": 0.5}), 15, 20, CNN),
+    "digits-shift": BenchSetting(
         "digits",
         ("concept_shift", {"per_client": 4, "train_per_class": 10, "test_per_class": 20}),
         20,
         40,
         CNN,
     ),
-    "tumours": Setting("tumours", ("by_group", {}), 0, 20, TABLE),
-    "table-shift": Setting("table", ("by_group", {}), 0, 40, TABLE),
-    "signals": Setting("signals", ("by_group", {}), 0, 40, SIGNAL),
+    "tumours": BenchSetting("tumours", ("by_group", {}), 0, 20, TABLE),
+    "table-shift": BenchSetting("table", ("by_group", {}), 0, 40, TABLE),
+    "signals": BenchSetting("signals", ("by_group", {}), 0, 40, SIGNAL),
     # Images.
-    "cifar-2": Setting("cifar", skew(2), 20, 40, CNN),
-    "cifar-4": Setting("cifar", skew(4), 20, 40, CNN),
-    "cifar-4-long": Setting("cifar", skew(4), 20, 100, CNN),
-    "cifar-4-wrong": Setting("cifar", skew(4), 20, 40, CNN, WRONG),
-    "cifar-dirichlet": Setting("cifar", dirichlet(0.1), 20, 40, CNN),
-    "cifar-dirichlet-50": Setting("cifar", dirichlet(0.5), 50, 40, CNN),
-    "cifar-5-clients": Setting("cifar", dirichlet(0.3), 5, 20, CNN),
+    "cifar-2": BenchSetting("cifar", skew(2), 20, 40, CNN),
+    "cifar-4": BenchSetting("cifar", skew(4), 20, 40, CNN),
+    "cifar-4-long": BenchSetting("cifar", skew(4), 20, 100, CNN),
+    "cifar-4-wrong": BenchSetting("cifar", skew(4), 20, 40, CNN, WRONG),
+    "cifar-dirichlet": BenchSetting("cifar", dirichlet(0.1), 20, 40, CNN),
+    "cifar-dirichlet-50": BenchSetting("cifar", dirichlet(0.5), 50, 40, CNN),
+    "cifar-5-clients": BenchSetting("cifar", dirichlet(0.3), 5, 20, CNN),
     # Texts.
-    "banking-skew": Setting("banking", skew(8, 20, 20), 20, 40, WORDS),
-    "banking-dirichlet": Setting("banking", dirichlet(0.3), 20, 40, WORDS),
-    "clinc-skew": Setting("clinc", skew(15, 10, 10), 20, 40, WORDS),
-    "clinc-dirichlet": Setting("clinc", dirichlet(0.3), 50, 100, WORDS),
+    "banking-skew": BenchSetting("banking", skew(8, 20, 20), 20, 40, WORDS),
+    "banking-dirichlet": BenchSetting("banking", dirichlet(0.3), 20, 40, WORDS),
+    "clinc-skew": BenchSetting("clinc", skew(15, 10, 10), 20, 40, WORDS),
+    "clinc-dirichlet": BenchSetting("clinc", dirichlet(0.3), 50, 100, WORDS),
     # A head on features of a pretrained encoder.
-    "features-skew": Setting("features", skew(8, 15, 20), 20, 40, TABLE),
-    "features-dirichlet": Setting("features", dirichlet(0.3), 20, 40, TABLE),
+    "features-skew": BenchSetting("features", skew(8, 15, 20), 20, 40, TABLE),
+    "features-dirichlet": BenchSetting("features", dirichlet(0.3), 20, 40, TABLE),
     # LoRA on MiniLM, a folder of COPFL_MODELS (benchmarks/finetuning_bases.py).
-    "lora-skew": Setting("banking", skew(8, 12, 15), 20, 20, MINILM, LORA, 16),
-    "lora-dirichlet": Setting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
+    "lora-skew": BenchSetting("banking", skew(8, 12, 15), 20, 20, MINILM, LORA, 16),
+    "lora-dirichlet": BenchSetting("banking", dirichlet(0.3), 20, 20, MINILM, LORA, 16),
 }
 QUICK = ("digits-2", "digits-5-few", "digits-dirichlet", "digits-shift", "tumours", "table-shift", "signals")
 FULL = tuple(name for name, setting in SETTINGS.items() if not setting.extra.get("adapter"))
@@ -174,8 +181,8 @@ def arrays(name: str, files: Path | None) -> Arrays:
             }
     sentences = stored.with_suffix(".json") if files else Path()
     if sentences.is_file():
-        parts = json.loads(sentences.read_text("utf-8"))
-        return {key: np.array(values) for key, values in parts.items()}
+        splits = json.loads(sentences.read_text("utf-8"))
+        return {key: np.array(values) for key, values in splits.items()}
     if name not in EMBEDDED:
         where = f"{files} has no {name}.npz or {name}.json" if files else "it is not part of copfl"
         raise DataError(
@@ -186,8 +193,13 @@ def arrays(name: str, files: Path | None) -> Arrays:
     return EMBEDDED[name]()
 
 
-def samples_per_client(setting: Setting, files: Path | None) -> float:
-    """The mean number of training samples of its clients."""
+def samples_per_client(setting: BenchSetting, files: Path | None) -> float:
+    """The mean number of training samples of its clients.
+
+    Args:
+        setting: The federation.
+        files: The folder of the data sets that are downloaded.
+    """
     scheme, options = setting.partition
     if scheme in ("classes", "concept_shift"):
         return float(options["per_client"] * options["train_per_class"])

@@ -1,4 +1,7 @@
-"""Where rows stand: regret, rank, clients above training alone, and cost; as text and as Markdown."""
+"""Where rows stand: regret, rank, clients above training alone, and cost; as text and as Markdown.
+
+`copfl bench` prints them, and the page of studies/bench has them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from copfl import stats
 from copfl.bench.protocol import SUITES
-from copfl.bench.rows import Row, code_hash, differing
+from copfl.bench.rows import BenchRow, code_hash, differing
 from copfl.tables import NONE, Table, as_markdown, as_text, number, percent, seconds, size
 
 ALONE = "local"
@@ -20,7 +23,7 @@ BESIDE = (ALONE, "fedavg_ft")  # shown beside a new row: training alone, and fin
 class Standing(NamedTuple):
     """A row among others; means over settings."""
 
-    row: Row
+    row: BenchRow
     regret: float  # points below the best row of each setting
     rank: float  # 1: the best
     ranks: stats.Interval  # of the mean rank, over the settings
@@ -29,14 +32,14 @@ class Standing(NamedTuple):
     seconds: float  # of a run; on a GPU other runs beside it count too, so tables have none
 
 
-def standings(rows: Sequence[Row]) -> list[Standing]:
+def standings(rows: Sequence[BenchRow]) -> list[Standing]:
     """The rows of one suite, the lowest mean regret first."""
     names = SUITES[rows[0].suite].settings
     values = np.array([[row.value(name) for name in names] for row in rows])  # [rows, settings]
     regrets = 100 * (values.max(0) - values).mean(1)
     ranks = stats.ranked(-values.T).T
     alone = next((row for row in rows if row.algorithm == ALONE), None)
-    found = [
+    unsorted = [
         Standing(
             row,
             float(regret),
@@ -48,23 +51,33 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
         )
         for row, regret, rank in zip(rows, regrets, ranks, strict=True)
     ]
-    return sorted(found, key=lambda standing: standing.regret)
+    return sorted(unsorted, key=lambda standing: standing.regret)
 
 
-def above(row: Row, alone: Row) -> float:
-    """The share of clients that are better than trained alone, the mean over settings and seeds."""
+def above(row: BenchRow, alone: BenchRow) -> float:
+    """The share of clients that are better than trained alone, the mean over settings and seeds.
+
+    Args:
+        row: The row.
+        alone: The row of training alone.
+    """
     shares = []
-    for own, other in zip(row.runs, alone.runs, strict=True):
-        pairs = zip(own.accuracy, other.accuracy, strict=True)
+    for run, other in zip(row.runs, alone.runs, strict=True):
+        pairs = zip(run.accuracy, other.accuracy, strict=True)
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         shares.append(np.mean([a > b for a, b in known]))
     return float(np.mean(shares))
 
 
-def standing_table(found: Sequence[Standing], title: str = "") -> Table:
-    """A line for each row."""
+def standing_table(sorted_rows: Sequence[Standing], title: str = "") -> Table:
+    """A line for each row.
+
+    Args:
+        sorted_rows: The rows, the best first.
+        title: Of the table.
+    """
     head = ("", "mean regret", "mean rank", "95 %", "above alone %", "bytes", "seconds")
-    most = len(found)
+    most = len(sorted_rows)
     lines = [
         (
             standing.row.algorithm,
@@ -75,17 +88,17 @@ def standing_table(found: Sequence[Standing], title: str = "") -> Table:
             size(standing.bytes) if standing.bytes else NONE,
             seconds(standing.seconds) if standing.row.environment.get("device") == "cpu" else NONE,
         )
-        for standing in found
+        for standing in sorted_rows
     ]
     return Table(title, head, lines)
 
 
-def settings_table(found: Sequence[Standing]) -> Table:
+def settings_table(sorted_rows: Sequence[Standing]) -> Table:
     """The accuracy of each row in each setting; what there is more of has the lines."""
-    settings = SUITES[found[0].row.suite].settings
-    algorithms = [f"`{standing.row.algorithm}`" for standing in found]
-    cells = [[percent(standing.row.value(name)) for name in settings] for standing in found]
-    if len(settings) > len(found):
+    settings = SUITES[sorted_rows[0].row.suite].settings
+    algorithms = [f"`{standing.row.algorithm}`" for standing in sorted_rows]
+    cells = [[percent(standing.row.value(name)) for name in settings] for standing in sorted_rows]
+    if len(settings) > len(sorted_rows):
         columns = zip(*cells, strict=True)
         return Table(
             "", ("", *algorithms), [(name, *line) for name, line in zip(settings, columns, strict=True)]
@@ -93,9 +106,14 @@ def settings_table(found: Sequence[Standing]) -> Table:
     return Table("", ("", *settings), [(name, *line) for name, line in zip(algorithms, cells, strict=True)])
 
 
-def comparison(row: Row, others: Sequence[Row]) -> str:
-    """A new row beside the stored ones, for the terminal."""
-    found = standings([*others, row])
+def comparison(row: BenchRow, others: Sequence[BenchRow]) -> str:
+    """A new row beside the stored ones, for the terminal.
+
+    Args:
+        row: The new row.
+        others: The stored rows of the same suite.
+    """
+    sorted_rows = standings([*others, row])
     names = SUITES[row.suite].settings
     shown = [other for other in others if other.algorithm in BESIDE and other.algorithm != row.algorithm]
     lines = []
@@ -109,36 +127,36 @@ def comparison(row: Row, others: Sequence[Row]) -> str:
     head = ["", row.algorithm, *(other.algorithm for other in shown)]
     head += ["best", "of"] if others else []
     per_setting = Table("", (*head, "server, rate"), lines)
-    place = [standing.row is row for standing in found].index(True) + 1
+    rank = [standing.row is row for standing in sorted_rows].index(True) + 1
     suite = f"suite {row.suite}, version {row.version}"
-    title = f"{row.algorithm}: place {place} of {len(found)} by mean regret; {suite}"
-    parts = [as_text(standing_table(found, title)), as_text(per_setting)]
+    title = f"{row.algorithm}: place {rank} of {len(sorted_rows)} by mean regret; {suite}"
+    paragraphs = [as_text(standing_table(sorted_rows, title)), as_text(per_setting)]
     other_machines = {differing(other.environment, row.environment) for other in others} - {""}
     if not others:
-        parts.append(f"copfl has no rows of the suite {row.suite} to compare with.")
+        paragraphs.append(f"copfl has no rows of the suite {row.suite} to compare with.")
     if other_machines:
-        parts.append(
+        paragraphs.append(
             f"Stored and new rows differ in: {' | '.join(sorted(other_machines))}. Rounding may differ."
         )
     if changed := [other.algorithm for other in others if code_hash(other.algorithm) != other.code]:
-        parts.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
+        paragraphs.append(f"The code of these has changed since their rows were made: {', '.join(changed)}.")
     if row.refused:
         refused = "; ".join(f"{server} ({reason})" for server, reason in row.refused.items())
-        parts.append(f"Not tried: {refused}")
-    return "\n\n".join(parts)
+        paragraphs.append(f"Not tried: {refused}")
+    return "\n\n".join(paragraphs)
 
 
-def leaderboard(rows: Sequence[Row]) -> str:
+def leaderboard(rows: Sequence[BenchRow]) -> str:
     """The tables of studies/bench/README.md, as Markdown."""
     if not rows:
         return "No rows are stored yet."
-    found = standings(rows)
-    head = standing_table(found)
+    sorted_rows = standings(rows)
+    head = standing_table(sorted_rows)
     named = head._replace(rows=[(f"`{line[0]}`", *line[1:]) for line in head.rows])
-    return "\n\n".join([as_markdown(named), as_markdown(settings_table(found))])
+    return "\n\n".join([as_markdown(named), as_markdown(settings_table(sorted_rows))])
 
 
-def made_with(rows: Sequence[Row]) -> str:
+def made_with(rows: Sequence[BenchRow]) -> str:
     """A sentence on the versions and hardware of the rows."""
     kinds: dict[str, list[str]] = {}
     for row in rows:
@@ -148,5 +166,5 @@ def made_with(rows: Sequence[Row]) -> str:
         return ""
     if len(kinds) == 1:
         return f"All rows were made with {next(iter(kinds))}."
-    parts = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]
-    return f"The rows were made with: {'; '.join(parts)}."
+    machines = [f"{', '.join(names)}: {text}" for text, names in kinds.items()]
+    return f"The rows were made with: {'; '.join(machines)}."

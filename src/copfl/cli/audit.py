@@ -75,12 +75,12 @@ def audit(
             bar.update(job, total=rounds)
             return partial(bar.advance, job)
 
-        found = audited(**how, retrain=retrain, start=start)
-    content, remarks = audit_tables.as_json(found), audit_tables.remarks(found)
-    paths = audit_tables.write(folder, found, content)
+        result = audited(**how, retrain=retrain, start=start)
+    content, remarks = audit_tables.as_json(result), audit_tables.remarks(result)
+    paths = audit_tables.write(folder, result, content)
     if as_json:
         print(json.dumps(content))
     elif not quiet:
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        tables = [as_text(table, width) for table in audit_tables.tables_of(found, details=False)]
+        tables = [as_text(table, width) for table in audit_tables.tables_of(result, details=False)]
         print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))

@@ -58,10 +58,10 @@ def bench(
     """
     from copfl.bench import bench as running
     from copfl.bench import rows, standings
-    from copfl.bench.protocol import Machine
+    from copfl.bench.protocol import BenchMachine
     from copfl.engine.machine import processors
 
-    machine, log = Machine(device, files), options.logger(quiet)
+    machine, log = BenchMachine(device, files), options.logger(quiet)
     processes = jobs or (processors() if device == "cpu" else 1)
     if (algorithm is None) == (check is None):
         raise UsageError(

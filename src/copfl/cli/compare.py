@@ -17,7 +17,7 @@ from copfl.experiment import process
 from copfl.settings import named_code, toml
 
 
-class Machine(NamedTuple):
+class ComparisonOptions(NamedTuple):
     """Where a comparison runs, and what is shown of it."""
 
     out: Path | None
@@ -86,20 +86,20 @@ def compare(
 
     if no_tune and tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
-    file = entry_file.File([], {}, {}) if config is None else entry_file.read_file(config)
+    file = entry_file.EntryFile([], {}, {}) if config is None else entry_file.read_file(config)
     named_code.name(entries.modules_of(algorithms or []))
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
-    given = {"trials": trials, "validation": validation, "reference": reference, "last": last}
-    how = file.options | {name: value for name, value in given.items() if value is not None}
+    of_file = {"trials": trials, "validation": validation, "reference": reference, "last": last}
+    how = file.options | {name: value for name, value in of_file.items() if value is not None}
     how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
         how["tune"] = spaces.values_of(tune or [], "--tune")
         named_code.name(named_code.modules_in(how["tune"]))
     run = partial(comparing.compare, rows, **how)
-    machine = Machine(out, jobs, on, plots, quiet, as_json)
+    machine = ComparisonOptions(out, jobs, on, plots, quiet, as_json)
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
@@ -140,7 +140,7 @@ def sweep(
     grid = spaces.values_of(over, "--over")
     named_code.name(named_code.modules_in(grid))
     run = partial(comparing.sweep, grid, **how)
-    _carry_out("sweep", run, _merged(file, line), Machine(out, jobs, on, plots, quiet, as_json))
+    _carry_out("sweep", run, _merged(file, line), ComparisonOptions(out, jobs, on, plots, quiet, as_json))
 
 
 @options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
@@ -201,7 +201,7 @@ def choose(
     values = spaces.values_of(tune or [], "--tune")
     named_code.name(named_code.modules_in(values))
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
-        found = racing.choose(
+        choice = racing.choose(
             algorithms or ["all"],
             budget=budget,
             seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
@@ -216,11 +216,11 @@ def choose(
             forecast=forecast,
         )
     if as_json:
-        print((found.folder / "ranking.json").read_text("utf-8"))
+        print((choice.folder / "ranking.json").read_text("utf-8"))
     elif not quiet:
-        tested = f"\nTested: {found.tested}" if found.tested else ""
-        further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
-        print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")
+        tested = f"\nTested: {choice.tested}" if choice.tested else ""
+        further = f"go on with `copfl run -c {choice.folder / 'run.toml'}`"
+        print(f"{choice}{tested}\n\nFolder: {choice.folder}; {further}")
 
 
 def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
@@ -253,7 +253,7 @@ def _merged(first: Tables, second: Tables) -> Tables:
     return result
 
 
-def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Machine) -> None:
+def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: ComparisonOptions) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
     from copfl.comparison.jobs import executors
@@ -263,11 +263,11 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
     folder = machine.out or Path("runs") / f"{command}-{options.data_name(base)}"
     if machine.jobs is not None and machine.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
-    own = base.get("run", {})
-    cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
+    run_settings = base.get("run", {})
+    cpus = max(int(run_settings.get(key, 1)) for key in ("workers", "threads"))
     shown = _runs_shown(machine.quiet)
     with stoppable(AGAIN), executors.opened(machine.on, folder, cpus) as executor, shown as (log, forecast):
-        found: tables.Comparison = run(
+        comparison: tables.Comparison = run(
             base_tables=base,
             out=folder,
             jobs=machine.jobs or 0,
@@ -275,11 +275,11 @@ def _carry_out(command: str, run: Callable[..., Any], base: Tables, machine: Mac
             log=log,
             forecast=forecast,
         )
-    drawn = pictures.write(found, folder) if machine.plots else []
+    drawn = pictures.write(comparison, folder) if machine.plots else []
     if machine.plots and not charts.available():
         options.logger(machine.quiet)(f"copfl: {charts.MISSING}")
     if machine.as_json:
-        print(json.dumps(writing.as_json(found)))
+        print(json.dumps(writing.as_json(comparison)))
     elif not machine.quiet:
         names = ", ".join([*writing.FILES, *(path.name for path in drawn)])
-        print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {names}")
+        print(f"{tables.as_text(comparison)}\n\nFolder: {folder}, with {names}")

@@ -58,8 +58,8 @@ def _gpus() -> list[str]:
     if not torch.cuda.is_available():
         reason = "no driver or no GPU" if torch.version.cuda else "this torch is built without CUDA"
         return [f"none that torch can use: {reason}; runs use the CPU"]
-    found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
-    return [f"cuda:{n}  {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for n, gpu in enumerate(found)]
+    gpus = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return [f"cuda:{n}  {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for n, gpu in enumerate(gpus)]
 
 
 def _extra(name: str, packages: tuple[str, ...]) -> str:

@@ -265,24 +265,26 @@ def evaluate(
     notes += _known_rows(bundle, loaded, data)
     _report(notes)
     targets = loaded.preparation.targets(y)
-    found = loaded.measured(loaded.outputs(x)[has_target], targets)
+    measured = loaded.measured(loaded.outputs(x)[has_target], targets)
     if as_json:
-        print(json.dumps(plain_evaluation(found)))
+        print(json.dumps(plain_evaluation(measured)))
         return
     from copfl.core.metrics import METRICS
     from copfl.tables import Table, as_text
 
     known = {metric.name: metric for metric in (*METRICS.values(), *loaded.task.metrics)}
-    rows = [[known[n].title, f"{known[n].text(value)}{known[n].unit}"] for n, value in found.metrics.items()]
-    print(as_text(Table(f"{found.samples:,} samples", ["metric", "value"], rows)))
-    if found.confusion is not None:
-        names = list(map(str, found.classes))
-        cells = [[name, *map(str, row)] for name, row in zip(names, found.confusion.tolist(), strict=True)]
+    rows = [
+        [known[n].title, f"{known[n].text(value)}{known[n].unit}"] for n, value in measured.metrics.items()
+    ]
+    print(as_text(Table(f"{measured.samples:,} samples", ["metric", "value"], rows)))
+    if measured.confusion is not None:
+        names = list(map(str, measured.classes))
+        cells = [[name, *map(str, row)] for name, row in zip(names, measured.confusion.tolist(), strict=True)]
         print(as_text(Table("Samples by class (rows) and predicted class", ["", *names], cells)))
-    if found.calibration:
+    if measured.calibration:
         bins = [
             [f"{b.low:.2f} to {b.high:.2f}", f"{b.samples:,}", f"{b.confidence:.3f}", f"{b.accuracy:.3f}"]
-            for b in found.calibration
+            for b in measured.calibration
         ]
         print(as_text(Table("Calibration", ["probability", "samples", "mean", "accuracy"], bins)))
 
@@ -299,21 +301,23 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
         )
     if out is not None and out.suffix not in (".csv", ".json"):
         raise UsageError(f'the matrix is written as .csv or .json, not as "{out.suffix}"; name another --out')
-    found = cross_site(run, samples)
-    metric, models = found.metric, [*found.clients, "global model"]
+    evaluation = cross_site(run, samples)
+    metric, models = evaluation.metric, [*evaluation.clients, "global model"]
     content = plain(
         {
             "metric": metric.name,
             "models": models,
-            "clients": found.clients,
-            "samples": found.samples,
-            "values": found.values,
+            "clients": evaluation.clients,
+            "samples": evaluation.samples,
+            "values": evaluation.values,
         }
     )
     if out is not None:
-        rows = [[name, *(f"{v:.6g}" for v in row)] for name, row in zip(models, found.values, strict=True)]
+        rows = [
+            [name, *(f"{v:.6g}" for v in row)] for name, row in zip(models, evaluation.values, strict=True)
+        ]
         text = (
-            as_csv(Table("", ["model", *found.clients], rows))
+            as_csv(Table("", ["model", *evaluation.clients], rows))
             if out.suffix == ".csv"
             else json.dumps(content)
         )
@@ -321,12 +325,18 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
     if as_json:
         print(json.dumps(content))
         return
-    cells = [[name, *map(metric.text, row)] for name, row in zip(models, found.values.tolist(), strict=True)]
+    cells = [
+        [name, *map(metric.text, row)] for name, row in zip(models, evaluation.values.tolist(), strict=True)
+    ]
     title = f"{metric.in_unit} of each row's model on the test samples of each column's client"
-    short = [name.removeprefix("client ") for name in found.clients]
+    short = [name.removeprefix("client ") for name in evaluation.clients]
     import numpy as np
 
-    means = [metric.text(float(np.nanmean(v))) for v in (found.own, found.of_others) if not np.isnan(v).all()]
+    means = [
+        metric.text(float(np.nanmean(v)))
+        for v in (evaluation.own, evaluation.of_others)
+        if not np.isnan(v).all()
+    ]
     notes = [
         f"Mean on the own samples {means[0]}{metric.unit}, on other clients' samples "
         f"{means[-1]}{metric.unit}."
@@ -338,17 +348,17 @@ def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> N
     )
 
 
-def plain_evaluation(found: "Evaluation") -> dict[str, Any]:
+def plain_evaluation(evaluation: "Evaluation") -> dict[str, Any]:
     """The evaluation as plain values; a metric that the samples do not define is null."""
     from copfl.tables import plain
 
     content: dict[str, Any] = plain(
         {
-            "samples": found.samples,
-            "metrics": found.metrics,
-            "classes": found.classes,
-            "confusion": None if found.confusion is None else found.confusion.tolist(),
-            "calibration": [bin._asdict() for bin in found.calibration],
+            "samples": evaluation.samples,
+            "metrics": evaluation.metrics,
+            "classes": evaluation.classes,
+            "confusion": None if evaluation.confusion is None else evaluation.confusion.tolist(),
+            "calibration": [bin._asdict() for bin in evaluation.calibration],
         }
     )
     return content
@@ -382,9 +392,9 @@ def personalize(
     new = Personalisation.of(run)
     if out is not None and out.exists():
         raise UsageError(f"{out} exists already; name a new folder with --out")
-    own, test, notes = new.samples(data)
+    train, test, notes = new.samples(data)
     _report(notes)
-    fitted = new.fit(own, test, epochs, lr, seed, options.logger(as_json))
+    fitted = new.fit(train, test, epochs, lr, seed, options.logger(as_json))
     if out is not None:
         fitted.bundle.save(out)
     metric = fitted.bundle.task.metrics[0]

@@ -91,7 +91,7 @@ Track = Annotated[list[str] | None, option("Output", "Tracker: tensorboard, mlfl
 # Options of settings
 
 
-class Setting(NamedTuple):
+class SettingOption(NamedTuple):
     """A setting as an option: the parameter that typer reads, and the table and key that it sets."""
 
     parameter: inspect.Parameter
@@ -101,7 +101,7 @@ class Setting(NamedTuple):
 
 def settings(
     *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
-) -> Iterator[Setting]:
+) -> Iterator[SettingOption]:
     """The settings of these tables that are options, in the order of the records, but for these paths.
 
     Args:
@@ -116,9 +116,9 @@ def settings(
             if not about["names"] or f"{kind}.{field.name}" in without:
                 continue
             hint = hints[field.name]
-            parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             names = about["names"]
-            type_on_line = next((plain for plain in (bool, int, float) if plain in parts), str)
+            type_on_line = next((plain for plain in (bool, int, float) if plain in alternatives), str)
             default = about["shown"] or ("none" if field.default in (None, "", ()) else f"{field.default}")
             if type_on_line is bool and not about["shown"]:
                 default = "on" if field.default else "off"
@@ -130,7 +130,7 @@ def settings(
                 default=None,
                 annotation=Annotated[type_on_line | None, option(about["panel"], text, names)],
             )
-            yield Setting(parameter, kind, field.name)
+            yield SettingOption(parameter, kind, field.name)
 
 
 MORE = Annotated[
@@ -155,10 +155,11 @@ _CODE = inspect.Parameter("code", inspect.Parameter.KEYWORD_ONLY, default=None, 
 
 def _replaced(function: F, without: str, more: Iterable[inspect.Parameter], call: Callable[..., None]) -> F:
     """The command `call`, with the parameters of `function` but for one, and more."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.name != without]
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != without]
     hints = typing.get_type_hints(function, include_extras=True)
     every = [
-        p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY) for p in (*own, *more)
+        p.replace(annotation=hints.get(p.name, p.annotation), kind=p.KEYWORD_ONLY)
+        for p in (*parameters, *more)
     ]
     called = functools.wraps(function)(call)
     called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
@@ -220,7 +221,7 @@ class Command(TyperCommand):
                     formatter.write_dl(lines)
 
 
-class Group(typer.core.TyperGroup):
+class PanelGroup(typer.core.TyperGroup):
     """A group of commands whose help lists them under the titles of their panels."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

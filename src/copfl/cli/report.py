@@ -71,11 +71,11 @@ def report(
             f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
         )
     read = run_data.read_all
-    found = comparison_page.document_of(compared[0]) if compared else page.document_of(read(runs))
+    made = comparison_page.document_of(compared[0]) if compared else page.document_of(read(runs))
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    contents = {target: document.render(found).encode()}
+    contents = {target: document.render(made).encode()}
     if figures is not None:
-        for chart in (chart for section in found.sections for chart in section.charts):
+        for chart in (chart for section in made.sections for chart in section.charts):
             for kind, content in charts.pictures([[chart]]).items():
                 contents[figures / f"{chart.name}.{kind}"] = content
     for path, content in contents.items():
@@ -116,7 +116,7 @@ def watch(
     browse: Browse = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
-    from copfl.report.watch import RunsPage
+    from copfl.report.page import RunsPage
 
     page = RunsPage(runs)
     page.html()  # an unreadable folder is reported here, not in the browser
@@ -127,8 +127,8 @@ def serve(page: "Page", port: int, browse: bool) -> None:
     """Serves a page to this machine until Ctrl-C, and prints its address."""
     from copfl.report.serving import PageServer
 
-    taken = f"cannot listen on port {port} ({{}}); name another with --port, 0 for any"
-    with raised_as(UsageError, taken, OSError, OverflowError):
+    port_in_use = f"cannot listen on port {port} ({{}}); name another with --port, 0 for any"
+    with raised_as(UsageError, port_in_use, OSError, OverflowError):
         server = PageServer(page, port)
     print(f"{server.address}  (Ctrl-C stops the server)", flush=True)
     with server, tempfile.TemporaryDirectory(prefix="copfl-") as private:

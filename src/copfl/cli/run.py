@@ -18,7 +18,7 @@ from copfl.settings import toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
-    from copfl.experiment.first_run.candidates import Choice
+    from copfl.experiment.first_run.candidates import FirstRunChoice
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
 
@@ -53,10 +53,9 @@ def run(
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.first_run.first_run import first_run, text_of
+        from copfl.experiment.first_run.first_run import completed_run, text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
-        from copfl.settings.complete import complete
         from copfl.settings.first_choice import why
         from copfl.settings.merging import names_algorithm
 
@@ -72,15 +71,7 @@ def run(
         if ranks.follower():
             return follow()
         preset = "demo" if is_demo else preset or ""
-        description = complete(*layers, line, preset=preset)
-        choice = None
-        if description.run.find_rounds == "first":
-            description, choice = first_run(
-                description,
-                lambda layer: complete(*layers, line, layer, preset=preset),
-                None if preset else [*layers, line],
-                show.tell,
-            )
+        description, choice = completed_run(*layers, line, preset=preset, tell=show.tell)
         prepared = prepare(description, tell=show.tell)
         if show.progress and not names_algorithm(*layers, line, preset=preset):
             reason = why(description) if choice is None else text_of(choice)
@@ -147,7 +138,7 @@ class Show(NamedTuple):
         return _tell if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
@@ -193,6 +184,6 @@ def _tell(line: str) -> None:
         print(f"preparing: {line}", file=sys.stderr, flush=True)
 
 
-def _warn(found: list[str]) -> None:
-    for warning in found:
+def _warn(warnings_found: list[str]) -> None:
+    for warning in warnings_found:
         print(f"copfl: warning: {warning}", file=sys.stderr, flush=True)

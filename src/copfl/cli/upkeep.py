@@ -20,9 +20,9 @@ def status(
     """Print nodes, rounds, who is late and the last error; the audit log is verified."""
     from copfl.federation.operations import status as state
 
-    found = state.status(folder, run)
-    print(json.dumps(found, indent=1) if as_json else state.as_text(found))
-    if check and found["problems"]:
+    folder_state = state.status(folder, run)
+    print(json.dumps(folder_state, indent=1) if as_json else state.as_text(folder_state))
+    if check and folder_state["problems"]:
         raise typer.Exit(1)
 
 

@@ -23,9 +23,9 @@ from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
 from copfl.comparison.results.results import Record, paired, record_of
-from copfl.comparison.results.tables import Comparison, Row, still_rising
+from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
 from copfl.comparison.results.writing import write
-from copfl.comparison.rival_runs import seed_rivals
+from copfl.comparison.rivals import seed_rivals
 from copfl.comparison.rows import suitability
 from copfl.comparison.rows.entries import (
     VALIDATION,
@@ -39,13 +39,11 @@ from copfl.comparison.rows.entries import (
     modules_of,
 )
 from copfl.comparison.rows.entry_settings import (
-    applies,
-    by_kind,
+    RowSettings,
     common_of,
-    concerns,
     job_of,
-    layers,
-    layers_of,
+    names_of,
+    settings_of,
     with_optimizer,
 )
 from copfl.comparison.rows.spaces import Space, cells, grid_of, space_of
@@ -121,38 +119,42 @@ def compare(
     _checked(rows, base, named, last, jobs)
     check_own("tune", named)
     tries = tuning.trials_of(named, trials)
-    plan = tuning.Plan(base, Path(out), seeds, tune_seeds, validation, last)
-    space = partial(tuning.space_of_row, base=base, named=None if tune is None else named)
-    for entry in rows:  # an error now, and not after the tuning
-        for cell in cells(space(entry)):
-            complete(*layers_of(entry, base), by_kind(entry, base, cell))
-    first = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
-    experiment = prepare(complete(*first), validation=validation if any(map(space, rows)) else 0.0)
-    rows, remarks = _suitable(rows, base, experiment)
+    plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last)
+    settled, spaces_of = list[RowSettings](), dict[str, Space]()
+    for entry in rows:
+        row = settings_of(entry, base)
+        space = tuning.space_of_row(row, base, None if tune is None else named)
+        for cell in cells(space):  # an error now, and not after the tuning
+            complete(*row.with_settings(cell))
+        settled.append(row)
+        spaces_of[row.label] = space
+    first = [*settled[0].layers, {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
+    experiment = prepare(complete(*first), validation=validation if any(spaces_of.values()) else 0.0)
+    settled, remarks = _suitable(settled, experiment)
     remarks += [f"{capital(warning)}." for warning in experiment.federation.dataset.warnings]
     for note in remarks:
         log(note)
-    labels = [entry.label for entry in rows]
+    labels = [row.label for row in settled]
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
         raise unknown("row to be the reference:", chosen, labels)
-    spaces = [space(entry) for entry in rows]
+    spaces = [spaces_of[label] for label in labels]
     forecast = Forecast() if forecast is None else forecast
-    forecast.later += tuning.rounds_of(plan, rows, spaces, tries)
+    forecast.later += tuning.rounds_of(plan, settled, spaces, tries)
     with pool_for(experiment, jobs) as pool:
         run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
         metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
-        tuned = tuning.tuned(plan, rows, spaces, tries, metric, tune_all)
-        final = [plan.runs(entry, best.chosen) for entry, best in zip(rows, tuned, strict=True)]
+        tuned = tuning.tuned(plan, settled, spaces, tries, metric, tune_all)
+        final = [plan.runs(row, best.chosen) for row, best in zip(settled, tuned, strict=True)]
         records = _records(final, run)
-    rivals = seed_rivals([*layers_of(rows[0], base), suitability.CHECK if executor else {}], seeds, log)
+    rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds, log)
     against = records[labels.index(chosen)]
     differences = _differences(
         {label: runs for label, runs in zip(labels, records, strict=True) if label != chosen}, against
     )
     table = [
-        Row(entry, runs, best, differences.get(entry.label, {}))
-        for entry, runs, best in zip(rows, records, tuned, strict=True)
+        ComparisonRow(row.entry, runs, best, differences.get(row.label, {}))
+        for row, runs, best in zip(settled, records, tuned, strict=True)
     ]
     notes = remarks + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
@@ -215,18 +217,18 @@ def sweep(
     rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]
     _checked(rows, base, grid, last, jobs)
 
-    def jobs_of(row: Entry) -> list[Job]:
-        label, parts = f"{one.label} {row.label}", layers(row, base)
-        return [job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
-
-    final = [jobs_of(row) for row in rows]
+    final = []
+    for entry in rows:
+        layers = settings_of(entry, base, keeps_state=True).layers
+        label = f"{one.label} {entry.label}"
+        final.append([job_of(Path(out) / "runs", label, layers, seed, last=last) for seed in seeds])
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
     with pool_for(experiment, jobs) as pool:
         run = partial(
             all_done, pool=pool, log=log or (lambda line: None), executor=executor, forecast=forecast
         )
         records = _records(final, run)
-    table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
+    table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
     result = Comparison(
         title, table, seeds, last, over=grid, notes=few_seeds(seeds) + undefined_values(table)
@@ -250,23 +252,23 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
         raise UsageError("run.seed is for one run; the seeds of a comparison are named apart (seeds)")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
+    used = {name for entry in rows for name in names_of(entry, base)}
     for title in [*base, *(table for table, _ in space)]:
-        if not any(concerns(entry, base, title) for entry in rows):
-            used = {name for entry in rows for name in applies(entry, base)}
+        if title not in used and title not in KINDS:
             if title not in (*ALGORITHMS, *OPTIMIZERS):
                 raise unknown_key(title, None, [*KINDS, *used])
             names = ", ".join(sorted(used))
             raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
 
 
-def _suitable(rows: Sequence[Entry], base: Base, experiment: Experiment) -> tuple[list[Entry], list[str]]:
+def _suitable(rows: Sequence[RowSettings], experiment: Experiment) -> tuple[list[RowSettings], list[str]]:
     """The rows that can train on the task, and a note on those that are left out; an error for others."""
-    refused = suitability.refusals(rows, lambda entry: layers_of(entry, base), experiment)
-    optional = {entry.label for entry in rows if entry.optional and len(refused) < len(rows)}
+    refused = suitability.refusals({row.label: row.layers for row in rows}, experiment)
+    optional = {row.label for row in rows if row.entry.optional and len(refused) < len(rows)}
     named = {label: reason for label, reason in refused.items() if label not in optional}
     if named:
         raise UsageError(f"these rows cannot train on this task; leave them out: {reasons(named)}")
-    left = [entry for entry in rows if entry.label not in refused]
+    left = [row for row in rows if row.label not in refused]
     return left, [f"Left out, as they cannot train on this task: {reasons(refused)}"] if refused else []
 
 
@@ -292,6 +294,6 @@ def _differences(
             # Not of a model that was not evaluated.
             if not any(math.isnan(run.mean(name)) for run in (*runs, *reference))
         }
-        for label, found in for_all(of_rows).items():
-            differences[label][name] = found
+        for label, corrected in for_all(of_rows).items():
+            differences[label][name] = corrected
     return differences

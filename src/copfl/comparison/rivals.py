@@ -1,13 +1,22 @@
-"""The rivals of a comparison: what each client has alone, beside the rows."""
+"""The rivals of a comparison: what each client has alone, beside the rows; trained once per partition.
+
+`compare` trains them after its rows; tables and files show them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.results import Record
 from copfl.core.metrics import MetricInfo
+from copfl.experiment.preparation import prepare
+from copfl.experiment.rivals import rivals_of
+from copfl.rivals.choice import best_of_sites
 from copfl.rivals.records import TITLES, Rivals
+from copfl.settings.complete import complete
+from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Spread, difference, for_all, spread_of
 from copfl.tables import Table
 
@@ -41,6 +50,37 @@ class SeedRivals(NamedTuple):
         return for_all({label: self.to_best(runs) for label, runs in rows.items()})
 
 
+def seed_rivals(layers: Sequence[Tables], seeds: Sequence[int], log: Log) -> SeedRivals | None:
+    """The rivals with the partition of each seed; None where there are none, or run.rivals is off.
+
+    Args:
+        layers: The settings of any row.
+        seeds: Of the comparison.
+        log: Gets a line before they are trained.
+    """
+    of_seeds: list[Rivals] = []
+    by_partition: dict[str, Rivals] = {}
+    for seed in seeds:
+        run = complete(*layers, {"run": {"seed": seed}})
+        if not run.run.rivals:
+            return None
+        experiment = prepare(run)
+        samples = experiment.federation.partition.fingerprint
+        if samples not in by_partition:
+            rivals_here = rivals_of(experiment, lambda client: None, log)
+            if rivals_here is None:
+                return None
+            by_partition[samples] = rivals_here
+        of_seeds.append(by_partition[samples])
+    names = set.intersection(*(set(rivals.values) for rivals in of_seeds))
+    validated = {
+        name: np.concatenate([rivals.values[name].validated for rivals in of_seeds])
+        for name in TITLES
+        if name in names
+    }
+    return SeedRivals(best_of_sites(validated, of_seeds[0].metric), of_seeds)
+
+
 def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> list[Table]:
     """The rivals, a row each, and the difference of every row of the comparison to the best of them.
 
@@ -60,7 +100,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
     )
     left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]
     head = ["", *(other.label for other in rivals.metrics), ""]
-    parts = [Table("What each client has alone", head, alone, [how, *left_out])]
+    shown = [Table("What each client has alone", head, alone, [how, *left_out])]
     level, compared = f"{100 * LEVEL:.0f} %", []
     for title, gain in rivals.all_to_best(rows).items():
         bounds = [metric.interval(*bound) for bound in (gain.both, gain.seeds, gain.clients)]
@@ -68,11 +108,16 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
     head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
     note = "Paired: the same client of the same seed. Verdicts are as in the table above, corrected for the rows."
-    return [*parts, Table(title, head, compared, [note])]
+    return [*shown, Table(title, head, compared, [note])]
 
 
 def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
-    """The means of the rivals, and the differences of rows to the best of them, by label."""
+    """The means of the rivals, and the differences of rows to the best of them, by label.
+
+    Args:
+        rivals: Of the comparison.
+        rows: The runs of each row by its label.
+    """
     gains = rivals.all_to_best(rows)
     return {
         "chosen": rivals.chosen,

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl.comparison.halving import GRID, SEARCH, halving
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Trial, Tuned, record_of
+from copfl.comparison.results.results import Tuned, TuningTrial, record_of
 from copfl.comparison.rows.spaces import Range, Space, space_text
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
@@ -25,90 +26,88 @@ from copfl.files import locked
 from copfl.settings.identity import digest
 from copfl.settings.toml import Tables
 
-C = TypeVar("C")
-
 JOURNAL = "search.journal"
-FRACTIONS = (1 / 9, 1 / 3, 1.0)  # of the rounds, at each step of the halving
-KEPT = 3  # one of so many is promoted
 GENERATION = 5  # trials that are drawn at once, so that they can train in parallel
 WAIT = 600.0  # seconds for another process that draws
 
 
-class Candidate(NamedTuple):
+class Attempt(NamedTuple):
     """Settings that a row tries."""
 
     row: int
     settings: Tables
 
 
-class Search(NamedTuple):
-    """What the searches of all rows share."""
+class SharedSearch(NamedTuple):
+    """What the grids or searches of all rows share."""
 
-    trials: int  # of each row
+    trials: int  # of each row; 0: a grid, of which every cell is tried
     folder: Path  # of the journal
     seed: int
     metric: MetricInfo
-    # The runs of a candidate with this fraction of the rounds, one per seed.
-    jobs_of: Callable[[Candidate, float], list[Job]]
+    # The runs of an attempt with this fraction of the rounds, one per seed.
+    jobs_of: Callable[[Attempt, float], list[Job]]
     run: Callable[[list[Job]], None]
 
 
-def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> list[Tuned]:
-    """What each row tried, from its space; nothing where that is empty. `names` are those of the studies."""
+def drawn(search: SharedSearch, spaces: Sequence[Space], names: Sequence[str]) -> list[list[Attempt]]:
+    """What each row tries, drawn from its space; nothing where that is empty.
+
+    What is drawn depends on the values after the first rung, so this trains that rung.
+
+    Args:
+        search: What the searches of all rows share.
+        spaces: Of each row.
+        names: Of the studies, with all that the trials of a row depend on: the same study goes on.
+    """
     studies = {row: _study(search, name) for row, name in enumerate(names) if spaces[row]}
-    while drawn := [
-        (row, number, Candidate(row, settings))
+    while generation := [
+        (row, number, Attempt(row, settings))
         for row, study in studies.items()
         for number, settings in _drawn(search, study, spaces[row]).items()
     ]:
-        values = measured(search, [candidate for *_, candidate in drawn], FRACTIONS[0])
+        values = measured(search, [attempt for *_, attempt in generation], SEARCH[0])
         with locked(search.folder / ".search.lock", wait=WAIT):  # Optuna refuses a value that comes twice
-            for (row, number, _), value in zip(drawn, values, strict=True):
+            for (row, number, _), value in zip(generation, values, strict=True):
                 _tell(studies[row], number, value)
     trials = {row: study.trials[: search.trials] for row, study in studies.items()}
-    groups = [
-        [Candidate(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
+    return [
+        [Attempt(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
         for row, space in enumerate(spaces)
     ]
-    tried = halving(groups, partial(measured, search), search.metric)
+
+
+def tried(
+    search: SharedSearch, attempts: Sequence[Sequence[Attempt]], spaces: Sequence[Space]
+) -> list[Tuned]:
+    """The values of what each row tries, by halving: of a search on three rungs, of a grid on one.
+
+    Args:
+        search: What all rows share.
+        attempts: What each row tries.
+        spaces: What that was drawn from.
+    """
+    rungs = SEARCH if search.trials else GRID
+    values = halving(attempts, partial(measured, search), search.metric, rungs)
     return [
         Tuned(
-            [Trial(c.settings, *measurement) for c, *measurement in of_row], search.metric, space_text(space)
+            [TuningTrial(attempt.settings, *value) for attempt, *value in of_row],
+            search.metric,
+            space_text(space) if search.trials else "",
         )
-        for of_row, space in zip(tried, spaces, strict=True)
+        for of_row, space in zip(values, spaces, strict=True)
     ]
 
 
-def halving(
-    groups: Sequence[Sequence[C]], measure: Callable[[list[C], float], list[float]], metric: MetricInfo
-) -> list[list[tuple[C, float, float]]]:
-    """Of each group, every candidate with its value and the fraction of the rounds it was measured after.
+def measured(search: SharedSearch, attempts: Sequence[Attempt], fraction: float) -> list[float]:
+    """The primary metric of each on its validation samples, the mean over clients and seeds.
 
-    The best of each group are measured again with more rounds; of equals, the first are.
+    Args:
+        search: What all rows share.
+        attempts: What is tried.
+        fraction: Of the rounds, that they train for.
     """
-    left = [dict(enumerate(group)) for group in groups]
-    results: list[dict[int, tuple[C, float, float]]] = [{} for _ in groups]
-    for fraction in FRACTIONS:
-        values = iter(measure([candidate for group in left for candidate in group.values()], fraction))
-        for of_group, group in zip(results, left, strict=True):
-            of_group |= {number: (candidate, next(values), fraction) for number, candidate in group.items()}
-            ranked = sorted((-metric.score(of_group[number][1]), number) for number in group)
-            for _, number in ranked[math.ceil(len(group) / KEPT) :]:
-                del group[number]
-    return [list(of_group.values()) for of_group in results]
-
-
-def whole_runs(trials: int) -> float:
-    """What the halving of so many trials costs, in runs of all rounds."""
-    counts = [trials]
-    for _ in FRACTIONS[1:]:
-        counts.append(math.ceil(counts[-1] / KEPT))
-    return sum(count * fraction for count, fraction in zip(counts, FRACTIONS, strict=True))
-
-
-def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -> list[float]:
-    """The primary metric of each on its validation samples, the mean over clients and seeds."""
-    plans = [search.jobs_of(candidate, fraction) for candidate in candidates]
+    plans = [search.jobs_of(attempt, fraction) for attempt in attempts]
     search.run([job for plan in plans for job in plan])
     return [float(np.mean([record_of(job).mean() for job in plan])) for plan in plans]
 
@@ -123,7 +122,7 @@ def optuna_module() -> Any:
     return optuna
 
 
-def _study(search: Search, name: str) -> Any:
+def _study(search: SharedSearch, name: str) -> Any:
     optuna = optuna_module()
     search.folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(search.folder / JOURNAL))
@@ -135,7 +134,7 @@ def _study(search: Search, name: str) -> Any:
     )
 
 
-def _drawn(search: Search, study: Any, space: Space) -> dict[int, Tables]:
+def _drawn(search: SharedSearch, study: Any, space: Space) -> dict[int, Tables]:
     """Trials without a value, by number, of this generation or the next; none at the end."""
     optuna = optuna_module()
     distributions = {".".join(path): _distribution(optuna, values) for path, values in space.items()}

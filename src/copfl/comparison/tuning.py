@@ -1,4 +1,7 @@
-"""What the rows of a comparison try on validation samples, and what is chosen: from a grid, or by a search."""
+"""What the rows of a comparison try on validation samples, and what is chosen: from a grid, or by a search.
+
+`compare` calls it, between the settings of the rows and their runs on all training samples.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from copfl.comparison import search
+from copfl.comparison.halving import whole_runs
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Trial, Tuned
-from copfl.comparison.rows.entries import Base, Entry, described
-from copfl.comparison.rows.entry_settings import applies, by_kind, concerns, job_of, layers_of
+from copfl.comparison.results.results import Tuned
+from copfl.comparison.rows.entries import Base, described
+from copfl.comparison.rows.entry_settings import RowSettings, job_of
 from copfl.comparison.rows.spaces import Range, Space, cells
-from copfl.comparison.search import Candidate, Search
+from copfl.comparison.search import Attempt, SharedSearch
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
 from copfl.settings.complete import complete
@@ -26,44 +30,51 @@ RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What the runs of a comparison have in common."""
 
-    base: Base  # the settings of every row
     out: Path
     seeds: list[int]
     tune_seeds: list[int]
     validation: float  # fraction of the training samples that the tuning tests on
     last: int | None
 
-    def rounds(self, entry: Entry) -> int:
-        """Of each run of the row."""
-        return complete(*layers_of(entry, self.base)).run.rounds
+    def runs(self, row: RowSettings, settings: Tables) -> list[Job]:
+        """The runs of a row with the settings that it chose, one per seed.
 
-    def runs(self, entry: Entry, settings: Tables) -> list[Job]:
-        """The runs of a row with the settings that it chose, one per seed."""
-        parts = self._layers(entry, settings)
-        folder = self.out / "runs"
-        return [job_of(folder, entry.label, parts, seed, last=self.last) for seed in self.seeds]
+        Args:
+            row: The row.
+            settings: What its tuning chose.
+        """
+        folder, layers = self.out / "runs", row.with_settings(settings)
+        return [job_of(folder, row.label, layers, seed, last=self.last) for seed in self.seeds]
 
-    def tuning_runs(self, entry: Entry, settings: Tables, fraction: float = 1.0) -> list[Job]:
-        """The runs that measure settings of a row, with this fraction of the rounds, one per tuning seed."""
-        label = f"{entry.label} {described(settings, 'optimizer', 'algorithm', entry.name)}"
-        parts = self._layers(entry, settings)
+    def tuning_runs(self, row: RowSettings, settings: Tables, fraction: float = 1.0) -> list[Job]:
+        """The runs that measure settings of a row, one per tuning seed.
+
+        Args:
+            row: The row.
+            settings: What it tries.
+            fraction: Of the rounds, that they train for.
+        """
+        label = f"{row.label} {described(settings, 'optimizer', 'algorithm', row.entry.name)}"
+        layers = row.with_settings(settings)
         if fraction < 1:
-            rounds = max(1, round(fraction * complete(*parts).run.rounds))
-            label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
+            rounds = max(1, round(fraction * complete(*layers).run.rounds))
+            label, layers = f"{label}, {rounds} rounds", [*layers, {"run": {"rounds": rounds}}]
         return [
-            job_of(self.out / "tuning", label, parts, seed, validation=self.validation, last=self.last)
+            job_of(self.out / "tuning", label, layers, seed, validation=self.validation, last=self.last)
             for seed in self.tune_seeds
         ]
 
-    def _layers(self, entry: Entry, settings: Tables) -> list[Tables]:
-        return [*layers_of(entry, self.base), by_kind(entry, self.base, settings)]
-
 
 def trials_of(space: Space, trials: int | None) -> int:
-    """How many settings each row tries in a range; 0: there is none to search in, and `trials` must be None."""
+    """How many settings each row tries in a range; 0: there is none to search in, and `trials` must be None.
+
+    Args:
+        space: What is tried.
+        trials: What was asked for.
+    """
     if not any(isinstance(values, Range) for values in space.values()):
         if trials is not None:
             example = "lr=log:1e-4..1e-1"
@@ -75,49 +86,54 @@ def trials_of(space: Space, trials: int | None) -> int:
     return count
 
 
-def space_of_row(entry: Entry, base: Base, named: Space | None) -> Space:
+def space_of_row(row: RowSettings, base: Base, named: Space | None) -> Space:
     """What a row tries.
 
     Args:
-        entry: The row.
+        row: The row.
         base: The settings of every row.
         named: What the comparison names for all rows; None: the default, three learning rates.
     """
-    if named is None:
-        return _default_grid(entry, base)
-    return {  # without the keys of other algorithms, and without those that the entry sets
-        (title, key): values
-        for (title, key), values in named.items()
-        if concerns(entry, base, title) and key not in entry.settings.get(title, {})
-    }
-
-
-def _default_grid(entry: Entry, base: Base) -> Space:
-    """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
-    name = applies(entry, base)[1]
-    if not name:  # of an algorithm without an optimizer
-        return {}
-    titles = ("optimizer", name)
-    if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
+    if named is not None:
+        return {  # without the keys of other algorithms, and without those that the entry sets
+            (title, key): values
+            for (title, key), values in named.items()
+            if row.concerns(title) and key not in row.entry.settings.get(title, {})
+        }
+    titles = ("optimizer", row.optimizer)
+    is_rate_set = any(
+        "lr" in tables.get(title, {}) for tables in (base, row.entry.settings) for title in titles
+    )
+    if not row.optimizer or is_rate_set:
         return {}
     data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
     adapted = bool(base.get("adapter")) or base.get("model", {}).get("train") == "head"
-    usual = usual_rate(name, data, model, adapted)
+    usual = usual_rate(row.optimizer, data, model, adapted)
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def rounds_of(plan: Plan, rows: Sequence[Entry], spaces: Sequence[Space], trials: int) -> float:
-    """The rounds of all runs together, those of the tuning included."""
+def rounds_of(
+    plan: ComparisonPlan, rows: Sequence[RowSettings], spaces: Sequence[Space], trials: int
+) -> float:
+    """The rounds of all runs together, those of the tuning included.
+
+    Args:
+        plan: What the runs have in common.
+        rows: The rows.
+        spaces: What each of them tries.
+        trials: As of `tuned`.
+    """
     total = 0.0
-    for entry, space in zip(rows, spaces, strict=True):
-        tried = (search.whole_runs(trials) if trials else len(list(cells(space)))) if space else 0
-        total += plan.rounds(entry) * (tried * len(plan.tune_seeds) + len(plan.seeds))
+    for row, space in zip(rows, spaces, strict=True):
+        tried = (whole_runs(trials) if trials else len(list(cells(space)))) if space else 0
+        rounds = complete(*row.layers).run.rounds
+        total += rounds * (tried * len(plan.tune_seeds) + len(plan.seeds))
     return total
 
 
 def tuned(
-    plan: Plan,
-    rows: Sequence[Entry],
+    plan: ComparisonPlan,
+    rows: Sequence[RowSettings],
     spaces: Sequence[Space],
     trials: int,
     metric: MetricInfo,
@@ -134,22 +150,21 @@ def tuned(
         run: Trains jobs that are not finished.
     """
 
-    def jobs_of(candidate: Candidate, fraction: float) -> list[Job]:
-        return plan.tuning_runs(rows[candidate.row], candidate.settings, fraction)
+    def jobs_of(attempt: Attempt, fraction: float) -> list[Job]:
+        return plan.tuning_runs(rows[attempt.row], attempt.settings, fraction)
 
-    shared = Search(trials, plan.out / "tuning", plan.tune_seeds[0], metric, jobs_of, run)
+    shared = SharedSearch(trials, plan.out / "tuning", plan.tune_seeds[0], metric, jobs_of, run)
     if trials:
-        return search.searched(
-            shared, spaces, [_study_name(plan, *row) for row in zip(rows, spaces, strict=True)]
-        )
-    grids = [
-        [Candidate(row, cell) for cell in cells(space)] if space else [] for row, space in enumerate(spaces)
-    ]
-    values = iter(search.measured(shared, [candidate for grid in grids for candidate in grid], 1.0))
-    return [Tuned([Trial(candidate.settings, next(values)) for candidate in grid], metric) for grid in grids]
+        names = [_study_name(plan, *row) for row in zip(rows, spaces, strict=True)]
+        attempts = search.drawn(shared, spaces, names)
+    else:
+        attempts = [
+            [Attempt(row, cell) for cell in cells(space)] if space else [] for row, space in enumerate(spaces)
+        ]
+    return search.tried(shared, attempts, spaces)
 
 
-def _study_name(plan: Plan, entry: Entry, space: Space) -> str:
+def _study_name(plan: ComparisonPlan, row: RowSettings, space: Space) -> str:
     """With all that the trials of a row depend on, so that the same search goes on."""
-    settings = essential(complete(*layers_of(entry, plan.base)))
-    return f"{entry.label} {digest([settings, str(space), plan.tune_seeds, plan.validation, plan.last])}"
+    settings = essential(complete(*row.layers))
+    return f"{row.label} {digest([settings, str(space), plan.tune_seeds, plan.validation, plan.last])}"

@@ -1,4 +1,7 @@
-"""A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays."""
+"""A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays.
+
+`settings.user_code` comes here with what a program passed, and `datasets` with the name of a file.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,12 +38,12 @@ def npz_content(path: Path) -> dict[str, Any]:
     """The arrays of a user's .npz file, those called x.NAME as one dict, x."""
     content: dict[str, Any] = {}
     for key, array in reading.npz_arrays(path).items():
-        name, dot, part = key.partition(".")
+        name, dot, extension = key.partition(".")
         if name not in NPZ_ARRAYS or (dot and name not in ("x", "x_test")):
             known = f"{', '.join(NPZ_ARRAYS)}, x.NAME and x_test.NAME"
             raise DataError(f"the file has an array {key}; known are {known}")
         if dot:
-            content.setdefault(name, {})[part] = array
+            content.setdefault(name, {})[extension] = array
         else:
             content[name] = array
     return content
@@ -151,29 +154,29 @@ def from_arrays(
     if group is not None:
         origins = numbered("group", [g for g in (group, group_test) if g is not None], groups)
     for suffix, size, labels, origin in zip(("", "_test"), sizes, targets.parts, origins.parts, strict=False):
-        for what, part in ((f"y{suffix}", labels), (f"group{suffix}", origin)):
-            if part is not None and len(part) != size:
-                raise DataError(f"{what} has shape {list(part.shape)}, but there are {size:,} samples")
+        for what, values in ((f"y{suffix}", labels), (f"group{suffix}", origin)):
+            if values is not None and len(values) != size:
+                raise DataError(f"{what} has shape {list(values.shape)}, but there are {size:,} samples")
     notes = [note, targets.note, origins.note]
     if targets.kind == CLASSIFICATION:
         notes.append(spelled_alike("classes", targets.names))
     notes.append(spelled_alike("groups", origins.names))
-    parts = [Samples(*part) for part in zip(inputs, targets.parts, origins.parts, strict=True)]
-    parts = (
-        [replace(part, unit=m.unit, time=m.time) for part, m in zip(parts, marks, strict=True)]
+    splits = [Samples(*arrays) for arrays in zip(inputs, targets.parts, origins.parts, strict=True)]
+    splits = (
+        [replace(samples, unit=m.unit, time=m.time) for samples, m in zip(splits, marks, strict=True)]
         if marks
-        else parts
+        else splits
     )
     warning = ""
-    if len(parts) == 1:
-        train, test, how = split_off(parts[0], marks[0].keys if marks else None, split)
+    if len(splits) == 1:
+        train, test, how = split_off(splits[0], marks[0].keys if marks else None, split)
         notes.append(how)
     else:
-        train, test = parts
-    kinds = [shown(part.x) for part in (train, test)]
+        train, test = splits
+    kinds = [shown(samples.x) for samples in (train, test)]
     if kinds[0] != kinds[1]:
         raise DataError(f"a sample of x is {kinds[0]}, one of x_test is {kinds[1]}; they must be alike")
-    if len(parts) == 2 and leave_out:
+    if len(splits) == 2 and leave_out:
         train, test, warning = without_tested(train, test, bool(marks))
     is_image = not isinstance(train.x, dict) and train.x.dtype == np.uint8 and train.x.ndim == 4
     mean, std = statistics(train.x) if is_image else ((), ())
@@ -235,23 +238,27 @@ def _input(x: Any, what: str) -> NDArray[Any]:
     return np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
 
 
-def joined(parts: Sequence[Dataset], name: str = "clients", clients: Sequence[str] = ()) -> Dataset:
+def joined(of_clients: Sequence[Dataset], name: str = "clients", clients: Sequence[str] = ()) -> Dataset:
     """One data set of several clients' own, whose groups are the clients.
 
     Args:
-        parts: The data set of each client.
+        of_clients: The data set of each client.
         name: Of the data set, for titles.
         clients: The names of the clients; none: their numbers.
     """
-    called = list(clients) or list(map(str, range(len(parts))))
-    first = parts[0]
-    notes = [f"client {one}: {part.note}" for one, part in zip(called, parts, strict=True) if part.note]
+    called = list(clients) or list(map(str, range(len(of_clients))))
+    first = of_clients[0]
+    notes = [
+        f"client {one}: {data_of_client.note}"
+        for one, data_of_client in zip(called, of_clients, strict=True)
+        if data_of_client.note
+    ]
     of_classes = first.kind == CLASSIFICATION
-    classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))
+    classes = tuple(dict.fromkeys(label for data_of_client in of_clients for label in data_of_client.classes))
     if all(label.lstrip("-").isdecimal() for label in classes):
         classes = tuple(sorted(classes, key=int))
-    for one, part in zip(called, parts, strict=True):
-        kinds = [(p.kind, shown(p.train.x)) for p in (first, part)]
+    for one, data_of_client in zip(called, of_clients, strict=True):
+        kinds = [(p.kind, shown(p.train.x)) for p in (first, data_of_client)]
         if kinds[0] != kinds[1]:
             difference = f"client {called[0]} has {kinds[0][0]} with samples {kinds[0][1]}"
             raise DataError(
@@ -259,33 +266,45 @@ def joined(parts: Sequence[Dataset], name: str = "clients", clients: Sequence[st
             )
     splits = []
     for side in ("train", "test"):
-        sides: list[Samples] = [getattr(part, side) for part in parts]
-        x = {key: np.concatenate([by_name(part.x)[key] for part in sides]) for key in by_name(first.train.x)}
-        labels = [np.array(part.classes)[getattr(part, side).y] for part in parts] if of_classes else None
+        sides: list[Samples] = [getattr(data_of_client, side) for data_of_client in of_clients]
+        x = {
+            key: np.concatenate([by_name(data_of_client.x)[key] for data_of_client in sides])
+            for key in by_name(first.train.x)
+        }
+        labels = (
+            [
+                np.array(data_of_client.classes)[getattr(data_of_client, side).y]
+                for data_of_client in of_clients
+            ]
+            if of_classes
+            else None
+        )
         y = np.concatenate(labels or [samples.y for samples in sides])
-        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in sides])
+        group = np.repeat(np.arange(len(of_clients)), [len(samples) for samples in sides])
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
     names = {"classes": classes if of_classes else first.classes, "groups": called}
     data = from_splits(
         splits, name=name, kind=first.kind, note="; ".join(notes[:3]), leave_out=False, **names
     )
-    if any(part.train.unit is not None for part in parts):
-        units = [_units(part) for part in parts]
+    if any(data_of_client.train.unit is not None for data_of_client in of_clients):
+        units = [_units(data_of_client) for data_of_client in of_clients]
         begins = np.cumsum([0, *(1 + int(unit.max()) for unit in units[:-1])])
-        of_train = [begin + u[: len(p.train)] for begin, u, p in zip(begins, units, parts, strict=True)]
-        of_test = [begin + u[len(p.train) :] for begin, u, p in zip(begins, units, parts, strict=True)]
+        of_train = [begin + u[: len(p.train)] for begin, u, p in zip(begins, units, of_clients, strict=True)]
+        of_test = [begin + u[len(p.train) :] for begin, u, p in zip(begins, units, of_clients, strict=True)]
         data = replace(
             data,
             train=replace(data.train, unit=np.concatenate(of_train)),
             test=replace(data.test, unit=np.concatenate(of_test)),
         )
-    if all(part.train.time is not None for part in parts):
-        train, test = (np.concatenate([getattr(p, side).time for p in parts]) for side in ("train", "test"))
+    if all(data_of_client.train.time is not None for data_of_client in of_clients):
+        train, test = (
+            np.concatenate([getattr(p, side).time for p in of_clients]) for side in ("train", "test")
+        )
         data = replace(data, train=replace(data.train, time=train), test=replace(data.test, time=test))
     warnings = tuple(
         f"client {one}: {warning}"
-        for one, part in zip(called, parts, strict=True)
-        for warning in part.warnings
+        for one, data_of_client in zip(called, of_clients, strict=True)
+        for warning in data_of_client.warnings
     )
     return replace(data, augment=first.augment, table=first.table, warnings=warnings)
 

@@ -124,17 +124,19 @@ def without_tested(train: Samples, test: Samples, are_marked: bool) -> tuple[Sam
     return train.take(~leaves), test, f"{how} not earlier, and are left out of training"
 
 
-def units_of(parts: Sequence[Samples]) -> Codes | None:
+def units_of(splits: Sequence[Samples]) -> Codes | None:
     """What belongs together in these samples, one after the other: copies at a site; None: there are none."""
-    contents = [_contents(part) for part in parts]
-    site, keys = np.concatenate([*map(_site_of, parts)]), np.concatenate([*map(row_hashes, contents)])
+    contents = [_contents(samples) for samples in splits]
+    site, keys = np.concatenate([*map(_site_of, splits)]), np.concatenate([*map(row_hashes, contents)])
     if len(np.unique(mixed(keys + mixed(site.astype(np.uint64))))) == len(keys):
         return None
     if any(
-        part[name].shape[1:] != array.shape[1:] for part in contents for name, array in contents[0].items()
+        samples[name].shape[1:] != array.shape[1:]
+        for samples in contents
+        for name, array in contents[0].items()
     ):
         return None  # an error that is named later
-    together = {name: np.concatenate([part[name] for part in contents]) for name in contents[0]}
+    together = {name: np.concatenate([samples[name] for samples in contents]) for name in contents[0]}
     return united(
         copies(
             keys, columns_of(together), site, together["x"].dtype.kind == "U" if "x" in together else False
@@ -201,15 +203,15 @@ def drawn(strata: Codes, unit: Codes, order: NDArray[np.uint64] | Codes, wanted:
     stratum = np.full(len(names), strata.min())
     np.maximum.at(stratum, member, strata)
     listed = np.lexsort((rank, stratum))
-    share, goal, taken = wanted / len(unit), 0.0, 0
+    share, goal, rows_drawn = wanted / len(unit), 0.0, 0
     for block in np.split(listed, np.flatnonzero(np.diff(stratum[listed])) + 1):
         goal += share * sizes[block].sum()
-        reached = taken + np.cumsum(sizes[block]) - sizes[block] / 2
+        reached = rows_drawn + np.cumsum(sizes[block]) - sizes[block] / 2
         most = min(max(len(block) // 2, round(share * len(block))), len(block) - 1)
         count = min(int(np.searchsorted(reached, goal + 1e-9, side="right")), most)
         chosen[block[:count]] = True
-        taken += int(sizes[block[:count]].sum())
-    if not taken:
+        rows_drawn += int(sizes[block[:count]].sum())
+    if not rows_drawn:
         chosen[np.lexsort((rank, sizes))[0]] = True
     return np.asarray(chosen[member])
 
@@ -234,6 +236,10 @@ def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArra
     """A mask of the test samples: a fifth of each group, evenly over its classes, and one of two or more.
 
     A class keeps at least one train sample in some group.
+
+    Args:
+        group: Of each sample.
+        y: The class of each sample.
     """
     order = np.lexsort((y, group))
     size = np.bincount(group)[group]

@@ -39,7 +39,12 @@ _PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"
 
 @contextmanager
 def data_errors(source: str, kind: str = "file") -> Iterator[None]:
-    """Turns every error inside into a DataError that names the source: damaged files can raise anything."""
+    """Turns every error inside into a DataError that names the source: damaged files can raise anything.
+
+    Args:
+        source: What is read, for the error.
+        kind: Such as "file" or "archive", for the error.
+    """
     try:
         yield
     except DataError:
@@ -53,7 +58,12 @@ def data_errors(source: str, kind: str = "file") -> Iterator[None]:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a file of at most `limit` bytes."""
+    """The content of a file of at most `limit` bytes.
+
+    Args:
+        path: Of the file.
+        limit: The most bytes that it may have.
+    """
     with data_errors(str(path)):
         return _whole(str(path), path.stat().st_size, path.read_bytes, limit)
 
@@ -72,7 +82,7 @@ def _whole(source: str, size: int, read: Callable[[], bytes], limit: int) -> byt
 # Folders and archives
 
 
-class Member(NamedTuple):
+class StoredFile(NamedTuple):
     """A regular file in a folder or an archive; one in an archive is readable until the next is requested."""
 
     name: str
@@ -83,7 +93,12 @@ class Member(NamedTuple):
 
 
 def existing(data_dir: Path | None, *names: str) -> list[Path]:
-    """The files and folders of these names or patterns in the data folder."""
+    """The files and folders of these names or patterns in the data folder.
+
+    Args:
+        data_dir: The data folder.
+        names: Or patterns.
+    """
     if data_dir is None:
         folder = how_to_set("data_dir", "DIR", "--data-dir")
         raise DataError(f"no data folder was given; name one with {folder} or in COPFL_DATA")
@@ -93,19 +108,24 @@ def existing(data_dir: Path | None, *names: str) -> list[Path]:
 
 
 def first_existing(data_dir: Path | None, *names: str) -> Path:
-    """The first of these files or folders in the data folder; a DataError if there is none."""
+    """The first of these files or folders in the data folder; a DataError if there is none.
+
+    Args:
+        data_dir: The data folder.
+        names: Or patterns, the best one first.
+    """
     paths = existing(data_dir, *names)
     if not paths:
         raise DataError(f"{data_dir} has neither {' nor '.join(names)}")
     return paths[0]
 
 
-def members(location: Path) -> Iterator[Member]:
+def members(location: Path) -> Iterator[StoredFile]:
     """The regular files of a folder, a .zip or a tar archive, compressed or not; links are skipped."""
     if location.is_dir():
         for path in sorted(path for path in location.rglob("*") if path.is_file()):
             name, size = path.relative_to(location).as_posix(), path.stat().st_size
-            yield Member(name, path, 0, size, partial(read_bytes, path))
+            yield StoredFile(name, path, 0, size, partial(read_bytes, path))
         return
     if location.suffix == ".zip":
         yield from _zip_members(location, location)
@@ -119,10 +139,10 @@ def members(location: Path) -> Iterator[Member]:
             archive.members = []  # type: ignore[attr-defined]
             if info.isreg() and not info.issparse() and (file := archive.extractfile(info)):
                 read = partial(_whole, f"{location} ({info.name})", info.size, file.read)
-                yield Member(info.name, location, info.offset_data, info.size, read)
+                yield StoredFile(info.name, location, info.offset_data, info.size, read)
 
 
-def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[Member]:
+def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[StoredFile]:
     """The files of a .zip archive, and of .zip archives in it."""
     with data_errors(str(location), "zip archive"), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
@@ -131,7 +151,7 @@ def _zip_members(location: Path, file: Path | IO[bytes]) -> Iterator[Member]:
             if info.filename.endswith(".zip"):
                 yield from _zip_members(location, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
             elif not info.is_dir():
-                yield Member(info.filename, location, 0, info.file_size, read)
+                yield StoredFile(info.filename, location, 0, info.file_size, read)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -162,6 +182,10 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
 
     The three numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing
     else, is called. Any other name is refused. `pickled_bytes` turns a record into an array.
+
+    Args:
+        raw: The content of the file.
+        source: Its name, for the error.
     """
 
     # A class per call: a pickle that sets attributes of the class changes it for no other call.
@@ -191,7 +215,13 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
 
 
 def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8]:
-    """The uint8 array [n, columns] of a record that `unpickle` returned."""
+    """The uint8 array [n, columns] of a record that `unpickle` returned.
+
+    Args:
+        record: As `unpickle` returned it.
+        columns: Of the array.
+        source: The name of the file, for the error.
+    """
     match getattr(record, "state", None):
         case (_, (int(n), int(width)), _, False | 0, bytes(raw)) if (
             width == columns and len(raw) == n * width
@@ -268,7 +298,12 @@ def by_folder(path: PurePosixPath) -> tuple[str, str] | None:
 
 
 def image_files(location: Path, locate: Locate = by_folder) -> list[ImageFile]:
-    """The images in a folder or an archive, encoded, ordered by split, label and name."""
+    """The images in a folder or an archive, encoded, ordered by split, label and name.
+
+    Args:
+        location: A folder or an archive.
+        locate: The split and the label of a path; None: the file is no image of the data set.
+    """
     images = []
     for member in members(location):
         path = PurePosixPath(member.name)
@@ -299,7 +334,13 @@ def _opened_image(raw: bytes, source: str) -> Iterator[Any]:
 
 
 def image_size(raw: bytes, source: str, upright: bool = False) -> tuple[int, int]:
-    """Height and width of an encoded image, from its header alone; see `decode`."""
+    """Height and width of an encoded image, from its header alone; see `decode`.
+
+    Args:
+        raw: The encoded image.
+        source: Its name, for the error.
+        upright: Whether it is turned as its header says.
+    """
     with _opened_image(raw, source) as image:
         is_turned = upright and image.getexif().get(ORIENTATION) in QUARTER_TURNS
         return (image.width, image.height) if is_turned else (image.height, image.width)
@@ -348,7 +389,15 @@ def decode_all(
     resize: bool = True,
     upright: bool = False,
 ) -> NDArray[np.uint8]:
-    """Encoded images as uint8 [n, channels, *size]; see `decode`."""
+    """Encoded images as uint8 [n, channels, *size]; see `decode`.
+
+    Args:
+        images: Encoded.
+        size: Height and width.
+        gray: Whether there is one channel, and not three.
+        resize: Whether images of other sizes are resized; else they are an error.
+        upright: Whether each is turned as its header says.
+    """
     decoded = np.empty((len(images), 1 if gray else 3, *size), dtype=np.uint8)
 
     def put(position: int, image: ImageFile) -> None:
@@ -372,6 +421,11 @@ def intact(images: Sequence[ImageFile]) -> list[ImageFile]:
 
 
 def in_threads(function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
-    """`map`, with a thread per core."""
+    """`map`, with a thread per core.
+
+    Args:
+        function: What is called.
+        arguments: As of `map`.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, *arguments))

@@ -1,4 +1,7 @@
-"""A loaded data set: arrays, names and the normalisation of the channels."""
+"""A loaded data set: arrays, names and the normalisation of the channels.
+
+Every reader of data returns a `Dataset`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,12 @@ Shape = Any  # of one sample: a tuple of numbers, or one by name
 
 
 def each(change: Callable[[NDArray[Any]], Any], x: Inputs) -> Any:
-    """`change` of the array, or of each of several."""
+    """`change` of the array, or of each of several.
+
+    Args:
+        change: Of an array.
+        x: An array, or several by name.
+    """
     return {name: change(array) for name, array in x.items()} if isinstance(x, dict) else change(x)
 
 

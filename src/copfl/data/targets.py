@@ -1,4 +1,7 @@
-"""Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names."""
+"""Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names.
+
+`arrays`, `tables` and contracts come here with what people call y.
+"""
 
 import re
 from collections.abc import Sequence
@@ -35,6 +38,12 @@ def targets_of(
     Whole numbers and texts [n] are classes, and so are rows with one 1 [n, k]; other rows of 0 and 1 are
     labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens. Messages say
     what the targets are `called`.
+
+    Args:
+        splits: Of train, and of test if there are two.
+        kind: Of the targets; None: what they look like.
+        classes: Their names; None: what is in the targets.
+        called: The targets, in messages.
     """
     if kind is not None:
         one_of(KINDS, kind=kind)
@@ -80,7 +89,13 @@ def targets_of(
 
 
 def numbered(what: str, splits: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
-    """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers index `names`, if given."""
+    """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers index `names`, if given.
+
+    Args:
+        what: They are, for the error: "label" or "group".
+        splits: An array each.
+        names: Which whole numbers index.
+    """
     parts = [as_array(part, what) for part in splits]
     for part in parts:
         if part.ndim != 1:
@@ -135,7 +150,12 @@ def spelled_alike(what: str, names: Sequence[str]) -> str:
 
 
 def named(y: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
-    """Labels of a further file; whole numbers as texts where the names of the classes are whole numbers."""
+    """Labels of a further file; whole numbers as texts where the names of the classes are whole numbers.
+
+    Args:
+        y: The labels.
+        names: Of the classes.
+    """
     are_numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return y.astype(np.str_) if are_numbers and y.dtype.kind in "iu" and y.ndim == 1 else y
 
@@ -154,7 +174,12 @@ def _found(what: str, parts: list[NDArray[Any]], names: tuple[str, ...], values:
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
-    """The values, or a tensor's, as an array; texts among Python objects as texts."""
+    """The values, or a tensor's, as an array; texts among Python objects as texts.
+
+    Args:
+        values: An array, a list or a tensor.
+        what: They are, for the error.
+    """
     with raised_as(DataError, f"{what} must be an array: {{}}", ValueError):
         array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):

@@ -20,7 +20,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, next_plan, traits
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.machine import processors
@@ -46,7 +46,7 @@ class Workload(NamedTuple):
 
     algorithm: AnyAlgorithm
     task: Task
-    federation: Federation
+    federation: FederatedData
     batch: int
     participants: int  # in each round
     rounds: int
@@ -65,6 +65,11 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
     """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
 
     The model is tried on two samples: one that does not fit the data or the engine fails before the run.
+
+    Args:
+        load: What is trained.
+        engine: Its name, or "auto".
+        chunk: Clients in a batch; 0: as many as fit into memory.
     """
     task, federation = load.task, load.federation
     cuda = task.device.type == "cuda"
@@ -90,8 +95,14 @@ def choose_engine(load: Workload, *, engine: str, chunk: int) -> Mapping:
     return choose(load, [named, *others])
 
 
-def check_fit(task: Task, federation: Federation, problem: str | None = None) -> None:
-    """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already."""
+def check_fit(task: Task, federation: FederatedData, problem: str | None = None) -> None:
+    """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already.
+
+    Args:
+        task: With the model.
+        federation: The samples.
+        problem: What is known already to be wrong; "" for nothing, None where nothing was tried.
+    """
     problem = _problem(task, mapping.sequential(), federation.train.rows([0])) if problem is None else problem
     if problem:
         kinds = {x.dtype for x in tree.leaves(federation.train.x)}
@@ -106,8 +117,8 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
 
     problem, shapes = "", list[list[int]]()
 
-    def step(given: tuple[Tensor, Data]) -> Tensor:
-        w, data = given
+    def step(inputs: tuple[Tensor, Data]) -> Tensor:
+        w, data = inputs
         x, y = tree.each(lambda t: t[:2], (task.numbers(data.x), data.y))
         keyed = Keyed(x, torch.zeros((), dtype=torch.int64, device=task.device))
         shapes.append(list(task.forward(w, x)[0].shape[1:]))
@@ -134,23 +145,32 @@ def clients_per_batch(task: Task, participants: int) -> int:
     """The clients in one batch, so that it fits into memory and the batches of a round are of equal size.
 
     On a GPU another size would need another CUDA graph. On a CPU the batches also use all processors.
+
+    Args:
+        task: With the model.
+        participants: Clients of a round.
     """
     vector = 4 * task.layout.size
     if task.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(task.device)
         most = max(1, min(MAX_CLIENTS["cuda"], int(free / (GPU_VECTORS * vector + ACTIVATIONS))))
         return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
-    parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / (VECTORS * vector)))))
+    batches = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / (VECTORS * vector)))))
     workers = min(processors(), 8)
     if participants >= 8 * workers:  # with fewer, a batch would be too small to be fast
-        parts = math.ceil(parts / workers) * workers
-    return math.ceil(participants / parts)
+        batches = math.ceil(batches / workers) * workers
+    return math.ceil(participants / batches)
 
 
-def runs_at_a_time(task: Task, federation: Federation, participants: int) -> int:
+def runs_at_a_time(task: Task, federation: FederatedData, participants: int) -> int:
     """The runs of this size that the machine trains at a time, each in a process of its own.
 
     One per processor; on a GPU as far as its memory suffices. A small model alone leaves most of a GPU idle.
+
+    Args:
+        task: With the model.
+        federation: The samples, which each process has.
+        participants: Clients of a round.
     """
     if task.device.type != "cuda":
         return processors()
@@ -162,7 +182,12 @@ def runs_at_a_time(task: Task, federation: Federation, participants: int) -> int
 
 
 def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
-    """The first engine, unless the run is long and another is clearly faster, on all processes together."""
+    """The first engine, unless the run is long and another is clearly faster, on all processes together.
+
+    Args:
+        load: What is trained.
+        engines: Those that it can be trained with, the usual one first.
+    """
     best, *others = engines
     if not others:
         return best
@@ -179,7 +204,12 @@ def choose(load: Workload, engines: Sequence[Mapping]) -> Mapping:
 
 
 def total_seconds(load: Workload, engine: Mapping) -> float:
-    """The processor seconds of all local updates on a CPU; of a short run an upper bound."""
+    """The processor seconds of all local updates on a CPU; of a short run an upper bound.
+
+    Args:
+        load: What is trained.
+        engine: How.
+    """
     return seconds(load, engine, enough=PARALLEL_FROM / load.local_updates) * load.local_updates
 
 
@@ -188,6 +218,12 @@ def processes(load: Workload, engine: Mapping, states: int, total: float) -> int
 
     `states` is the number of clients' records in memory, which processes must then share; `total` are the
     processor seconds of all local updates. Results do not depend on the number of processes.
+
+    Args:
+        load: What is trained.
+        engine: How.
+        states: Clients' records in memory, which processes must then share.
+        total: The processor seconds of all local updates.
     """
     algorithm, task = load.algorithm, load.task
     most = min(processors(), math.ceil(load.participants / engine.chunk))
@@ -222,6 +258,12 @@ def seconds(load: Workload, engine: Mapping, limit: float = math.inf, enough: fl
     The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
     multiplied by the number of steps: a slow engine would otherwise take a minute. Few samples of two clients
     come first. Of a large model they take long enough to decide, and all samples would take minutes.
+
+    Args:
+        load: What is trained.
+        engine: How.
+        limit: Of a better engine: a first measurement far beyond it decides.
+        enough: A first measurement below it decides.
     """
     algorithm = load.algorithm
     task = load.task.with_batching() if engine.name != "sequential" else load.task
@@ -242,9 +284,9 @@ def seconds(load: Workload, engine: Mapping, limit: float = math.inf, enough: fl
     whole, factor = _trial(load, clients, load.batch)
     best = math.inf
     for _ in range(2):
-        taken = measured(whole)
-        best = min(best, taken * factor)
-        if best < enough or best > 3 * limit or taken > LONG:
+        elapsed = measured(whole)
+        best = min(best, elapsed * factor)
+        if best < enough or best > 3 * limit or elapsed > LONG:
             break
     return best
 
@@ -254,8 +296,8 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
 
     With fewer samples than a batch, the clients have no others: some updates also make a pass over all.
     """
-    algorithm, task, federation, part = load.algorithm, load.task, load.federation, np.arange(clients)
-    sizes, data = federation.train.sizes[part], federation.train.rows(part)
+    algorithm, task, federation, ids = load.algorithm, load.task, load.federation, np.arange(clients)
+    sizes, data = federation.train.sizes[ids], federation.train.rows(ids)
     steps = traits(algorithm).local_steps or math.ceil(sizes.max() / load.batch)
     factor = steps / clients
     if samples < load.batch:
@@ -263,16 +305,16 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
         sizes = np.minimum(sizes, samples)
         x, y = tree.each(lambda t: t[:, :samples], (data.x, data.y))
         data = Data(x, y, data.size.clamp(max=samples))
-    records = tree.repeat(algorithm.client_init(task), len(part))
+    records = tree.repeat(algorithm.client_init(task), len(ids))
     augment = federation.dataset.augment
     batches = next_plan(
-        algorithm, task, records, 0, part, sizes, seed=0, batch=min(load.batch, samples), augment=augment
+        algorithm, task, records, 0, ids, sizes, seed=0, batch=min(load.batch, samples), augment=augment
     )
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
-        ids=torch.from_numpy(part),
+        ids=torch.from_numpy(ids),
         clients=records,
-        groups=(Group(None, data, federation.test.rows(part), tuple(epoch[:1] for epoch in batches)),),
+        groups=(Group(None, data, federation.test.rows(ids), tuple(epoch[:1] for epoch in batches)),),
     )
     return chunk, factor
 

@@ -1,4 +1,7 @@
-"""A simulation's whole state in one safetensors file with a checksum."""
+"""A simulation's whole state in one safetensors file with a checksum.
+
+A run folder writes and reads it; the report looks into it.
+"""
 
 import contextlib
 import hashlib
@@ -21,14 +24,20 @@ UNKNOWN = "0" * 64  # a checksum until it is computed
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Writes the trees and `about`, small facts that identify them."""
+    """Writes the trees and `about`, small facts that identify them.
+
+    Args:
+        path: Of the file.
+        trees: Records of tensors by name.
+        about: Small facts that identify them.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {
-        f"{name}:{place}": t.detach().cpu().contiguous()
-        for name, part in trees.items()
-        for place, t in tree.named(part)
+        f"{name}:{key}": t.detach().cpu().contiguous()
+        for name, record in trees.items()
+        for key, t in tree.named(record)
     }
     tensors = wire.separate(tensors)
     text = json.dumps(dict(about), sort_keys=True)
@@ -37,12 +46,12 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     with ThreadPoolExecutor(1) as thread:  # the checksum takes as long as the disk
         checksum = thread.submit(_checksum, tensors, text)
 
-        def write(part: Path) -> None:
+        def write(temporary: Path) -> None:
             try:
-                save_file(tensors, part, head)
+                save_file(tensors, temporary, head)
             except SafetensorError as error:
                 raise OSError(str(error)) from error
-            _fill_in(part, checksum.result())
+            _fill_in(temporary, checksum.result())
 
         write_with(path, write)
 
@@ -56,18 +65,26 @@ def _fill_in(path: Path, checksum: str) -> None:
 
 
 def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit."""
+    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit.
+
+    Args:
+        path: Of the file.
+        like: Records by name, with the shapes and devices that are expected.
+    """
     tensors, about = read(path)
     result: dict[str, Any] = {}
-    for name, part in like.items():
-        expected = dict(tree.named(part))
-        found = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
+    for name, record in like.items():
+        expected = dict(tree.named(record))
+        stored = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
         try:
-            taken = [wire.take(found, place, t.shape, t.dtype).to(t.device) for place, t in expected.items()]
-            wire.refuse_rest(found)
+            values = [
+                wire.take(stored, key_of_value, t.shape, t.dtype).to(t.device)
+                for key_of_value, t in expected.items()
+            ]
+            wire.refuse_rest(stored)
         except WireError as error:
             raise RunError(f"{path} is not a checkpoint of this run: in {name}, {error}") from error
-        result[name] = tree.rebuild(part, taken)
+        result[name] = tree.rebuild(record, values)
     return result, about
 
 
@@ -85,7 +102,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def peek(path: Path, name: re.Pattern[str] | None = None) -> tuple[Tensor | None, dict[str, Any]]:
-    """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared."""
+    """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared.
+
+    Args:
+        path: Of the file.
+        name: A pattern; the first tensor whose name fits is read. None: no tensor is.
+    """
     with _opened(path) as (file, text, _):
         names = [key for key in file.keys() if name is not None and name.fullmatch(key)]  # noqa: SIM118
         return file.get_tensor(names[0]) if names else None, foreign.json_of(text)

@@ -1,4 +1,7 @@
-"""A program recorded once as a CUDA graph and replayed: one launch instead of thousands."""
+"""A program recorded once as a CUDA graph and replayed: one launch instead of thousands.
+
+`mapping.cuda_graph` is the engine that calls its functions with a `Recorder`.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -78,16 +81,16 @@ class Recorder:
         self.sources: dict[object, list[Tensor]] = {}
         self.pool: Any = None
 
-    def __call__(self, f: Callable[[G], R], given: G, variant: object) -> R:
-        tensors = tree.leaves(given)
+    def __call__(self, f: Callable[[G], R], inputs: G, variant: object) -> R:
+        tensors = tree.leaves(inputs)
         if not tensors[0].is_cuda:
-            return f(given)
+            return f(inputs)
         key = (variant, tuple((t.shape, t.dtype) for t in tensors))
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARMUP:
-            return self._warm_up(f, given, first=self.calls[key] == 1)
+            return self._warm_up(f, inputs, first=self.calls[key] == 1)
         if key not in self.recordings:
-            self.recordings[key] = self._record(f, given)
+            self.recordings[key] = self._record(f, inputs)
             self.sources[key] = []
         return self._replay(key, tensors)  # type: ignore[no-any-return]
 
@@ -107,7 +110,7 @@ class Recorder:
             copies[id(t)].copy_(t)
         return tree.each(lambda t: copies.get(id(t), t), recording.result)
 
-    def _warm_up(self, f: Callable[[G], R], given: G, first: bool = False) -> R:
+    def _warm_up(self, f: Callable[[G], R], inputs: G, first: bool = False) -> R:
         """Calls f eagerly on one side stream, as recording will; each stream caches the memory it frees."""
         if self.stream is None:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
@@ -116,17 +119,17 @@ class Recorder:
             if first and can_compile():
                 from copfl.kernels.triton.compiling import first_call
 
-                result = first_call(lambda: f(given))
+                result = first_call(lambda: f(inputs))
             else:
-                result = f(given)
+                result = f(inputs)
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.empty_cache()  # another process may need the memory until the recording
         return result
 
-    def _record(self, f: Callable[[G], R], given: G) -> Recording:
+    def _record(self, f: Callable[[G], R], inputs: G) -> Recording:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # a recording has a memory pool of its own, so the warm-up's is freed first
-        fixed = tree.each(lambda t: t.contiguous().clone(), given)
+        fixed = tree.each(lambda t: t.contiguous().clone(), inputs)
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
         try:

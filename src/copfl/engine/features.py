@@ -1,4 +1,7 @@
-"""The samples of a run as features of the model's frozen front, computed once and kept: core.front."""
+"""The samples of a run as features of the model's frozen front, computed once and kept: core.front.
+
+`prepare` asks for it where a part of the model is frozen.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.front import MEMORY, Front, bytes_of, cached_samples, front_of, tail_task
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation, Split
+from copfl.data.clients.federation import FederatedData, Split
 
 
 class Cached(Split):
@@ -39,11 +42,11 @@ class Cached(Split):
         return {"x": self.x} | {k: v for k, v in vars(self).items() if k not in ("split", "task", "front")}
 
 
-class Training(NamedTuple):
+class TrainedPart(NamedTuple):
     """What the rounds train: the task and its samples, or its tail and their features."""
 
     task: Task
-    federation: Federation
+    federation: FederatedData
     front: Front | None = None
     bytes: int = 0  # of the features
 
@@ -57,10 +60,16 @@ class Training(NamedTuple):
         return {} if self.front is None else {"cached_features": {"of": self.front.cut, "bytes": self.bytes}}
 
 
-def training_of(task: Task, federation: Federation, cache: str) -> Training:
-    """The tail and the features, where the model has a front that can be cached within the memory limit."""
+def training_of(task: Task, federation: FederatedData, cache: str) -> TrainedPart:
+    """The tail and the features, where the model has a front that can be cached within the memory limit.
+
+    Args:
+        task: With the whole model.
+        federation: The samples.
+        cache: "on", "off", or "auto" for what fits into memory.
+    """
     first = federation.train.rows([0])
-    plain = Training(task, federation)
+    plain = TrainedPart(task, federation)
     if cache == "off" or federation.dataset.augment or not int(first.size):
         return plain
     data = tree.row(first, 0)
@@ -70,7 +79,9 @@ def training_of(task: Task, federation: Federation, cache: str) -> Training:
     size = bytes_of(task, front, data.x) * sum(len(s.y) for s in federation.splits)
     if size > MEMORY[task.device.type] and cache != "on":
         return plain
-    kept = copy.copy(federation)
-    kept.train, kept.test, *validation = (Cached(split, task, front) for split in federation.splits)
-    kept.validation = validation[0] if validation else None
-    return Training(tail_task(task, front), kept, front, size)
+    with_features = copy.copy(federation)
+    with_features.train, with_features.test, *validation = (
+        Cached(split, task, front) for split in federation.splits
+    )
+    with_features.validation = validation[0] if validation else None
+    return TrainedPart(tail_task(task, front), with_features, front, size)

@@ -16,19 +16,24 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import choose
 from copfl.core.halves import first_half, loss_with
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.mapping import Mapping
 from copfl.engine.rounds import Ids, Store, Values
 
 
-class Halves(NamedTuple):
+class ClientHalves(NamedTuple):
     """Which clients there are to divide."""
 
     population: Ids
     participants: int  # how many of them take part in a round
 
     def first(self, seed: int, round: int) -> Ids:
-        """The clients of the first half in this round, each set equally likely; of an odd number fewer."""
+        """The clients of the first half in this round, each set equally likely; of an odd number fewer.
+
+        Args:
+            seed: Of the run.
+            round: Its number, from 0.
+        """
         ids = self.population[choose(seed, round, len(self.population), self.participants)]
         return first_half(seed, round, ids)
 
@@ -37,11 +42,11 @@ def loss_differences(
     algorithm: AnyAlgorithm,
     task: Task,
     mapping: Mapping,
-    federation: Federation,
+    federation: FederatedData,
     server: Any,
     totals: tuple[Any, Any],
     clients: Store,
-    parts: Sequence[Ids],
+    chunks: Sequence[Ids],
 ) -> Values:
     """Each participant's loss with the second half's model minus that with the first's; nan where none.
 
@@ -55,7 +60,7 @@ def loss_differences(
         server: The server before the round.
         totals: The sum of the summands, and that of the first half alone.
         clients: The records after the local updates.
-        parts: The participants, in chunks.
+        chunks: The participants, in chunks.
     """
     samples = federation.train if federation.validation is None else federation.validation
     whole, half = totals
@@ -67,9 +72,9 @@ def loss_differences(
     with torch.no_grad():
         for total in (half, tree.each(torch.sub, whole, half)):
             after = algorithm.server_update(task, server, total)[0]
-            for part in parts:
-                ids = torch.from_numpy(part).to(task.device)
-                rows = clients.rows(ids), algorithm.downlink(after, ids), samples.rows(part)
+            for chunk in chunks:
+                ids = torch.from_numpy(chunk).to(task.device)
+                rows = clients.rows(ids), algorithm.downlink(after, ids), samples.rows(chunk)
                 losses.append(mapping.over(loss, rows))
     of_first, of_second = torch.cat(losses).cpu().numpy().reshape(2, -1)
     difference = np.asarray(of_second - of_first)

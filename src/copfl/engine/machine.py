@@ -1,4 +1,7 @@
-"""What can be asked of the machine before torch is imported: its processors, and its GPU by the driver alone."""
+"""What can be asked of the machine before torch is imported: its processors, and its GPU by the driver alone.
+
+Commands ask before they import torch, and `autotune` afterwards.
+"""
 
 import ctypes
 import os

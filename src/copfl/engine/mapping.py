@@ -1,4 +1,7 @@
-"""How the local update is mapped over clients: the one thing in which the engines differ."""
+"""How the local update is mapped over clients: the one thing in which the engines differ.
+
+`simulate` trains each chunk of clients with it; everything else is the same for all engines.
+"""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -93,9 +96,15 @@ class ChunkResult(NamedTuple):
     half: Any = None  # the sum over the first half alone
 
 
-def call_directly(f: Callable[[A], B], given: A, variant: object) -> B:
-    """f(given)."""
-    return f(given)
+def call_directly(f: Callable[[A], B], inputs: A, variant: object) -> B:
+    """f of the inputs; an engine that records calls does not call directly.
+
+    Args:
+        f: What is computed.
+        inputs: Of it.
+        variant: What distinguishes this call from others of the same function; here it does not count.
+    """
+    return f(inputs)
 
 
 class Mapping(NamedTuple):
@@ -140,7 +149,12 @@ def _lasting(result: ChunkResult | Sequence[ChunkResult]) -> Any:
 
 
 def single(f: Callable[[A], B], rows: A) -> B:
-    """f of the only row."""
+    """f of the only row.
+
+    Args:
+        f: Of one client's values.
+        rows: One row.
+    """
     return tree.each(lambda t: t.unsqueeze(0), f(tree.row(rows, 0)))
 
 
@@ -149,7 +163,12 @@ class NotBatchable(UsageError):
 
 
 def batched(f: Callable[[A], B], rows: A) -> B:
-    """f over all rows at once, by vmap; NotBatchable names the line of a user's code that vmap cannot map."""
+    """f over all rows at once, by vmap; NotBatchable names the line of a user's code that vmap cannot map.
+
+    Args:
+        f: Of one client's values.
+        rows: A row per client.
+    """
     try:
         return tree.vectorised(f, rows)
     except Exception as error:
@@ -195,6 +214,13 @@ def run_chunk(
     A client whose upload or record is not finite is left out of the round: it adds nothing and keeps its old
     record. The record is checked too, because a client that shares little can diverge without a trace in its
     upload.
+
+    Args:
+        algorithm: What the clients train with.
+        task: What they learn.
+        mapping: How a function is mapped over clients.
+        chunk: The clients, with what they need.
+        models: Which models are evaluated.
     """
 
     def run(chunk: Chunk) -> ChunkResult:
@@ -212,7 +238,12 @@ def run_chunk(
 
 
 def inputs_of(algorithm: AnyAlgorithm, chunk: Chunk) -> list[ClientInput]:
-    """The input of each client's local update, with its message from the server; rows of each group."""
+    """The input of each client's local update, with its message from the server; rows of each group.
+
+    Args:
+        algorithm: What the clients train with.
+        chunk: The clients, with what they need.
+    """
     down = algorithm.downlink(chunk.server, chunk.ids)
 
     def of_group(group: Group) -> ClientInput:
@@ -224,7 +255,12 @@ def inputs_of(algorithm: AnyAlgorithm, chunk: Chunk) -> list[ClientInput]:
 
 
 def in_order(chunk: Chunk, results: Sequence[ClientResult]) -> ClientResult:
-    """The results of the groups as rows in the order of the chunk's clients."""
+    """The results of the groups as rows in the order of the chunk's clients.
+
+    Args:
+        chunk: The clients.
+        results: Of each of its groups.
+    """
     rows_of_groups = [group.rows for group in chunk.groups if group.rows is not None]
     if not rows_of_groups:
         return results[0]
@@ -239,7 +275,12 @@ def in_order(chunk: Chunk, results: Sequence[ClientResult]) -> ClientResult:
 
 
 def with_healthy_records(updated: ClientResult, before: Any) -> ClientResult:
-    """The results, in which a client whose update is not finite has its record from before."""
+    """The results, in which a client whose update is not finite has its record from before.
+
+    Args:
+        updated: The results.
+        before: The records before the update.
+    """
     healthy = updated.metrics["healthy"] > 0
     return updated._replace(client=healthy_records(healthy, updated.client, before))
 
@@ -247,7 +288,15 @@ def with_healthy_records(updated: ClientResult, before: Any) -> ClientResult:
 def total_of(
     algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, updated: ClientResult
 ) -> ChunkResult:
-    """The sum of the clients' summands, at their server."""
+    """The sum of the clients' summands, at their server.
+
+    Args:
+        algorithm: What the clients train with.
+        task: What they learn.
+        mapping: How a function is mapped over clients.
+        chunk: The clients.
+        updated: The results of their updates.
+    """
     rows = Submission(chunk.ids, updated.upload, updated.client)
     summands = mapping.over(lambda row: algorithm.summand(task, chunk.server, row.id, row.upload), rows)
     healthy = updated.metrics["healthy"] > 0
@@ -255,28 +304,42 @@ def total_of(
     return ChunkResult(updated.client, healthy_total(healthy, summands), updated.metrics, half)
 
 
-def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models: EvalModels) -> ClientResult:
-    """One client's local update, with an evaluation of these models; "healthy": its result is finite."""
-    output = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
-    zero = torch.zeros((), dtype=torch.float64, device=given.id.device)
+def local_update(
+    algorithm: AnyAlgorithm, task: Task, inputs: ClientInput, models: EvalModels
+) -> ClientResult:
+    """One client's local update, with an evaluation of these models; "healthy": its result is finite.
+
+    Args:
+        algorithm: What the client trains with.
+        task: What it learns.
+        inputs: Its record, its message and its samples.
+        models: Which models are evaluated.
+    """
+    output = algorithm.client_update(task, inputs.client, inputs.down, inputs.data, inputs.plan)
+    zero = torch.zeros((), dtype=torch.float64, device=inputs.id.device)
     metrics = {name: metric.to(torch.float64) for name, metric in output.metrics.items()}
-    metrics["healthy"] = tree.finite((output.client, output.upload), given.id.device).to(torch.float64)
-    raw, sent = mask_bytes(output.upload, given.client, output.client)
-    up, down = (nbytes(one, of=task.initial.dtype) for one in (output.upload, given.down))
+    metrics["healthy"] = tree.finite((output.client, output.upload), inputs.id.device).to(torch.float64)
+    raw, sent = mask_bytes(output.upload, inputs.client, output.client)
+    up, down = (nbytes(one, of=task.initial.dtype) for one in (output.upload, inputs.down))
     metrics.setdefault("bytes_up", zero + up - raw + sent)  # split learning counts its own
     metrics.setdefault("bytes_down", zero + down)
     if raw:  # the round loop subtracts them where the server knows the mask already
         metrics["mask_bytes"] = zero + sent
         metrics["mask_fingerprint"] = zero + mask_fingerprint(output.upload)
     if models:
-        records = given.client, given.down, output.client
-        samples = given.test, models, given.validation
+        records = inputs.client, inputs.down, output.client
+        samples = inputs.test, models, inputs.validation
         metrics |= evaluate(algorithm, task, *records, output.trained, *samples)
     return ClientResult(output.client, output.upload, metrics)
 
 
 def healthy_total(healthy: Tensor, summands: T) -> T:
-    """The sum of the healthy clients' summands, rows [N, ...]; Gathered parts have zeros for the others."""
+    """The sum of the healthy clients' summands, rows [N, ...]; Gathered parts have zeros for the others.
+
+    Args:
+        healthy: Which clients' results are finite, [N] bool.
+        summands: A row per client.
+    """
     if not healthy.is_cuda:
         return tree.total(summands if healthy.all() else tree.each(partial(_or_zero, healthy), summands))
 
@@ -298,7 +361,13 @@ def _or_zero(healthy: Tensor, rows: Tensor) -> Tensor:
 
 
 def healthy_records(healthy: Tensor, new: T, old: T) -> T:
-    """The new records of the healthy clients and the old ones of the others, rows [N, ...]."""
+    """The new records of the healthy clients and the old ones of the others, rows [N, ...].
+
+    Args:
+        healthy: Which clients' results are finite, [N] bool.
+        new: The records after the update, a row per client.
+        old: The records before it.
+    """
     if not healthy.is_cuda:
         if bool(healthy.all()):
             return tree.each(torch.Tensor.contiguous, new)  # a value that all share gets a row for each

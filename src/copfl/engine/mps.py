@@ -37,9 +37,10 @@ def shared(log: Callable[[str], None] = lambda line: None) -> Iterator[dict[str,
         return
     with tempfile.TemporaryDirectory(prefix="copfl-mps-", ignore_cleanup_errors=True) as folder:
         environment = {PIPES: folder, LOGS: folder}
-        problem = _started(environment)
+        problem = _answer(environment, [CONTROL, "-d"])  # starts the daemon
         try:
-            problem = problem or _tried(environment)
+            # Whether another process can use the GPU through it.
+            problem = problem or _answer(environment, [sys.executable, "-c", TRIAL])
             if problem:
                 log(f"the runs take turns on the GPU: MPS does not work here ({problem})")
             else:
@@ -47,16 +48,6 @@ def shared(log: Callable[[str], None] = lambda line: None) -> Iterator[dict[str,
             yield {} if problem else environment
         finally:
             _answer(environment, [CONTROL], "quit\n")
-
-
-def _started(environment: dict[str, str]) -> str:
-    """Starts the daemon; what was wrong, or nothing."""
-    return _answer(environment, [CONTROL, "-d"])
-
-
-def _tried(environment: dict[str, str]) -> str:
-    """Whether another process can use the GPU through it; what was wrong, or nothing."""
-    return _answer(environment, [sys.executable, "-c", TRIAL])
 
 
 def _answer(environment: dict[str, str], command: list[str], text: str = "") -> str:

@@ -70,10 +70,10 @@ def group() -> Iterator[None]:
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
     dist.init_process_group("gloo", timeout=PATIENCE)
-    own: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(own, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus)
+    own_devices: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(own_devices, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus)
     # NCCL refuses two processes on one GPU; gloo sends from the memory of the host.
-    _Group.nccl = dist.new_group(backend="nccl", timeout=PATIENCE) if all(own) else None
+    _Group.nccl = dist.new_group(backend="nccl", timeout=PATIENCE) if all(own_devices) else None
     _Group.joined = True
     try:
         yield
@@ -197,8 +197,8 @@ class RankStore:
         self.rank_of = np.full(simulation.federation.clients, NOBODY)  # the same on every rank
 
     def rows(self, ids: Tensor) -> Any:
-        found = tree.stack([self.own.get(n, self.initial) for n in ids.tolist()])
-        return tree.each(lambda t: t.to(self.device), found)
+        records = tree.stack([self.own.get(n, self.initial) for n in ids.tolist()])
+        return tree.each(lambda t: t.to(self.device), records)
 
     def put(self, ids: Tensor, records: Any) -> None:
         for row, n in enumerate(ids.tolist()):
@@ -261,11 +261,14 @@ class _Training:
         self.store = RankStore(simulation)
         self.here = InProcess(simulation)
 
-    def round(self, state: State, parts: Sequence[Ids], models: EvalModels) -> tuple[Any, list[Metrics]]:
+    def round(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> tuple[Any, list[Metrics]]:
         """Every rank: the total and the metrics of the parts on rank 0, on others what they add to it."""
-        rank, ranks = dist.get_rank(), min(dist.get_world_size(), len(parts))  # a rank without a part idles
-        numbers = np.array_split(np.arange(len(parts)), ranks)  # of the parts of each rank, one at least
-        blocks = [np.concatenate(parts[own[0] : own[-1] + 1]) for own in numbers]
+        rank, ranks = dist.get_rank(), min(dist.get_world_size(), len(chunks))  # a rank without a part idles
+        numbers = np.array_split(np.arange(len(chunks)), ranks)  # of the parts of each rank, one at least
+        blocks = [
+            np.concatenate(chunks[numbers_of_rank[0] : numbers_of_rank[-1] + 1])
+            for numbers_of_rank in numbers
+        ]
         self.store.move(blocks)
         if rank >= ranks:
             return None, []
@@ -310,13 +313,13 @@ class Ranks:
             store.restore(store.saved())
             announce(None)
 
-    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+    def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The metrics of each part; the first has the total of all."""
-        with _command("train", state.round, parts, models):
+        with _command("train", state.round, chunks, models):
             state.server = _broadcast(state.server)
-            total, metrics = self.training.round(state, parts, models)
-        for part in metrics:
-            yield ChunkResult(None, total, part)
+            total, metrics = self.training.round(state, chunks, models)
+        for metrics_of_chunk in metrics:
+            yield ChunkResult(None, total, metrics_of_chunk)
             total = None
 
 
@@ -330,13 +333,19 @@ def serve(simulation: Simulation) -> None:
         if command[0] == "collect":
             training.store.collect()
             continue
-        _, state.round, parts, models = command
+        _, state.round, chunks, models = command
         state.server = _broadcast(state.server)
-        training.round(state, parts, models)
+        training.round(state, chunks, models)
 
 
 def check(workers: int, store: str, device: str) -> None:
-    """UsageError for settings that do not fit to a run over several processes."""
+    """UsageError for settings that do not fit to a run over several processes.
+
+    Args:
+        workers: Processes of each rank.
+        store: Where clients' records are kept.
+        device: Where the run trains.
+    """
     if workers > 1:
         raise UsageError(
             f"torchrun has started {started()} processes, and each trains by itself; leave out "

@@ -1,4 +1,7 @@
-"""The records of the round loop: the state between two rounds, and the metrics of one."""
+"""The records of the round loop: the state between two rounds, and the metrics of one.
+
+`simulate` yields a `Round` for each round; run folders, progress and trackers take it.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +23,12 @@ class Store(Protocol):
         """These clients' records, read-only."""
 
     def put(self, ids: Tensor, records: Any) -> None:
-        """Stores these clients' new records."""
+        """Stores these clients' new records.
+
+        Args:
+            ids: The clients, sorted.
+            records: A row per client.
+        """
 
     def saved(self) -> Any:
         """A tree for the checkpoint, from which `restore` restores every record as it is now."""
@@ -35,14 +43,20 @@ class Store(Protocol):
         """Moves the records to shared memory, for the processes to which this store is sent."""
 
 
-class Models(Protocol):
+class ModelKeeper(Protocol):
     """Takes each client's model as an evaluation measured it, right after that local update."""
 
     def wanted(self, client: int) -> bool:
         """Whether this client's model is kept."""
 
     def put(self, client: int, model: Personal, round: int) -> None:
-        """Keeps the model of this round, from 1, in place of an earlier one."""
+        """Keeps the model of this round, from 1, in place of an earlier one.
+
+        Args:
+            client: Its number.
+            model: Its model.
+            round: From 1.
+        """
 
     def drop(self, client: int) -> None:
         """The client's last update was not finite, so no earlier model counts either."""

@@ -141,6 +141,10 @@ def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Exe
 
     The loops must have the same rounds and evaluations. All clients are trained in the calling thread: GPU
     libraries have handles for each thread, and none may be created while a program is recorded.
+
+    Args:
+        simulations: What each loop trains; `can_batch` says whether they fit together.
+        loops: Train the rounds with the executor that they get.
     """
     batch = _Batch(simulations)
 
@@ -163,15 +167,15 @@ def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Exe
             with batch.changed:
                 batch.stopped = True
                 batch.changed.notify_all()
-    found = (future.exception() for future in futures)
-    error = next((error for error in found if error is not None and not isinstance(error, _Stopped)), None)
+    errors = (future.exception() for future in futures)
+    error = next((error for error in errors if error is not None and not isinstance(error, _Stopped)), None)
     if error is None:
         return [future.result() for future in futures]
     try:
         raise error
     finally:
         # Else error and frame refer to each other, and the frame's GPU memory is not freed.
-        del error, futures, found
+        del error, futures, errors
 
 
 class _Stopped(Exception):
@@ -215,10 +219,10 @@ class _Batch:
                     return
                 if self.ended:
                     raise UsageError("batched simulations must have the same number of rounds")
-                given = [self.submitted[n] for n in range(len(tasks))]
-                if len({one.program() for one in given}) > 1:
+                submitted = [self.submitted[n] for n in range(len(tasks))]
+                if len({one.program() for one in submitted}) > 1:
                     raise UsageError("batched simulations must have the same rounds, evaluations and steps")
-                chunks, models = [one.chunk for one in given], given[0].models
+                chunks, models = [one.chunk for one in submitted], submitted[0].models
                 results = run_chunks(first.algorithm, tasks, first.mapping, chunks, models, self.rates)
                 self.results, self.submitted = dict(enumerate(results)), {}
                 self.changed.notify_all()
@@ -230,12 +234,12 @@ class _Handle:
     def __init__(self, batch: _Batch, n: int) -> None:
         self.batch, self.n = batch, n
 
-    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+    def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, in the order of the parts."""
         batch, n = self.batch, self.n
-        for part in parts:
+        for ids in chunks:
             simulation, server = batch.simulations[n], state.server
-            chunk = chunk_input(simulation, server, state.clients, state.round, part, batch.widths)
+            chunk = chunk_input(simulation, server, state.clients, state.round, ids, batch.widths)
             batch.submitted[n] = _Submitted(chunk, state.round, models)
             batch.changed.notify_all()
             batch.changed.wait_for(lambda: batch.stopped or n in batch.results)

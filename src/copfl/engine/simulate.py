@@ -1,4 +1,7 @@
-"""The round loop."""
+"""The round loop.
+
+`experiment.training` runs it to its end; searches for a number of rounds stop it early.
+"""
 
 import gc
 import math
@@ -26,11 +29,11 @@ from copfl.core.evaluation import (
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.selection import BestRounds
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.cuda_graph import out_of_memory
-from copfl.engine.halves import Halves, loss_differences
+from copfl.engine.halves import ClientHalves, loss_differences
 from copfl.engine.mapping import Chunk, ChunkResult, Group, Mapping, run_chunk
-from copfl.engine.rounds import Ids, Models, Round, State, Store, Values
+from copfl.engine.rounds import Ids, ModelKeeper, Round, State, Store, Values
 from copfl.engine.sizes import groups_of
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
@@ -41,18 +44,24 @@ class Simulation(NamedTuple):
 
     algorithm: AnyAlgorithm
     task: Task
-    federation: Federation
+    federation: FederatedData
     mapping: Mapping
     seed: int = 0
     batch: int = 32
-    halves: Halves | None = None  # whose models are compared; None: no halves
+    halves: ClientHalves | None = None  # whose models are compared; None: no halves
 
 
 class Executor(Protocol):
     """Runs local updates: in this process, in several (workers.py, ranks.py), or batched with other seeds."""
 
-    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
-        """The result of each part's local updates, in the order of the parts; the store has their records."""
+    def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+        """The result of each part's local updates, in the order of the parts; the store has their records.
+
+        Args:
+            state: After the round before; the executor reads it, and its store gets the new records.
+            chunks: The participants, in the order of their numbers.
+            models: Which models are evaluated.
+        """
 
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
@@ -81,7 +90,7 @@ def simulate(
     eval_models: str = "all",
     population: Ids | None = None,
     executor: Executor | None = None,
-    models: Models | None = None,
+    models: ModelKeeper | None = None,
     best: BestRounds | None = None,
     patience: int = 0,
 ) -> Generator[Round, None, None]:
@@ -124,22 +133,22 @@ def simulate(
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
         possible = last.get(state.round, []) if best is None else ids.tolist() if asked else []
         candidates = {n for n in possible if models is not None and models.wanted(n)}
-        parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
+        chunks = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         sums = tree.Sum[Any]()
         begin = 0
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
-        for result in executor.local_updates(state, parts, (*asked, MODEL) if candidates else asked):
-            part = ids[begin : begin + len(result.metrics["healthy"])]
-            begin += len(part)
+        for result in executor.local_updates(state, chunks, (*asked, MODEL) if candidates else asked):
+            chunk_ids = ids[begin : begin + len(result.metrics["healthy"])]
+            begin += len(chunk_ids)
             values, after = without_model(result.metrics)
             if on_host(task):
                 tested, *validated = (
-                    [split.targets(int(n)) for n in part] for split in federation.splits[1:]
+                    [split.targets(int(n)) for n in chunk_ids] for split in federation.splits[1:]
                 )
                 values = measured(task, values, tested, *validated)
             if models is not None and after is not None:
-                _keep(models, after, part, candidates, state.round + 1, values, best)
+                _keep(models, after, chunk_ids, candidates, state.round + 1, values, best)
             metrics.append(values)
             if result.total is not None:
                 sums.add((result.total, result.half))
@@ -157,7 +166,7 @@ def simulate(
             sides = np.where(np.isin(ids, halves.first(seed, state.round - 1)), 1.0, -1.0)
             per_client[HALF] = np.where(per_client["weight"] > 0, sides, 0.0)
             how = algorithm, task, mapping, federation
-            per_client[DIFFERENCE] = loss_differences(*how, before, (total, half), state.clients, parts)
+            per_client[DIFFERENCE] = loss_differences(*how, before, (total, half), state.clients, chunks)
         if best is not None:
             best.add(state.round, ids, per_client)
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
@@ -178,9 +187,9 @@ def _last_rounds(
 
 
 def _keep(
-    models: Models,
+    models: ModelKeeper,
     after: Measured,
-    part: Ids,
+    ids: Ids,
     candidates: set[int],
     round: int,
     metrics: Metrics,
@@ -194,8 +203,8 @@ def _keep(
     if best is None:
         is_kept = ((metrics["healthy"] > 0) & after.finite).tolist()
     else:
-        is_kept = best.replaced(part, {k: v.cpu().numpy() for k, v in metrics.items()}).tolist()
-    for row, n in enumerate(part.tolist()):
+        is_kept = best.replaced(ids, {k: v.cpu().numpy() for k, v in metrics.items()}).tolist()
+    for row, n in enumerate(ids.tolist()):
         if n not in candidates:
             continue
         model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
@@ -228,30 +237,31 @@ class InProcess:
         self.simulation = simulation
         self.chunk = simulation.mapping.chunk
 
-    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+    def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, or of smaller parts, in the order of the ids."""
-        left = np.concatenate(parts)
+        left = np.concatenate(chunks)
         while len(left):
-            part = left[: self.chunk]
-            result = self._try(state, part, models)
+            chunk_ids = left[: self.chunk]
+            result = self._try(state, chunk_ids, models)
             if result is None:
-                self.chunk = math.ceil(len(part) / 2)
+                self.chunk = math.ceil(len(chunk_ids) / 2)
+                batched = len(chunk_ids)
                 message = (
-                    f"the GPU is out of memory with {len(part)} clients batched; from now on {self.chunk} are"
+                    f"the GPU is out of memory with {batched} clients batched; from now on {self.chunk} are"
                 )
                 warnings.warn(message, RuntimeWarning, stacklevel=1)
                 continue
-            left = left[len(part) :]
+            left = left[len(chunk_ids) :]
             yield result
 
-    def _try(self, state: State, part: Ids, models: EvalModels) -> ChunkResult | None:
+    def _try(self, state: State, ids: Ids, models: EvalModels) -> ChunkResult | None:
         """None: the GPU is out of memory, and nothing has changed."""
         try:
-            return train_part(self.simulation, state.server, state.clients, state.round, part, models)
+            return train_part(self.simulation, state.server, state.clients, state.round, ids, models)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            if len(part) == 1:
+            if len(ids) == 1:
                 why = str(error).partition(".")[0]
                 raise RunError(
                     f"the GPU is out of memory in the training of a single client ({why}); use --device cpu, "
@@ -265,11 +275,20 @@ class InProcess:
 
 
 def train_part(
-    simulation: Simulation, server: Any, clients: Store, round: int, part: Ids, models: EvalModels
+    simulation: Simulation, server: Any, clients: Store, round: int, ids: Ids, models: EvalModels
 ) -> ChunkResult:
-    """The local updates of some clients; the result has no records, as the store has taken them."""
+    """The local updates of some clients; the result has no records, as the store has taken them.
+
+    Args:
+        simulation: What is the same in every round.
+        server: Its record.
+        clients: The records of all clients.
+        round: Its number, from 0.
+        ids: The clients, sorted.
+        models: Which models are evaluated.
+    """
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
-    chunk = chunk_input(simulation, server, clients, round, part)
+    chunk = chunk_input(simulation, server, clients, round, ids)
     result = run_chunk(algorithm, task, mapping, chunk, models)
     clients.put(chunk.ids, result.client)
     return result._replace(client=None)
@@ -285,7 +304,12 @@ class Widths(NamedTuple):
 
 
 def chunk_input(
-    simulation: Simulation, server: Any, clients: Store, round: int, part: Ids, widths: Widths | None = None
+    simulation: Simulation,
+    server: Any,
+    clients: Store,
+    round: int,
+    numbers: Ids,
+    widths: Widths | None = None,
 ) -> Chunk:
     """The input of some clients' local updates.
 
@@ -294,25 +318,25 @@ def chunk_input(
         server: Its record.
         clients: The records of all clients.
         round: Its number, from 0.
-        part: The clients, sorted.
+        numbers: The clients, sorted.
         widths: To which all clients are padded, in one group; None: in groups of similar size.
     """
     federation, device = simulation.federation, simulation.task.device
-    sizes, batch = federation.train.sizes[part], simulation.batch
-    ids = torch.from_numpy(part).to(device)
+    sizes, batch = federation.train.sizes[numbers], simulation.batch
+    ids = torch.from_numpy(numbers).to(device)
     records = clients.rows(ids)
     is_one_group = (
         widths is not None or traits(simulation.algorithm).local_steps
     )  # where all make as many steps
-    rows = [np.arange(len(part))] if is_one_group else groups_of(sizes, batch, simulation.mapping.name)
-    members = [part[row] for row in rows]
+    rows = [np.arange(len(numbers))] if is_one_group else groups_of(sizes, batch, simulation.mapping.name)
+    members = [numbers[row] for row in rows]
     train = federation.train.groups(members, 1 if widths is None else widths.largest)
     # Predictions of all groups are one tensor, so that the groups have test rows of one width.
     test_width, validation_width = (1, 1) if widths is None else (widths.test, widths.validation)
-    test = federation.test.groups(members, max(test_width, int(federation.test.sizes[part].max())))
+    test = federation.test.groups(members, max(test_width, int(federation.test.sizes[numbers].max())))
     validation: Sequence[Data | None] = [None] * len(rows)
     if (held_out := federation.validation) is not None:
-        validation = held_out.groups(members, max(validation_width, int(held_out.sizes[part].max())))
+        validation = held_out.groups(members, max(validation_width, int(held_out.sizes[numbers].max())))
 
     def group(n: int) -> Group:
         index = None if len(rows) == 1 else torch.from_numpy(rows[n]).to(device)

@@ -1,4 +1,7 @@
-"""The clients' records between their local updates."""
+"""The clients' records between their local updates.
+
+`simulate` keeps one: in memory, in a file, shared with worker processes or divided among ranks.
+"""
 
 import os
 from collections.abc import Iterator
@@ -93,8 +96,8 @@ class DiskStore:
         content = np.fromfile(file, np.uint8, self.size)
         if len(content) < self.size:
             raise RunError(f"{self.path} is truncated; restore it from a copy, or start the run again")
-        parts = np.split(content, np.cumsum(self.sizes)[:-1])
-        return tree.rebuild(self.initial, list(map(_from_bytes, parts, tree.leaves(self.initial))))
+        arrays = np.split(content, np.cumsum(self.sizes)[:-1])
+        return tree.rebuild(self.initial, list(map(_from_bytes, arrays, tree.leaves(self.initial))))
 
     def put(self, ids: Tensor, records: Any) -> None:
         records = tree.each(lambda t: t.cpu(), records)

@@ -79,19 +79,19 @@ class Workers:
             process.close()
         self.pipes, self.processes = [], []
 
-    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+    def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, in the order of the parts."""
         tree.each(lambda old, new: old.copy_(new), self.shared.server, state.server)
-        waiting = list(enumerate(parts))[::-1]
+        waiting = list(enumerate(chunks))[::-1]
         busy: dict[Connection, int] = {}
         results: dict[int, ChunkResult] = {}
-        for n in range(len(parts)):
+        for n in range(len(chunks)):
             while n not in results:
                 for pipe in self.pipes:
                     if pipe not in busy and waiting:
-                        busy[pipe], part = waiting.pop()
+                        busy[pipe], chunk = waiting.pop()
                         with contextlib.suppress(BrokenPipeError):  # reading reports a worker that died
-                            pipe.send((state.round, part, models))
+                            pipe.send((state.round, chunk, models))
                 for ready in wait(list(busy)):
                     assert isinstance(ready, Connection)
                     results[busy.pop(ready)] = self._receive(ready)
@@ -121,14 +121,14 @@ def _work(pipe: Connection, buffer: Tensor, shared: _Shared) -> None:
     keep_freed_memory()
     with contextlib.suppress(EOFError, OSError):
         while True:
-            round, part, models = pipe.recv()
-            pipe.send_bytes(_pickled(_result(shared, round, part, models), buffer))
+            round, ids, models = pipe.recv()
+            pipe.send_bytes(_pickled(_result(shared, round, ids, models), buffer))
 
 
-def _result(shared: _Shared, round: int, part: Ids, models: EvalModels) -> ChunkResult | Exception:
+def _result(shared: _Shared, round: int, ids: Ids, models: EvalModels) -> ChunkResult | Exception:
     """The result of the part's local updates, or the error."""
     try:
-        return train_part(shared.simulation, shared.server, shared.store, round, part, models)
+        return train_part(shared.simulation, shared.server, shared.store, round, ids, models)
     except Exception as error:
         with contextlib.suppress(Exception):
             pickle.loads(pickle.dumps(error))  # not every exception can be pickled
@@ -173,5 +173,5 @@ def _pickled(result: object, buffer: Tensor) -> bytes:
 def _unpickled(message: bytes, buffer: Tensor) -> object:
     """The result that `_pickled` wrote, in new memory."""
     sizes, content = pickle.loads(message)
-    parts = torch.split(buffer[: sum(sizes)], sizes)
-    return pickle.loads(content, buffers=[part.clone().numpy() for part in parts])
+    pieces = torch.split(buffer[: sum(sizes)], sizes)
+    return pickle.loads(content, buffers=[piece.clone().numpy() for piece in pieces])

@@ -1,4 +1,7 @@
-"""The coefficients of a linear model with levels and their standard errors, in the units of the columns."""
+"""The coefficients of a linear model with levels and their standard errors, in the units of the columns.
+
+The summary of a run shows them, and a result has them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Coefficient(NamedTuple):
         return self.value / self.error if self.error > 0 else math.nan
 
 
-class Spread(NamedTuple):
+class SiteSpread(NamedTuple):
     """How far the sites and the rows of a site are apart, in the units of the value or in log odds."""
 
     target: str
@@ -44,7 +47,7 @@ class Coefficients(NamedTuple):
     """The common part of a linear model with levels."""
 
     coefficients: tuple[Coefficient, ...]
-    spreads: tuple[Spread, ...]
+    spreads: tuple[SiteSpread, ...]
     last_change: float  # of a coefficient, in the last round
 
     @property
@@ -74,8 +77,8 @@ def coefficients_of(
         if outputs == 1:  # log odds of the second class against the first
             contrasts, names = contrasts[1:] - contrasts[:1], dataset.classes[1:]
     means, deviations = dataset.target_scale
-    found: list[Coefficient] = []
-    spreads: list[Spread] = []
+    coefficients: list[Coefficient] = []
+    spreads: list[SiteSpread] = []
     for problem in range(problems):
         whole = torch.einsum("kq,cp->kcqp", contrasts, back).reshape(-1, outputs * columns)
         values = (whole @ server.coefficients[problem].flatten()).view(-1, columns)
@@ -85,13 +88,13 @@ def coefficients_of(
         targets = names if dataset.kind == CLASSIFICATION else names[problem : problem + 1]
         for target, row, errors in zip(targets, unit * values, unit * variances.sqrt(), strict=True):
             cells = zip(_columns(dataset, columns), row.tolist(), errors.tolist(), strict=True)
-            found += [Coefficient(target, c, v + start * (c == INTERCEPT), e) for c, v, e in cells]
+            coefficients += [Coefficient(target, c, v + start * (c == INTERCEPT), e) for c, v, e in cells]
         scale = float(server.scale[problem])
         ratio = server.variances.log_ratio[problem].exp().tolist()  # none where nothing varies
         apart = unit * math.sqrt(scale * ratio[0]) if ratio else 0.0
         of = "log odds" if dataset.kind == CLASSIFICATION else names[problem]
-        spreads.append(Spread(of, apart, unit * math.sqrt(scale) if deviations else None))
-    return Coefficients(tuple(found), tuple(spreads), float(last["coefficient_change"]))
+        spreads.append(SiteSpread(of, apart, unit * math.sqrt(scale) if deviations else None))
+    return Coefficients(tuple(coefficients), tuple(spreads), float(last["coefficient_change"]))
 
 
 def _columns(dataset: Dataset, count: int) -> list[str]:
@@ -106,21 +109,21 @@ def _columns(dataset: Dataset, count: int) -> list[str]:
 
 def _to_units(dataset: Dataset, count: int) -> Tensor:
     """[P, P]: coefficients in the units of the columns, from those of standardised columns."""
-    whole, place = torch.eye(count, dtype=torch.float64), 0
+    whole, column = torch.eye(count, dtype=torch.float64), 0
     encoders = dataset.table.columns if dataset.table is not None else ()
     if sum(encoder.width for encoder in encoders) != count - 1:
         return whole
     for encoder in encoders:
         if not encoder.categories:
-            whole[place, place] = 1 / encoder.std
-            whole[-1, place] = -encoder.mean / encoder.std
-        place += encoder.width
+            whole[column, column] = 1 / encoder.std
+            whole[-1, column] = -encoder.mean / encoder.std
+        column += encoder.width
     return whole
 
 
-def table(found: Coefficients) -> Table:
+def table(coefficients: Coefficients) -> Table:
     """The coefficients for readers, with their standard errors."""
-    several = len({one.target for one in found.coefficients}) > 1
+    several = len({one.target for one in coefficients.coefficients}) > 1
     rows = [
         [
             *([one.target] if several else []),
@@ -129,18 +132,18 @@ def table(found: Coefficients) -> Table:
             f"{one.error:.3g}",
             number(one.ratio, ".1f"),
         ]
-        for one in found.coefficients
+        for one in coefficients.coefficients
     ]
     head = [*(["target"] if several else []), "column", "coefficient", "standard error", "z"]
     notes = ["Per unit of a column, common to all sites; a category counts as 1."]
-    for spread in found.spreads:
+    for spread in coefficients.spreads:
         residuals = "" if spread.residuals is None else f", of rows within a site {spread.residuals:.3g}"
         notes.append(
             f"Standard deviation of the sites' intercepts ({spread.target}): {spread.intercepts:.3g}{residuals}."
         )
-    if not found.converged:
+    if not coefficients.converged:
         notes.append(
-            f"Not converged: the last round changed a coefficient by {found.last_change:.2g}. Train more rounds."
+            f"Not converged: the last round changed a coefficient by {coefficients.last_change:.2g}. Train more rounds."
         )
-    target = "" if several else f" of {found.coefficients[0].target}"
+    target = "" if several else f" of {coefficients.coefficients[0].target}"
     return Table(f"Coefficients{target}", head, rows, notes)

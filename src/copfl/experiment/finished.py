@@ -1,4 +1,7 @@
-"""What a finished run folder, read with the data of the run, gives beside the bundles."""
+"""What a finished run folder, read with the data of the run, gives beside the bundles.
+
+`copfl evaluate --all` asks it for every model on every client's samples.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -71,7 +71,14 @@ class RunFolder:
     def begin(
         self, tables: Tables, partition: Partition, about: Mapping[str, Any], data: bytes | None = None
     ) -> None:
-        """Writes what is known before the first round; `data`: samples that have no name in the tables."""
+        """Writes what is known before the first round; `data`: samples that have no name in the tables.
+
+        Args:
+            tables: The settings.
+            partition: Who has which samples.
+            about: Facts for environment.json.
+            data: Samples that have no name in the tables.
+        """
         partition.save(self.path / "partition.json")
         if data is not None:
             files.write_bytes(self.path / "data.npz", data)
@@ -124,28 +131,48 @@ class RunFolder:
         return {"data": read_stored(path)} if path.is_file() else {}
 
     def append(self, record: dict[str, Any], seconds: float) -> None:
-        """Adds a round."""
+        """Adds a round.
+
+        Args:
+            record: Of the round.
+            seconds: That it took.
+        """
         records.append(self.path / "rounds.jsonl", record)
         records.append(self.path / "timing.jsonl", {"round": record["round"], "seconds": round(seconds, 6)})
 
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
-        """Writes the whole state for `restore`, with the fingerprints of the run that it belongs to."""
+        """Writes the whole state for `restore`, with the fingerprints of the run that it belongs to.
+
+        Args:
+            state: After a round.
+            fingerprints: Of the settings and the samples.
+        """
         checkpoint.save(self._state, _trees(state), {"round": state.round, **fingerprints})
         state.clients.settled()
 
     def restore(
         self, state: State, fingerprints: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """The records and seconds up to the checkpoint; the state is set and the files are cut to it."""
+        """The records and seconds up to the checkpoint; the state is set and the files are cut to it.
+
+        Args:
+            state: Before the first round, which it sets.
+            fingerprints: Of the settings and the samples as they are now.
+        """
         lines = self.load_state(state, fingerprints)
         # The rounds after the checkpoint are trained again.
         timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
-        for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
-            files.write_bytes(self.path / name, b"".join(map(records.encoded, kept[: state.round])))
+        for name, stored_lines in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
+            files.write_bytes(self.path / name, b"".join(map(records.encoded, stored_lines[: state.round])))
         return lines[: state.round], [line["seconds"] for line in timing[: state.round]]
 
     def load_state(self, state: State, fingerprints: Mapping[str, str]) -> list[dict[str, Any]]:
-        """All records; the state is set to the checkpoint, if there is one. Nothing is written."""
+        """All records; the state is set to the checkpoint, if there is one. Nothing is written.
+
+        Args:
+            state: Before the first round, which it sets.
+            fingerprints: Of the settings and the samples as they are now.
+        """
         lines = records.read(self.path / "rounds.jsonl")
         if self._state.exists():
             trees, header = checkpoint.load(self._state, _trees(state))
@@ -183,7 +210,12 @@ def _known(parent: Path) -> str:
 
 
 def fresh(parent: Path, title: str) -> Path:
-    """A new, empty folder under the parent, named after the day, the time and the title."""
+    """A new, empty folder under the parent, named after the day, the time and the title.
+
+    Args:
+        parent: Of run folders.
+        title: Of the run.
+    """
     plain = re.sub(r"[^\w.-]+", "-", title).strip("-.")
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}"
     with _writing_into(parent):
@@ -206,7 +238,12 @@ def no_folder(path: Path) -> RunError:
 
 @contextlib.contextmanager
 def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
-    """The folder, locked until the end; a new one in which no run began is removed again."""
+    """The folder, locked until the end; a new one in which no run began is removed again.
+
+    Args:
+        path: Of the folder.
+        new: Whether no run may be there yet; else one must.
+    """
     folder = RunFolder(path)
     if new:
         _check_free(folder)
@@ -221,8 +258,8 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
         if new:
             _check_free(folder)  # again: another process may have used it in between
             stack.callback(_remove_unless_begun, folder)
-        for part in (path, *(path / name for name in FOLDERS), *(path / "models").glob("*/")):
-            files.remove_parts(part)
+        for folder_inside in (path, *(path / name for name in FOLDERS), *(path / "models").glob("*/")):
+            files.remove_parts(folder_inside)
         yield folder
 
 

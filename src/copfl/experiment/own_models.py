@@ -1,4 +1,7 @@
-"""Clients that predict with a model of scikit-learn that they trained alone: run.own_models."""
+"""Clients that predict with a model of scikit-learn that they trained alone: run.own_models.
+
+`prepare` gives such clients their model, and a first run decides who has one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from copfl.core.layout import Layout
 from copfl.data.samples import CLASSIFICATION, REGRESSION
 from copfl.engine.mapping import renewed
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Trained, plan_of, trained_rivals
+from copfl.experiment.rivals import TrainedRivals, plan_of, trained_rivals
 from copfl.models.trees import Trees
 from copfl.rivals.as_trees import as_trees
 from copfl.rivals.estimators import Fitted, Shifted
@@ -33,8 +36,8 @@ def kinds_of(setting: str, clients: int) -> dict[int, str]:
     if setting in TITLES:
         return dict.fromkeys(range(clients), setting)
     kinds = {}
-    for part in filter(None, setting.split(",")):
-        number, _, kind = part.strip().partition(":")
+    for name in filter(None, setting.split(",")):
+        number, _, kind = name.strip().partition(":")
         if not number.isdecimal() or int(number) >= clients or kind not in TITLES:
             known = ", ".join(TITLES)
             raise SettingError(
@@ -84,7 +87,7 @@ def with_own_models(e: Experiment) -> Experiment:
     return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine))
 
 
-def models_by_client(trained: Trained, kinds: Mapping[int, str], e: Experiment) -> dict[int, Trees]:
+def models_by_client(trained: TrainedRivals, kinds: Mapping[int, str], e: Experiment) -> dict[int, Trees]:
     """The models of these clients; of one that has none of its kind, the constant answer.
 
     Args:

@@ -1,4 +1,7 @@
-"""A model for a client that did not take part in a finished run, trained on the client's own samples."""
+"""A model for a client that did not take part in a finished run, trained on the client's own samples.
+
+`copfl personalize` calls it.
+"""
 
 import dataclasses
 import math
@@ -38,7 +41,7 @@ RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
 EPOCHS = (0, 1, 3, 10, 30)  # tried
 
 
-class NewClient(NamedTuple):
+class FineTunedModel(NamedTuple):
     """A model fine-tuned for a client that did not take part, and its primary metric on test samples."""
 
     bundle: Bundle
@@ -116,7 +119,7 @@ class Personalisation:
         lr: float | None = None,
         seed: int = 0,
         tell: Tell = lambda text: None,
-    ) -> NewClient:
+    ) -> FineTunedModel:
         """The new client's model, fine-tuned on its `own` samples.
 
         The start (the global model, the mean of the personal models, or the nearest client's), the learning
@@ -134,15 +137,15 @@ class Personalisation:
         if epochs is not None:
             at_least(1, epochs=epochs)
         task, few = self.shared.task, len(own if own.unit is None else np.unique(own.unit)) < 2
-        how = Training(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
+        how = FineTuning(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
         rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
         usual = [float(f"{factor * rate:.3g}") for factor in ((1,) if few else RATES)]
         rates = usual if lr is None else [lr]
         counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
 
-        def best(w: Tensor, name: str) -> Choice:
+        def best(w: Tensor, name: str) -> ChosenTraining:
             if few:
-                return Choice(rates[0], counts[0], (0.0, 0.0))
+                return ChosenTraining(rates[0], counts[0], (0.0, 0.0))
             tell(
                 f"validation of {name}: {len(rates)} learning rates, up to {max(counts)} epochs, {FOLDS} folds"
             )
@@ -159,7 +162,7 @@ class Personalisation:
         models = fine_tuned(with_rate(how, chosen.lr), starts[start], own, chosen.epochs)
         others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
         measured = scores(models)
-        return NewClient(
+        return FineTunedModel(
             self._bundle(models[-1], measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
             scores(others), len(own), len(test),
         )  # fmt: skip
@@ -186,7 +189,7 @@ class Personalisation:
         return starts
 
 
-class Training(NamedTuple):
+class FineTuning(NamedTuple):
     """How a new client's model is trained."""
 
     task: Task
@@ -196,7 +199,7 @@ class Training(NamedTuple):
     id: int  # of the new client: the order of its samples depends on it
 
 
-class Choice(NamedTuple):
+class ChosenTraining(NamedTuple):
     """The best learning rate and number of epochs from one start, and their score on held-out samples."""
 
     lr: float
@@ -210,15 +213,28 @@ def data_of(samples: Samples) -> Data:
 
 
 def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
-    """The client whose model has the lowest loss on these samples."""
+    """The client whose model has the lowest loss on these samples.
+
+    Args:
+        task: What the clients learn.
+        models: By client.
+        samples: Of the new client.
+    """
     data = data_of(samples)
     with torch.no_grad():
         losses = {client: float(task.evaluate(w, data)[0]) for client, w in models.items()}
     return min(losses, key=lambda client: losses[client] if losses[client] == losses[client] else np.inf)
 
 
-def fine_tuned(how: Training, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
-    """The model before training, and after each epoch."""
+def fine_tuned(how: FineTuning, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
+    """The model before training, and after each epoch.
+
+    Args:
+        how: The model is trained.
+        w: Where it starts.
+        samples: That it is trained on.
+        epochs: Passes over them.
+    """
     task, data, found = how.task, data_of(samples), [w]
     batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
     moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
@@ -229,15 +245,28 @@ def fine_tuned(how: Training, w: Tensor, samples: Samples, epochs: int) -> list[
     return found
 
 
-def with_rate(how: Training, lr: float) -> Training:
-    """The same with another learning rate."""
+def with_rate(how: FineTuning, lr: float) -> FineTuning:
+    """The same with another learning rate.
+
+    Args:
+        how: A model is trained.
+        lr: The other rate.
+    """
     return how._replace(optimizer=dataclasses.replace(how.optimizer, lr=lr))  # type: ignore[type-var]
 
 
 def choose(
-    how: Training, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
-) -> Choice:
-    """The learning rate and epochs with the best mean score over the folds; of equals, the first."""
+    how: FineTuning, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
+) -> ChosenTraining:
+    """The learning rate and epochs with the best mean score over the folds; of equals, the first.
+
+    Args:
+        how: The model is trained, but for rate and epochs.
+        w: Where it starts.
+        samples: For training, of which a fold at a time is held out.
+        rates: That are tried.
+        epochs: That are tried.
+    """
     folds = _folds(samples, how.seed)
     scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
     for fold in range(folds.max() + 1):
@@ -251,7 +280,7 @@ def choose(
                 scores.setdefault((lr, count), []).append(found)
     means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
     lr, count = max(means, key=lambda key: means[key])
-    return Choice(lr, count, means[lr, count])
+    return ChosenTraining(lr, count, means[lr, count])
 
 
 def _folds(samples: Samples, seed: int) -> NDArray[np.int64]:

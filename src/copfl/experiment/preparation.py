@@ -1,4 +1,7 @@
-"""The steps from the settings of a run to the values that train: each is a function of typed values."""
+"""The steps from the settings of a run to the values that train: each is a function of typed values.
+
+`prepare` is the one way from a `Run` to an `Experiment`: of runs, comparisons, audits and the bench.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,11 +15,11 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition, hold_out, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
 from copfl.engine import autotune, features, ranks
-from copfl.engine.features import Training
+from copfl.engine.features import TrainedPart
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import DataError, UsageError, how_to_set
@@ -53,7 +56,7 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     tell = tell or (lambda line: None)
     device = computing(run.run)
     samples = dataset(run, tell)
-    clients = Federation(samples, partition(run, samples, validation), device)
+    clients = FederatedData(samples, partition(run, samples, validation), device)
     if run.run.select == "best":
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
         tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
@@ -120,13 +123,23 @@ def device_of(name: str) -> torch.device:
 
 
 def precision_on(device: torch.device, precision: str) -> str:
-    """The precision, with "auto" decided."""
+    """The precision, with "auto" decided.
+
+    Args:
+        device: Where the run trains.
+        precision: As it was set.
+    """
     usual = "tf32" if device.type == "cuda" else "fp32"
     return usual if precision == "auto" else precision
 
 
 def dataset(run: Run, tell: Tell) -> Dataset:
-    """The samples, with token numbers in place of sentences."""
+    """The samples, with token numbers in place of sentences.
+
+    Args:
+        run: The settings.
+        tell: Gets a line where this takes time.
+    """
     samples = data_of(run.data)
     samples.check_test_classes()
     if samples.kind == CLASSIFICATION and len(samples.classes) < 2:
@@ -148,7 +161,13 @@ def dataset(run: Run, tell: Tell) -> Dataset:
 
 
 def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
-    """The samples of each client: by a scheme, a file or a value; with validation samples if asked for."""
+    """The samples of each client: by a scheme, a file or a value; with validation samples if asked for.
+
+    Args:
+        run: The settings.
+        samples: The data set.
+        validation: The fraction of each client's training samples that is tested on; 0: none.
+    """
     chosen, settings = run.partition, run.run
     if chosen.value is not None:
         parts: Partition = chosen.value
@@ -163,8 +182,16 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
     return parts
 
 
-def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorithm, tell: Tell) -> Task:
-    """What every client learns, tried on two samples."""
+def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm, tell: Tell) -> Task:
+    """What every client learns, tried on two samples.
+
+    Args:
+        run: The settings.
+        module: The network.
+        clients: Their samples.
+        algorithm: What they train with.
+        tell: Gets a line about the size of a pretrained model.
+    """
     samples = clients.dataset
     channels, device = (samples.mean, samples.std), clients.train.y.device
     learned = learned_task(
@@ -181,8 +208,15 @@ def task(run: Run, module: nn.Module, clients: Federation, algorithm: AnyAlgorit
     return learned
 
 
-def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: Federation) -> AnyAlgorithm:
-    """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks."""
+def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: FederatedData) -> AnyAlgorithm:
+    """The algorithm in its wrappers: local steps, add-ons, robust aggregation, private uploads, simulated attacks.
+
+    Args:
+        run: The settings.
+        inner: The algorithm without wrappers.
+        task: What the clients learn.
+        clients: Their samples.
+    """
     if run.run.steps:
         inner = with_local_steps(inner, run.run.steps)
     given = [kind for kind in WRAPPERS if getattr(run, kind)]
@@ -215,7 +249,7 @@ class Computed(NamedTuple):
     """How the rounds are computed."""
 
     engine: Engine
-    training: Training
+    training: TrainedPart
     task: Task  # with the model that this engine trains
     settings: RunSettings  # with every "auto" decided
 
@@ -237,8 +271,16 @@ def _with_batching(task: Task, products: torch.dtype | None, data: Data) -> Task
 _COMPARED: set[tuple[str, Layout, str]] = set()  # the layers of models that were found to compute the same
 
 
-def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: Federation, tell: Tell) -> Computed:
-    """The engine, chosen by a short measurement where the settings leave it open."""
+def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData, tell: Tell) -> Computed:
+    """The engine, chosen by a short measurement where the settings leave it open.
+
+    Args:
+        run: The settings.
+        algorithm: What the clients train with.
+        task: What they learn.
+        clients: Their samples.
+        tell: Gets a line about what is computed once.
+    """
     settings, device = run.run, task.device
     # The cut of split learning may lie in the front.
     cache = "off" if traits(algorithm).cut else settings.cache_features

@@ -18,7 +18,7 @@ from copfl.core.calibration import CalibrationBin, fitted_temperature, frequenci
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import METRICS, Array, surprises
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.models.client_models import ClientModels
@@ -55,7 +55,12 @@ class OfClient(NamedTuple):
     tested: tuple[Array, Array] | None  # the probabilities of its test samples, and their classes
 
     def scores(self, split: str, but: Collection[str] = ()) -> list[Score]:
-        """Those of a bundle; `but`: metrics that it has already."""
+        """Those of a bundle; `but`: metrics that it has already.
+
+        Args:
+            split: The name of the samples.
+            but: Metrics that the bundle has already.
+        """
         names = [name for name in MEASURED if name not in but and np.isfinite(self.values.get(name, np.nan))]
         count = 0 if self.tested is None else len(self.tested[1])
         return [Score(name, split, self.values[name], count) for name in names]
@@ -75,23 +80,23 @@ def of_client(task: Task, model: Personal, train: Array, test: Data, validation:
     temperature = 1.0
     with torch.no_grad():
         if validation is not None and int(validation.size):
-            found, y = predicted(task, model, validation)
-            temperature = fitted_temperature(found, y) if np.isfinite(found).all() else 1.0
+            answers, y = predicted(task, model, validation)
+            temperature = fitted_temperature(answers, y) if np.isfinite(answers).all() else 1.0
         if not int(test.size) or not len(train):
             return OfClient({}, temperature, None)
-        found, y = predicted(task, model, test)
-    if not np.isfinite(found).all():
+        answers, y = predicted(task, model, test)
+    if not np.isfinite(answers).all():
         return OfClient({}, temperature, None)
-    found = tempered(found, temperature)
-    values = {name: METRICS[name].of(found, y) for name in MEASURED}
+    answers = tempered(answers, temperature)
+    values = {name: METRICS[name].of(answers, y) for name in MEASURED}
     usual = np.repeat(frequencies(train, task.classes)[None], len(y), axis=0)
-    own, reference = (surprises(p, y) for p in (found, usual))
-    low = over_clients(own - reference).low  # over samples; of one it is unbounded
+    of_model, reference = (surprises(p, y) for p in (answers, usual))
+    low = over_clients(of_model - reference).low  # over samples; of one it is unbounded
     values |= {"reference": float(reference.mean()), "excess": low if np.isfinite(low) else np.nan}
-    return OfClient(values, temperature, (found, y))
+    return OfClient(values, temperature, (answers, y))
 
 
-def measured(task: Task, federation: Federation, models: ClientModels) -> Probabilities | None:
+def measured(task: Task, federation: FederatedData, models: ClientModels) -> Probabilities | None:
     """The probabilities of the clients' models; None where targets are no classes.
 
     Args:
@@ -103,30 +108,37 @@ def measured(task: Task, federation: Federation, models: ClientModels) -> Probab
         return None
     values = {name: np.full(federation.clients, np.nan) for name in (*MEASURED, "reference", "excess")}
     temperature = np.ones(federation.clients)
-    parts: list[tuple[Array, Array]] = []
+    for_calibration: list[tuple[Array, Array]] = []
     for n in range(federation.clients):
-        if (kept := models.get(n)) is None:
+        if (client_model := models.get(n)) is None:
             continue
         train = federation.train.targets(n).cpu().numpy()
         test = tree.row(federation.test.rows([n]), 0)
         held_out = federation.validation
         validation = None if held_out is None else tree.row(held_out.rows([n]), 0)
-        found = of_client(task, kept.model, train, test, validation)
-        temperature[n] = found.temperature
-        for name, value in found.values.items():
+        of_one = of_client(task, client_model.model, train, test, validation)
+        temperature[n] = of_one.temperature
+        for name, value in of_one.values.items():
             values[name][n] = value
-        parts += [] if found.tested is None else [found.tested]
-    return Probabilities(**values, temperature=temperature, calibration=pooled(parts))
+        for_calibration += [] if of_one.tested is None else [of_one.tested]
+    return Probabilities(**values, temperature=temperature, calibration=pooled(for_calibration))
 
 
-def as_json(found: Probabilities) -> dict[str, Any]:
+def as_json(probabilities: Probabilities) -> dict[str, Any]:
     """For probabilities.json and the summary of a run."""
-    return dict(plain(found._asdict() | {"calibration": [one._asdict() for one in found.calibration]}))
+    return dict(
+        plain(probabilities._asdict() | {"calibration": [one._asdict() for one in probabilities.calibration]})
+    )
 
 
-def write(found: Probabilities, folder: Path) -> None:
-    """Writes the file of a run folder."""
-    files.write_bytes(folder / FILE, (json.dumps(as_json(found)) + "\n").encode())
+def write(probabilities: Probabilities, folder: Path) -> None:
+    """Writes the file of a run folder.
+
+    Args:
+        probabilities: What was measured.
+        folder: Of the run.
+    """
+    files.write_bytes(folder / FILE, (json.dumps(as_json(probabilities)) + "\n").encode())
 
 
 def read(folder: Path) -> Probabilities | None:
@@ -149,39 +161,40 @@ def _probabilities(content: dict[str, Any]) -> Probabilities:
     return Probabilities(**values, calibration=bins)
 
 
-def in_words(found: Probabilities, names: Sequence[str]) -> list[str]:
+def in_words(probabilities: Probabilities, names: Sequence[str]) -> list[str]:
     """The means over clients, and a sentence about clients for which the class frequencies are better.
 
     Args:
-        found: The probabilities.
+        probabilities: The probabilities.
         names: Of the clients.
     """
-    if np.isnan(found.log_loss).all():
+    if np.isnan(probabilities.log_loss).all():
         return []
     means = []
     for name in MEASURED:
-        metric, value = METRICS[name], float(mean_of_known(getattr(found, name)))
-        reference = METRICS["log_loss"].text(float(mean_of_known(found.reference)))
+        metric, value = METRICS[name], float(mean_of_known(getattr(probabilities, name)))
+        reference = METRICS["log_loss"].text(float(mean_of_known(probabilities.reference)))
         beside = f" (class frequencies in training: {reference})" if name == "log_loss" else ""
         means.append(f"{metric.title} {metric.text(value)}{metric.unit}{beside}")
     sentences = [f"Probabilities, mean over clients: {', '.join(means)}."]
     text = METRICS["log_loss"].text
-    if found.worse:
+    if probabilities.worse:
         shown = [
-            f"{names[n]} ({text(found.log_loss[n])}; frequencies {text(found.reference[n])})"
-            for n in found.worse
+            f"{names[n]} ({text(probabilities.log_loss[n])}; frequencies {text(probabilities.reference[n])})"
+            for n in probabilities.worse
         ]
         sentences.append(
             "Worse than always answering the frequencies of the classes, by log loss and more than the noise of the "
             f"test samples: {listed(shown, NAMED)}. Do not use probabilities of these models; their most probable "
             "class may still be right."
         )
-    if others := int((found.log_loss > found.reference).sum()) - len(found.worse):
+    if others := int((probabilities.log_loss > probabilities.reference).sum()) - len(probabilities.worse):
         sentences.append(
-            f"{others} {'other ' * bool(found.worse)}client{'s' * (others > 1)} of {len(names)}: probabilities that "
+            f"{others} {'other ' * bool(probabilities.worse)}client{'s' * (others > 1)} of {len(names)}: "
+            "probabilities that "
             "are not shown to be better than the frequencies of the classes."
         )
-    fitted = found.temperature[found.temperature != 1]
+    fitted = probabilities.temperature[probabilities.temperature != 1]
     if len(fitted):
         bounds = f"{fitted.min():.2f} to {fitted.max():.2f}"
         sentences.append(f"Temperatures of the probabilities, by validation samples: {bounds}.")

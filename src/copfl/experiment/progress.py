@@ -1,4 +1,7 @@
-"""The progress of a run: a bar on a terminal, and elsewhere a line from time to time."""
+"""The progress of a run: a bar on a terminal, and elsewhere a line from time to time.
+
+`copfl run` shows it, and every longer command its lines.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ def bar(rounds: int, out: IO[str], metric: MetricInfo, alone: int = 0) -> Iterat
 
     def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:
         done, text = round.number + 1, described(round, seconds, is_alone)
-        place = f"alone {done}/{alone}" if is_alone else f"round {done}/{rounds}"
-        progress.update(job, completed=rounds * is_alone + done, place=place, description=text)
+        position = f"alone {done}/{alone}" if is_alone else f"round {done}/{rounds}"
+        progress.update(job, completed=rounds * is_alone + done, place=position, description=text)
 
     progress.start()
     try:
@@ -106,7 +109,14 @@ def bar_of_runs(out: IO[str], left: Callable[[], float]) -> Iterator[Callable[[s
 
 
 def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: int = 0) -> Listener:
-    """Logs a line from time to time: see `Pace`, and the arguments of `bar`."""
+    """Logs a line from time to time: see `Pace`, and the arguments of `bar`.
+
+    Args:
+        rounds: Of the run.
+        log: Gets the lines.
+        metric: The primary one.
+        alone: Rounds of training alone that follow; 0: none.
+    """
     described, pace = _described(rounds, metric, alone, long=True), Pace()
 
     def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:
@@ -212,17 +222,17 @@ def _described(
     left = TimeLeft(rounds, alone)
 
     def text(round: Round, seconds: float, is_alone: bool) -> str:
-        parts = []
+        words = []
         values = round.clients.get(metric.name, np.array(np.nan))
         if not np.isnan(values).all():
             shown = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
-            parts.append(f"{metric.title} {shown}" if long else shown)
+            words.append(f"{metric.title} {shown}" if long else shown)
         if round.federation.get("shared") and long:  # of training alone it is 0, and says nothing
-            parts.append(f"shared {100 * round.federation['shared']:.0f} %")
+            words.append(f"shared {100 * round.federation['shared']:.0f} %")
         rest = left.after(round.number + 1, seconds, is_alone)
         is_bound = rest > 0 and not is_alone and len(left.seconds[False]) == 1
-        parts.append(f"{'at most ' * is_bound}{span(rest)} left")
-        return ", ".join(parts)
+        words.append(f"{'at most ' * is_bound}{span(rest)} left")
+        return ", ".join(words)
 
     return text
 

@@ -1,4 +1,7 @@
-"""The lines of rounds.jsonl: one JSON object per round, the same bytes for the same run."""
+"""The lines of rounds.jsonl: one JSON object per round, the same bytes for the same run.
+
+Training appends them; folders, results, comparisons and reports read them.
+"""
 
 import json
 import math
@@ -38,7 +41,12 @@ def encoded(record: Record) -> bytes:
 
 
 def append(path: Path, record: Record) -> None:
-    """Adds one line, on disk before this returns; a line for which there is no space is removed again."""
+    """Adds one line, on disk before this returns; a line for which there is no space is removed again.
+
+    Args:
+        path: Of the file.
+        record: The line.
+    """
     line = encoded(record)
     failed = f"cannot write {path}: {{}}; free some space, then `copfl resume {path.parent}`"
     with raised_as(RunError, failed, OSError), open(path, "ab", buffering=0) as file:
@@ -91,7 +99,13 @@ def _check_numbers(values: Iterable[Any]) -> None:
 
 
 def table(records: list[Record], name: str, clients: int) -> Values:
-    """One metric as an array [rounds, clients], nan where a client did not take part or was not evaluated."""
+    """One metric as an array [rounds, clients], nan where a client did not take part or was not evaluated.
+
+    Args:
+        records: Of the rounds.
+        name: Of the metric.
+        clients: How many there are.
+    """
     result = np.full((len(records), clients), np.nan)
     for row, record in zip(result, records, strict=True):
         _fill(row, record, name)
@@ -99,7 +113,13 @@ def table(records: list[Record], name: str, clients: int) -> Values:
 
 
 def latest(records: list[Record], name: str, clients: int) -> Values:
-    """The last value of one metric that is not nan, [clients]; of many rounds, a table takes much memory."""
+    """The last value of one metric that is not nan, [clients]; of many rounds, a table takes much memory.
+
+    Args:
+        records: Of the rounds.
+        name: Of the metric.
+        clients: How many there are.
+    """
     newest = np.full(clients, np.nan)
     for record in records:
         _fill(newest, record, name)
@@ -107,7 +127,13 @@ def latest(records: list[Record], name: str, clients: int) -> Values:
 
 
 def best_rounds(records: list[Record], metric: MetricInfo, clients: int) -> BestRounds:
-    """Each client's best round by its validation samples."""
+    """Each client's best round by its validation samples.
+
+    Args:
+        records: Of the rounds.
+        metric: The one that decides.
+        clients: How many there are.
+    """
     best = BestRounds.none_of(metric, clients)
     for record in records:
         values = {name: _numbers(column) for name, column in record["per_client"].items()}
@@ -116,7 +142,13 @@ def best_rounds(records: list[Record], metric: MetricInfo, clients: int) -> Best
 
 
 def last_rounds(records: list[Record], metric: MetricInfo, clients: int) -> Ids:
-    """The round of each client's last value of the metric, from 1; 0 where there is none."""
+    """The round of each client's last value of the metric, from 1; 0 where there is none.
+
+    Args:
+        records: Of the rounds.
+        metric: Of the evaluations.
+        clients: How many there are.
+    """
     last = np.zeros(clients, np.int64)
     for record in records:
         row = np.full(clients, np.nan)
@@ -126,7 +158,13 @@ def last_rounds(records: list[Record], metric: MetricInfo, clients: int) -> Ids:
 
 
 def at_rounds(records: list[Record], name: str, rounds: Ids) -> Values:
-    """One metric of each client in its round, from 1, [clients]; nan where there is none."""
+    """One metric of each client in its round, from 1, [clients]; nan where there is none.
+
+    Args:
+        records: Of the rounds.
+        name: Of the metric.
+        rounds: Of each client, from 1; 0: none.
+    """
     values = np.full(len(rounds), np.nan)
     for record in records:
         if (clients := rounds == record["round"]).any():

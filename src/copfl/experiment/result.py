@@ -1,4 +1,7 @@
-"""What a run is made of, and its result."""
+"""What a run is made of, and its result.
+
+`copfl.run` returns a `Result`, and whatever shows a run begins with it.
+"""
 
 import dataclasses
 import hashlib
@@ -18,10 +21,10 @@ from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.groups import names_of_clients
 from copfl.data.sets.stored import stored
-from copfl.engine.features import Training
+from copfl.engine.features import TrainedPart
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
@@ -35,7 +38,7 @@ from copfl.experiment.bundle.description import Description, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
     GLOBAL,
@@ -62,10 +65,10 @@ class Experiment:
 
     algorithm: AnyAlgorithm
     task: Task
-    federation: Federation
+    federation: FederatedData
     engine: Engine
     run: Run  # the same as names and numbers, for run.toml
-    training: Training  # what the rounds train: the task and the samples, or a tail and features
+    training: TrainedPart  # what the rounds train: the task and the samples, or a tail and features
 
     def __repr__(self) -> str:
         return f"Experiment of {self.title}, {self.partition_text}"
@@ -187,7 +190,7 @@ class Result:
     kept: ClientModels | None = None
     rivals: Rivals | None = None
     probabilities: Probabilities | None = None
-    choice: Choice | None = None
+    choice: FirstRunChoice | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""

@@ -1,4 +1,7 @@
-"""The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation."""
+"""The rivals of a run: what every site has alone, by scikit-learn, beside the models of the federation.
+
+Training calls `rivals_of` after the rounds; a first run trains them on folds.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +14,7 @@ from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import Metric
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
-from copfl.data.clients.federation import Federation, Split
+from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from copfl.experiment.result import Experiment
 from copfl.models import pretrained
@@ -135,7 +138,14 @@ def _features(task: Task, x: Any) -> Array:
 
 
 def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Effort:
-    """How many trees the rivals of sites with so many training rows have."""
+    """How many trees the rivals of sites with so many training rows have.
+
+    Args:
+        inputs: What the rivals are trained on.
+        task: What the clients learn.
+        rows: Training rows of each site.
+        columns: Of the table.
+    """
     classes = task.classes
     outputs = 1 if task.criterion.kind == CLASSIFICATION and classes == 2 else classes
     is_values = task.criterion.kind == REGRESSION
@@ -143,14 +153,19 @@ def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Eff
 
 
 def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
-    """Why there is no linear model, no forest, or no boosted trees."""
+    """Why there is no linear model, no forest, or no boosted trees.
+
+    Args:
+        inputs: What the rivals are trained on.
+        effort: What the time allows.
+    """
     slow = "it would take too long with so many rows, columns, classes and clients"
     wanted = {LINEAR: len(effort.penalties)}
     wanted |= {FOREST: effort.forest, BOOSTED: effort.boosted} if inputs.trees else {}
     return {name: slow for name, number in wanted.items() if not number}
 
 
-class Trained(NamedTuple):
+class TrainedRivals(NamedTuple):
     """The rivals of every site that has some."""
 
     by_site: dict[int, dict[str, Rival]]
@@ -210,11 +225,11 @@ def rivals_of_site(
     effort = effort_for(inputs, task, [count], columns)
     metrics = judged_by(task.criterion.kind, task.metrics)
     own = site_rivals(rows, task.criterion.kind, task.classes, metrics[0], effort, seed)
-    trained = Trained({0: own}, {0: rows.y_test}, metrics, inputs, effort)
+    trained = TrainedRivals({0: own}, {0: rows.y_test}, metrics, inputs, effort)
     return _judged(trained, 1, lambda site: _answers(task, model, test))
 
 
-def _judged(trained: Trained, clients: int, answers_of: Callable[[int], Array | None]) -> Rivals:
+def _judged(trained: TrainedRivals, clients: int, answers_of: Callable[[int], Array | None]) -> Rivals:
     """The rivals with the best of them, and the models of the federation beside it."""
     metric, values = trained.metrics[0], _values(trained, clients)
     validated = {name: of_kind.validated for name, of_kind in values.items()}
@@ -242,7 +257,7 @@ def _judged(trained: Trained, clients: int, answers_of: Callable[[int], Array | 
     )
 
 
-class Plan(NamedTuple):
+class RivalPlan(NamedTuple):
     """Which sites of a run have rivals, and what they are trained with."""
 
     inputs: Inputs
@@ -256,7 +271,7 @@ class Plan(NamedTuple):
         return f"rivals at {len(self.sites)} clients alone, about {seconds} s (--no-rivals)"
 
 
-def plan_of(e: Experiment) -> Plan | None:
+def plan_of(e: Experiment) -> RivalPlan | None:
     """The sites with training and test rows, at most MOST_SITES of them; None: no site has rivals."""
     first = tree.row(e.federation.train.rows([0]), 0)
     inputs = inputs_of(e.task, first.x, e.run.model.name)
@@ -268,18 +283,18 @@ def plan_of(e: Experiment) -> Plan | None:
     count = min(len(with_rows), MOST_SITES)
     sites: list[int] = with_rows[np.linspace(0, len(with_rows) - 1, count).round().astype(np.int64)].tolist()
     columns = NUMBERS[inputs.how] or _columns(tree.each(lambda t: t[:1], first.x)).shape[1]
-    return Plan(inputs, sites, effort_for(inputs, e.task, sizes[sites].tolist(), columns))
+    return RivalPlan(inputs, sites, effort_for(inputs, e.task, sizes[sites].tolist(), columns))
 
 
-def _seen(federation: Federation) -> list[Split]:
+def _seen(federation: FederatedData) -> list[Split]:
     """Training samples and, where there are some, validation samples."""
     return [federation.train, *([] if federation.validation is None else [federation.validation])]
 
 
-_trained: dict[str, Trained] = {}  # of the last federation, by what they depend on
+_trained: dict[str, TrainedRivals] = {}  # of the last federation, by what they depend on
 
 
-def trained_rivals(e: Experiment, plan: Plan) -> Trained:
+def trained_rivals(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     """The rivals of these sites; those of the last federation are kept, as a choice and its run need the same.
 
     Args:
@@ -297,7 +312,7 @@ def trained_rivals(e: Experiment, plan: Plan) -> Trained:
     return _trained[known]
 
 
-def _train(e: Experiment, plan: Plan) -> Trained:
+def _train(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     inputs, sites, effort = plan
     task, federation = e.training[:2] if inputs.how == FEATURES else (e.task, e.federation)
     kind, metrics = task.criterion.kind, judged_by(task.criterion.kind, task.metrics)
@@ -311,10 +326,10 @@ def _train(e: Experiment, plan: Plan) -> Trained:
         rows = site_rows(inputs, task, seen, test, unit)
         by_site[site] = site_rivals(rows, kind, task.classes, metrics[0], effort, e.settings.seed)
         targets[site] = rows.y_test
-    return Trained(by_site, targets, metrics, inputs, effort)
+    return TrainedRivals(by_site, targets, metrics, inputs, effort)
 
 
-def _values(trained: Trained, clients: int) -> dict[str, RivalValues]:
+def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
     """The metrics of each kind of model at every site."""
 
     def of_sites(values: dict[int, float]) -> Numbers:

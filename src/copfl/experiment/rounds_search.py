@@ -8,7 +8,7 @@ sample decides anything.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.clients.partition import hold_out
-from copfl.engine import simulate
-from copfl.engine.rounds import Models, Round
+from copfl.engine.rounds import Round
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
-from copfl.experiment.training import baseline_of, executor_of, simulation_of
+from copfl.experiment.training import baseline_of, rounds_left
 from copfl.settings.schema import SELECTION, Run
 
 PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends
@@ -112,15 +111,17 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
         )
     tell = tell or (lambda line: None)
     experiments = list(held_out(run))
-    part = f"{SELECTION:g} of each client's training samples held out"
-    tell(f"finding the number of rounds, {settings.rounds} at most, with {part}; --rounds sets it")
+    held_out_part = f"{SELECTION:g} of each client's training samples held out"
+    tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out_part}; --rounds sets it")
     rounds = lowest_loss(losses_of(experiments, tell)).round
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
     rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
     tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
-    found = dataclasses.replace(settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done")
-    return dataclasses.replace(run, run=found)
+    settings_found = dataclasses.replace(
+        settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done"
+    )
+    return dataclasses.replace(run, run=settings_found)
 
 
 def held_out(run: Run) -> Iterator[Experiment]:
@@ -141,11 +142,16 @@ def held_out(run: Run) -> Iterator[Experiment]:
 
 
 def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[int, float]]:
-    """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
+    """Evaluated rounds, and the mean of their losses over the experiments, which train side by side.
+
+    Args:
+        experiments: The same run with other held-out samples.
+        tell: Gets a line now and then.
+    """
     pace = Pace()
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     with contextlib.ExitStack() as stack:
-        loops = [stack.enter_context(contextlib.closing(rounds_of(e, stack))) for e in experiments]
+        loops = [stack.enter_context(contextlib.closing(rounds_left(e, stack))) for e in experiments]
         for rounds in zip(*loops, strict=True):
             losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
             known = [loss for loss in losses if loss is not None]
@@ -153,29 +159,3 @@ def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[i
                 number, loss = rounds[0].number + 1, float(np.mean(known))
                 tell(f"round {number}: loss {loss:.4g} on held-out samples" if pace.is_due() else "")
                 yield number, loss
-
-
-def rounds_of(
-    e: Experiment, stack: contextlib.ExitStack, models: Models | None = None
-) -> Generator[Round, None, None]:
-    """The rounds of an experiment as they end.
-
-    Args:
-        e: The experiment.
-        stack: Ends the processes that train them.
-        models: Gets each client's model of its last evaluation.
-    """
-    settings, simulation = e.settings, simulation_of(e)
-    state = simulate.begin(e.algorithm, e.task, e.clients)
-    e.training.compute()
-    return simulate.simulate(
-        simulation,
-        state,
-        rounds=settings.rounds,
-        participation=settings.participation,
-        eval_every=settings.eval_every,
-        eval_models=settings.eval_models,
-        population=settings.split_clients[0],
-        executor=stack.enter_context(executor_of(simulation, state, settings, None)),
-        models=models,
-    )

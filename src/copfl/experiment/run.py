@@ -1,4 +1,7 @@
-"""One experiment, from settings or values to a result: `copfl.run(...)`."""
+"""One experiment, from settings or values to a result: `copfl.run(...)`.
+
+The command line has its own beginning in `cli.run`, and the same steps.
+"""
 
 import contextlib
 import dataclasses
@@ -14,11 +17,12 @@ from copfl.engine import ranks
 from copfl.errors import RunError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
-from copfl.experiment.first_run.first_run import first_run
+from copfl.experiment.first_run.first_run import completed_run
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
+from copfl.experiment.rounds_search import with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import arguments, named_code, user_code
 from copfl.settings.checking import SettingError
@@ -61,15 +65,12 @@ def run(
     layer = arguments.tables(dataset, settings, None if isinstance(algorithm, Run) else algorithm)
     if record is not None and record.is_complete:
         _check_nothing_beside(layer, preset)
-        description = record
+        description = with_found_rounds(record) if record.run.find_rounds == "first" else record
+        choice = None
     else:
         below = () if record is None else (record,)
         layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
-        description = complete(*below, layer, preset=preset)
-    choice = None
-    if description.run.find_rounds == "first":
-        layers = None if record is not None or preset else [layer]
-        description, choice = first_run(description, lambda more: complete(layer, more), layers)
+        description, choice = completed_run(*below, layer, preset=preset)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
@@ -122,7 +123,14 @@ def _warned(result: Result) -> Result:
 def reopen(
     folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
 ) -> Experiment:
-    """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
+    """The experiment of a run folder; with `rounds`, continued to this many rounds in all.
+
+    Args:
+        folder: Of the run.
+        rounds: Of the run in all; None: as before.
+        tell: Gets a line about each step of preparing it.
+        values: What the program passes again, as of `resume`.
+    """
     named_code.name(modules_of_values(values))
     now = ({} if rounds is None else {"rounds": rounds}) | ({"workers": 1} if ranks.joined() else {})
     written = folder.tables()  # first: it says so, if this is no run folder

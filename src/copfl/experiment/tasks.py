@@ -1,4 +1,7 @@
-"""The objective and the metrics of a run, those of copfl or the user's own."""
+"""The objective and the metrics of a run, those of copfl or the user's own.
+
+`prepare` makes the task of a run with it, and a bundle again when it is loaded.
+"""
 
 import inspect
 import math
@@ -93,7 +96,13 @@ def learned_task(
 
 
 def metric_of(name: str, kind: str, code: str | None = None) -> Metric:
-    """A metric by its name, or the user's function of predictions and targets, with its attributes."""
+    """A metric by its name, or the user's function of predictions and targets, with its attributes.
+
+    Args:
+        name: Of copfl, or "module:attribute".
+        kind: Of the targets.
+        code: The hash of the module in training, see `named_code.digests`.
+    """
     if not user_code.is_reference(name):
         return metric(name, kind)
     function = _function(name, code)
@@ -113,7 +122,13 @@ def _function(name: str, code: str | None) -> Callable[..., Any]:
 
 
 def check_task(settings: schema.Task, task: Task, data: Data) -> None:
-    """The objective and the metrics on two samples, so that what does not fit fails before the run."""
+    """The objective and the metrics on two samples, so that what does not fit fails before the run.
+
+    Args:
+        settings: The table [task].
+        task: With the model.
+        data: Of one client.
+    """
     if not settings or not int(data.size):
         return
     two = Data(*tree.each(lambda t: t[:2], (data.x, data.y)), data.size.clamp(max=2))

@@ -60,16 +60,16 @@ def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | N
             left_out.append(f"{name} cannot train on them: {error}")
     if not lowest:
         raise UsageError("; ".join(left_out))
-    taken = best_of(lowest)
+    best = best_of(lowest)
     text = ", ".join(f"{name} {one.loss:.4g}" for name, one in lowest.items())
-    tell(f"loss on held-out samples: {text}; {taken} is taken, for {lowest[taken].round} rounds")
+    tell(f"loss on held-out samples: {text}; {best} is taken, for {lowest[best].round} rounds")
     for line in left_out:
         tell(line)
-    rounds_alone = lowest[WORDS_ALONE].round if taken != EMBEDDING and WORDS_ALONE in lowest else 0
-    found = dataclasses.replace(
-        runs[taken].run, rounds=lowest[taken].round, rounds_alone=rounds_alone, find_rounds="done"
+    rounds_alone = lowest[WORDS_ALONE].round if best != EMBEDDING and WORDS_ALONE in lowest else 0
+    settings = dataclasses.replace(
+        runs[best].run, rounds=lowest[best].round, rounds_alone=rounds_alone, find_rounds="done"
     )
-    return dataclasses.replace(runs[taken], run=found)
+    return dataclasses.replace(runs[best], run=settings)
 
 
 def best_of(lowest: dict[str, Lowest]) -> str:

@@ -23,7 +23,7 @@ Log = Callable[[int, dict[str, float]], None]  # a round, from 1, and its metric
 Opened = tuple[Log, Callable[[], None], str]  # with the function that closes it, and its id of the run
 
 
-class Run(NamedTuple):
+class TrackedRun(NamedTuple):
     """What a tracker needs to know of the run."""
 
     folder: Path
@@ -39,6 +39,11 @@ def tracking(
     """A function that logs a round and its seconds to these trackers, and to those that the run has already.
 
     They open with the first round, so a run that never begins leaves nothing.
+
+    Args:
+        names: Of the trackers.
+        folder: Of the run.
+        settings: Of the run.
     """
     ids = _ids(folder)
     modules = {name: _module(name) for name in dict.fromkeys([*names, *ids])}
@@ -48,7 +53,9 @@ def tracking(
     def on_round(round: Round, seconds: float) -> None:
         if modules and not opened:
             for name, module in modules.items():
-                opened[name] = TRACKERS[name][1](module, Run(folder, texts, round.number + 1, ids.get(name)))
+                opened[name] = TRACKERS[name][1](
+                    module, TrackedRun(folder, texts, round.number + 1, ids.get(name))
+                )
             content = json.dumps({name: str(id) for name, (_, _, id) in opened.items()})
             write_bytes(folder / MEMORY, content.encode(), durable=False)
         for log, _, _ in opened.values():
@@ -73,7 +80,12 @@ def _ids(folder: Path) -> dict[str, str]:
 
 
 def metrics(round: Round, seconds: float) -> dict[str, float]:
-    """Every finite metric by name: mean/accuracy, federation/shared, client-0003/weight, seconds."""
+    """Every finite metric by name: mean/accuracy, federation/shared, client-0003/weight, seconds.
+
+    Args:
+        round: As it ended.
+        seconds: That it took.
+    """
     result = {"seconds": seconds, **{f"federation/{name}": v for name, v in round.federation.items()}}
     for name, values in round.clients.items():
         finite = values[[math.isfinite(v) for v in values]]
@@ -83,7 +95,7 @@ def metrics(round: Round, seconds: float) -> dict[str, float]:
     return {name: float(value) for name, value in result.items() if math.isfinite(value)}
 
 
-def _tensorboard(module: ModuleType, run: Run) -> Opened:
+def _tensorboard(module: ModuleType, run: TrackedRun) -> Opened:
     writer = module.SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.first if run.id else None)
     writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.items()))
 
@@ -95,7 +107,7 @@ def _tensorboard(module: ModuleType, run: Run) -> Opened:
     return log, writer.close, "tensorboard"
 
 
-def _mlflow(module: ModuleType, run: Run) -> Opened:
+def _mlflow(module: ModuleType, run: TrackedRun) -> Opened:
     if run.id is None:
         started = module.start_run(run_name=run.folder.name)
         module.log_params(run.settings)
@@ -104,7 +116,7 @@ def _mlflow(module: ModuleType, run: Run) -> Opened:
     return lambda round, values: module.log_metrics(values, step=round), module.end_run, started.info.run_id
 
 
-def _wandb(module: ModuleType, run: Run) -> Opened:
+def _wandb(module: ModuleType, run: TrackedRun) -> Opened:
     known = {} if run.id is None else {"id": run.id, "resume": "allow"}
     where = {"project": "copfl", "name": run.folder.name, "dir": str(run.folder), **known}
     started = module.init(**where, config=run.settings)
@@ -112,7 +124,7 @@ def _wandb(module: ModuleType, run: Run) -> Opened:
 
 
 # The module that a tracker needs, and the function that opens it.
-TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Run], Opened]]] = {
+TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, TrackedRun], Opened]]] = {
     "tensorboard": ("torch.utils.tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
     "wandb": ("wandb", _wandb),

@@ -1,17 +1,21 @@
-"""The training of one experiment: its rounds, new clients, clients' models, and the training alone."""
+"""The training of one experiment: its rounds, new clients, clients' models, and the training alone.
+
+`train` is a run by itself; a comparison calls `execute`, which trains no baseline.
+"""
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
 from copfl.core.algorithm import trained_alone
+from copfl.core.selection import BestRounds
 from copfl.engine import ranks, simulate
-from copfl.engine.halves import Halves
+from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
-from copfl.engine.rounds import Round, State
+from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import folder as run_folder
@@ -19,7 +23,7 @@ from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -49,7 +53,7 @@ def train(
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
-    choice: Choice | None = None,
+    choice: FirstRunChoice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
@@ -138,7 +142,15 @@ def execute(
     executor: simulate.Executor | None = None,
     on_stage: OnStage | None = None,
 ) -> Result:
-    """Trains the rounds that are left, fits the new clients, and keeps every client's model."""
+    """Trains the rounds that are left, fits the new clients, and keeps every client's model.
+
+    Args:
+        experiment: What is trained.
+        folder: Where it is stored; None: nowhere.
+        on_round: Is called after every round.
+        executor: Trains the clients; None: what suits the settings.
+        on_stage: Is called with what is done after the rounds, before it is.
+    """
     tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
     result = train_rounds(e, folder, on_round, executor, models)
@@ -182,6 +194,13 @@ def train_rounds(
     """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients.
 
     `models` gets each client's model of its last evaluation, or of its best with run.select="best".
+
+    Args:
+        e: What is trained.
+        folder: Where it is stored; None: nowhere.
+        on_round: Is called after every round.
+        executor: Trains the clients; None: what suits the settings.
+        models: Gets each client's model of its last evaluation, or of its best with run.select="best".
     """
     settings = e.settings
     if settings.store == "disk" and folder is None:
@@ -200,23 +219,9 @@ def train_rounds(
     primary = e.task.metrics[0]
     best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
     clock = time.perf_counter()
-    e.training.compute()
-    simulation = simulation_of(e)
     decides, trained = evidence.weighs(e.algorithm), len(settings.split_clients[0])
     with contextlib.ExitStack() as stack:
-        loop = simulate.simulate(
-            simulation,
-            state,
-            rounds=settings.rounds,
-            participation=settings.participation,
-            eval_every=settings.eval_every,
-            eval_models=settings.eval_models,
-            population=settings.split_clients[0],
-            executor=stack.enter_context(executor_of(simulation, state, settings, executor)),
-            models=models,
-            best=best,
-            patience=settings.patience,
-        )
+        loop = rounds_left(e, stack, state, executor, models, best)
         for round in stack.enter_context(contextlib.closing(loop)):
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
@@ -236,11 +241,48 @@ def train_rounds(
     return result
 
 
+def rounds_left(
+    e: Experiment,
+    stack: contextlib.ExitStack,
+    state: State | None = None,
+    executor: simulate.Executor | None = None,
+    models: ModelKeeper | None = None,
+    best: BestRounds | None = None,
+) -> Generator[Round, None, None]:
+    """The rounds of an experiment that are left, as they end.
+
+    Args:
+        e: The experiment.
+        stack: Ends the processes that train the rounds.
+        state: Where they begin, which changes with each round; None: before the first round.
+        executor: Trains the clients; None: what suits the settings.
+        models: Gets each client's model of its last evaluation, or of its best one.
+        best: The best rounds of the clients so far, where the best one counts; it decides when to stop.
+    """
+    settings, simulation = e.settings, simulation_of(e)
+    if state is None:
+        state = simulate.begin(e.algorithm, e.task, e.clients)
+    e.training.compute()
+    return simulate.simulate(
+        simulation,
+        state,
+        rounds=settings.rounds,
+        participation=settings.participation,
+        eval_every=settings.eval_every,
+        eval_models=settings.eval_models,
+        population=settings.split_clients[0],
+        executor=stack.enter_context(executor_of(simulation, state, settings, executor)),
+        models=models,
+        best=best,
+        patience=settings.patience,
+    )
+
+
 def simulation_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
     task, federation = e.training[:2]
     settings = e.settings
-    halves = Halves(settings.split_clients[0], settings.participants) if settings.benefit else None
+    halves = ClientHalves(settings.split_clients[0], settings.participants) if settings.benefit else None
     return simulate.Simulation(e.algorithm, task, federation, e.engine, settings.seed, settings.batch, halves)
 
 
@@ -250,7 +292,14 @@ def executor_of(
     settings: schema.RunSettings,
     executor: simulate.Executor | None,
 ) -> contextlib.AbstractContextManager[simulate.Executor | None]:
-    """What trains the clients: the ranks of torchrun, several processes, or this one (None)."""
+    """What trains the clients: the ranks of torchrun, several processes, or this one (None).
+
+    Args:
+        simulation: What is the same in every round.
+        state: Where the rounds begin.
+        settings: Of the run.
+        executor: That the caller has; None: it has none.
+    """
     if ranks.joined():
         return ranks.Ranks(simulation, state)
     if settings.workers > 1 and state.round < settings.rounds and executor is None:

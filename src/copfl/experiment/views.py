@@ -1,4 +1,7 @@
-"""How a result is held in Python: a few lines, a table of a notebook, a data frame, a picture."""
+"""How a result is held in Python: a few lines, a table of a notebook, a data frame, a picture.
+
+The methods of `Result` that a notebook calls are here.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ def columns_of(result: Result) -> dict[str, list[Any]]:
     if result.rivals is not None:
         numbers["rival"] = result.rivals.best
     partition = e.federation.partition
-    sizes = {"train": [len(own) for own in partition.train], "test": [len(own) for own in partition.test]}
+    sizes = {
+        "train": [len(samples) for samples in partition.train],
+        "test": [len(samples) for samples in partition.test],
+    }
     return {
         "client": result.client_names,
         **sizes,

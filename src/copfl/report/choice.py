@@ -1,14 +1,17 @@
-"""Why a first run trained what it did, as a table."""
+"""Why a first run trained what it did, as a table.
+
+The summary of a run and its report show it.
+"""
 
 from copfl.core.metrics import METRICS
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.first_run.first_run import title_of
 from copfl.tables import Table, listed
 
 NAMED = 5  # sites that a sentence names
 
 
-def choice_table(choice: Choice) -> Table:
+def choice_table(choice: FirstRunChoice) -> Table:
     """A row per candidate: its cross-validated loss, and how many clients have it."""
     validated, metric = choice.validated, METRICS["rmse" if choice.validated.is_rmse else "log_loss"]
     rows = []

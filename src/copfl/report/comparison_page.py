@@ -1,4 +1,7 @@
-"""The report of a comparison or a sweep, from the table.json in its folder."""
+"""The report of a comparison or a sweep, from the table.json in its folder.
+
+`copfl report` on the folder of a comparison calls it.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,7 +40,9 @@ def document_of(folder: Path) -> Document:
 def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
     rows, seeds, reference = content["rows"], content["seeds"], content["reference"]
     compared = [row for row in rows if metric.name in row["differences"]]
-    shares = [f"{label} {100 * np.mean(own):.0f} %" for label, own in content["share_that_gains"].items()]
+    shares = [
+        f"{label} {100 * np.mean(values):.0f} %" for label, values in content["share_that_gains"].items()
+    ]
     accuracy, differences = _accuracy(content, metric), _differences(content, compared, metric)
     sections = [
         Section("accuracy", capital(metric.title), "How accurate are the clients' models?", accuracy),
@@ -197,13 +202,17 @@ def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
 def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     rows = content["rows"]
     lines = []
-    for place, row in enumerate(rows):
-        by_round = [dict(zip(own["round"], own[metric.name], strict=True)) for own in row["curves"]]
-        lines.append(mean_curve(row["label"], by_round, place, metric.factor))
+    for colour, row in enumerate(rows):
+        by_round = [
+            dict(zip(of_seed["round"], of_seed[metric.name], strict=True)) for of_seed in row["curves"]
+        ]
+        lines.append(mean_curve(row["label"], by_round, colour, metric.factor))
     about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
     curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
-    series = series_of({f"seed {seed}": own for seed, own in zip(content["seeds"], values.T, strict=True)})
+    series = series_of(
+        {f"seed {seed}": of_seed for seed, of_seed in zip(content["seeds"], values.T, strict=True)}
+    )
     labels = [row["label"] for row in rows]
     about = f"The mean over the clients of each seed, of {content['averaged']}."
     dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")

@@ -1,4 +1,7 @@
-"""Each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain."""
+"""Each client's part in a run, side by side: benefit, weight, data, bytes, presence, own gain.
+
+The summary, the report, the audit and the coordinator's page show the same numbers.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -94,29 +97,34 @@ def relative_weights(rows: Numbers) -> Numbers:
     total = np.where(known, rows, 0).sum(1, keepdims=True)
     count = known.sum(1, keepdims=True)
     with np.errstate(over="ignore"):  # nodes of a federation may report any numbers
-        found = np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0)
-    return np.where(known & np.isfinite(found), found, np.nan)
+        weights = np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0)
+    return np.where(known & np.isfinite(weights), weights, np.nan)
 
 
 def with_interval(benefit: Benefit, client: int) -> str:
-    """Such as "+1.20 [+0.30, +2.10]", in thousandths; "-" where it is not known."""
+    """Such as "+1.20 [+0.30, +2.10]", in thousandths; "-" where it is not known.
+
+    Args:
+        benefit: Of each client.
+        client: Its number.
+    """
     low, high = benefit.interval(client)
     if math.isnan(low):
         return NONE
     return f"{number(UNIT * benefit.value[client], '+.2f')} {interval(UNIT * low, UNIT * high, '+.2f')}"
 
 
-def table(found: Contributions) -> Table:
+def table(contributions: Contributions) -> Table:
     """A row per client."""
-    benefit, clients = found.benefit, len(found.names)
+    benefit, clients = contributions.benefit, len(contributions.names)
     chosen = list(range(clients))
     notes = [ABOUT]
     if clients > ROWS:
         chosen = sorted(np.argsort(np.nan_to_num(benefit.p_values, nan=2.0), kind="stable")[:ROWS].tolist())
         notes.insert(0, f"The {ROWS} of {clients} clients whose benefit differs most clearly.")
-    if found.rounds < (wanted := rounds_wanted(clients)):
+    if contributions.rounds < (wanted := rounds_wanted(clients)):
         notes.append(
-            f"{found.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."
+            f"{contributions.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."
         )
     verdicts, ranks = benefit.verdicts, benefit.ranks
 
@@ -126,67 +134,81 @@ def table(found: Contributions) -> Table:
 
     ends = [benefit.interval(n) for n in range(clients)]
     columns: dict[str, Callable[[int], str]] = {
-        "client": lambda n: found.names[n],
+        "client": lambda n: contributions.names[n],
         "benefit": lambda n: number(UNIT * benefit.value[n], "+.2f"),
         "95 % interval": lambda n: interval(UNIT * ends[n].low, UNIT * ends[n].high, "+.2f"),
         "verdict": lambda n: verdicts[n],
         "rank": rank,
     }
-    columns["to itself"] = lambda n: with_interval(found.to_itself, n)
+    columns["to itself"] = lambda n: with_interval(contributions.to_itself, n)
     notes.append(ABOUT_ITSELF)
-    if not np.isnan(found.weight).all():
-        columns["weight"] = lambda n: number(found.weight[n], ".2f")
-    if not np.isnan(found.samples).all():
-        columns["samples"] = lambda n: number(found.samples[n], ",.0f")
-    columns["sent"] = lambda n: size(found.transferred[n])
-    columns["rounds"] = lambda n: f"{found.taken_part[n]:.0f} of {found.rounds}"
-    if (gain := found.gain) is not None:
-        columns["own gain"] = lambda n: found.metric.text(gain[n], sign="+")
+    if not np.isnan(contributions.weight).all():
+        columns["weight"] = lambda n: number(contributions.weight[n], ".2f")
+    if not np.isnan(contributions.samples).all():
+        columns["samples"] = lambda n: number(contributions.samples[n], ",.0f")
+    columns["sent"] = lambda n: size(contributions.transferred[n])
+    columns["rounds"] = lambda n: f"{contributions.taken_part[n]:.0f} of {contributions.rounds}"
+    if (gain := contributions.gain) is not None:
+        columns["own gain"] = lambda n: contributions.metric.text(gain[n], sign="+")
     rows = [[cell(n) for cell in columns.values()] for n in chosen]
     return Table("What each client contributes", list(columns), rows, notes)
 
 
-def chart(found: Contributions) -> Dots:
+def chart(contributions: Contributions) -> Dots:
     """A dot per client with its interval."""
-    bounds = np.array([found.benefit.interval(n) for n in range(len(found.names))])
+    bounds = np.array([contributions.benefit.interval(n) for n in range(len(contributions.names))])
     low, high = (values_of(UNIT * np.where(np.isfinite(ends), ends, math.nan)) for ends in bounds.T)
-    series = [Line("benefit", values_of(UNIT * found.benefit.value), low, high, found.benefit.verdicts)]
+    series = [
+        Line(
+            "benefit",
+            values_of(UNIT * contributions.benefit.value),
+            low,
+            high,
+            contributions.benefit.verdicts,
+        )
+    ]
     title, x_title = "Benefit to the others", "benefit, in thousandths of the loss per round"
-    return Dots("benefit", title, ABOUT, list(found.names), x_title, series, digits=2, zero=True)
+    return Dots("benefit", title, ABOUT, list(contributions.names), x_title, series, digits=2, zero=True)
 
 
-def as_json(found: Contributions) -> dict[str, Any]:
+def as_json(contributions: Contributions) -> dict[str, Any]:
     """All of it; what is not known is null."""
-    benefit = found.benefit
+    benefit = contributions.benefit
     content = {
         "benefit": benefit.value,
         "standard_error": benefit.error,
         "degrees_of_freedom": benefit.freedom,
-        "interval": [benefit.interval(n) for n in range(len(found.names))],
+        "interval": [benefit.interval(n) for n in range(len(contributions.names))],
         "p_value": benefit.p_values,
         "verdict": benefit.verdicts,
         "ranks": benefit.ranks,
-        "weight": found.weight,
-        "samples": found.samples,
-        "bytes": found.transferred,
-        "rounds_taken_part": found.taken_part,
-        "gain": found.gain,
-        "rounds": found.rounds,
-        "to_itself": found.to_itself._asdict(),
+        "weight": contributions.weight,
+        "samples": contributions.samples,
+        "bytes": contributions.transferred,
+        "rounds_taken_part": contributions.taken_part,
+        "gain": contributions.gain,
+        "rounds": contributions.rounds,
+        "to_itself": contributions.to_itself._asdict(),
     }
     return dict(plain(content))
 
 
 def of_json(content: dict[str, Any], names: Sequence[str], metric: MetricInfo) -> Contributions:
-    """What `as_json` gave, with the names of the clients."""
+    """What `as_json` gave, with the names of the clients.
+
+    Args:
+        content: As it was read.
+        names: Of the clients.
+        metric: The primary one of the run.
+    """
 
     def numbers(key: str) -> Numbers:
         return np.array(content[key], np.float64)
 
     benefit = Benefit(numbers("benefit"), numbers("standard_error"), int(content["degrees_of_freedom"]))
-    parts = numbers("weight"), numbers("samples"), numbers("bytes"), numbers("rounds_taken_part")
+    of_clients = numbers("weight"), numbers("samples"), numbers("bytes"), numbers("rounds_taken_part")
     gain = None if content["gain"] is None else numbers("gain")
-    own = content["to_itself"]
-    value, error = (np.array(own[name], np.float64) for name in ("value", "error"))
-    to_itself = Benefit(value, error, int(own["freedom"]))
-    return Contributions(names, benefit, int(content["rounds"]), *parts, gain, metric, to_itself)
+    is_to_itself = content["to_itself"]
+    value, error = (np.array(is_to_itself[name], np.float64) for name in ("value", "error"))
+    to_itself = Benefit(value, error, int(is_to_itself["freedom"]))
+    return Contributions(names, benefit, int(content["rounds"]), *of_clients, gain, metric, to_itself)

@@ -1,4 +1,7 @@
-"""A report as a document, and the one HTML file that it becomes. The file makes no network requests."""
+"""A report as a document, and the one HTML file that it becomes. The file makes no network requests.
+
+Every page of copfl is a `Document`: of runs, of comparisons, of a server and of a node.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,12 @@ class Document(NamedTuple):
 
 
 def render(document: Document, fingerprint: str = "") -> str:
-    """The whole page. With a fingerprint, it asks its server for updates."""
+    """The whole page. With a fingerprint, it asks its server for updates.
+
+    Args:
+        document: The page.
+        fingerprint: Of the files that it shows; "": it asks for nothing.
+    """
     charts = [chart for section in document.sections for chart in section.charts]
     data = {
         "figures": {chart.name: figure(chart) for chart in charts},
@@ -97,8 +105,8 @@ def _rounded(value: Any) -> Any:
         rounded = float(f"{value:.5g}")
         return rounded if math.isfinite(rounded) else None
     if isinstance(value, dict):
-        return {_directed(key): _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else _directed(value)
+        return {_directed(key): _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else _directed(value)
 
 
 @cache
@@ -147,32 +155,36 @@ def _directed(value: Any) -> Any:
 def table_of(chart: Chart) -> Table:
     """The numbers of a chart; of many rounds, some."""
 
-    def cell(values: Sequence[Value], place: int) -> str:
-        known = values[place] if place < len(values) else None
+    def cell(values: Sequence[Value], index: int) -> str:
+        known = values[index] if index < len(values) else None
         return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
 
     if isinstance(chart, Dots):
         head = [chart.row_title, *(series.name for series in chart.series)]
-        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
+        columns = [
+            [cell(series.y, row_index) for row_index in range(len(chart.rows))] for series in chart.series
+        ]
         return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
     rounds = [] if isinstance(chart, Heat) else sorted({x for line in chart.lines for x in line.x or chart.x})
     count = len(chart.columns if isinstance(chart, Heat) else rounds)
-    places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
-    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
-    notes = [left_out] if len(places) < count else []
+    indices = sorted(
+        {int(row_index) for row_index in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()}
+    )
+    left_out = f"{len(indices)} of {count} {chart.x_title}s; rounds.jsonl contains all."
+    notes = [left_out] if len(indices) < count else []
     if isinstance(chart, Heat):
-        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
+        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[row_index]}" for row_index in indices)]
         named = zip(chart.rows, chart.values, strict=True)
-        return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
+        return Table(chart.title, head, [[row, *(cell(vs, p) for p in indices)] for row, vs in named], notes)
     curves: dict[str, dict[float, Value]] = {}
     for line in chart.lines:
-        own = list(line.x or chart.x)
-        curves[line.name] = dict(zip(own, line.y, strict=False))  # a run in progress has fewer values
+        own_x = list(line.x or chart.x)
+        curves[line.name] = dict(zip(own_x, line.y, strict=False))  # a run in progress has fewer values
         if line.low:
-            curves[f"{line.name}, low end"] = dict(zip(own, line.low, strict=False))
-            curves[f"{line.name}, high end"] = dict(zip(own, line.high, strict=False))
+            curves[f"{line.name}, low end"] = dict(zip(own_x, line.low, strict=False))
+            curves[f"{line.name}, high end"] = dict(zip(own_x, line.high, strict=False))
     rows = [
-        [f"{rounds[place]:g}", *(cell([own.get(rounds[place])], 0) for own in curves.values())]
-        for place in places
+        [f"{rounds[row_index]:g}", *(cell([own_x.get(rounds[row_index])], 0) for own_x in curves.values())]
+        for row_index in indices
     ]
     return Table(chart.title, [chart.x_title, *curves], rows, notes)

@@ -1,4 +1,7 @@
-"""The report of one or several runs."""
+"""The report of one or several runs.
+
+`copfl report` writes it once, and `copfl watch` again whenever a file of the runs changes.
+"""
 
 import contextlib
 import hashlib
@@ -21,8 +24,8 @@ from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
 from copfl.report import rivals as of_rivals
 from copfl.report import run_charts
-from copfl.report.document import Document, Section, Source
-from copfl.report.run_data import Paired, RunData, Runs, paired
+from copfl.report.document import Document, Section, Source, render
+from copfl.report.run_data import Paired, RunData, Runs, paired, read_all
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
@@ -83,7 +86,7 @@ def sections(runs: Runs) -> list[Section]:
     personal = [*run_charts.personal(runs), *each(run_charts.by_layer)]
     data = list(run_charts.data(runs))
     audit = "Do the weights match the clients' contributions?"
-    found = [
+    all_sections = [
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
         Section("gain", "Gain", "Does it pay for each client?", gain),
         Section("rivals", "Rivals", RIVALS, each(run_charts.rivals), run_charts.rival_tables(runs)),
@@ -98,23 +101,23 @@ def sections(runs: Runs) -> list[Section]:
         Section("data", "Data", "Which data does each client have?", data, run_charts.per_class(runs)),
         Section("cost", "Cost", "How many bytes and seconds does a round take?", run_charts.cost(runs)),
     ]
-    for chart in (chart for section in found for chart in section.charts):
+    for chart in (chart for section in all_sections for chart in section.charts):
         if isinstance(chart, Heat) and len(chart.rows) != len(chart.values):
             raise ValueError(f'"{chart.title}" has {len(chart.values)} rows and {len(chart.rows)} names')
-    return [section for section in found if section.charts]
+    return [section for section in all_sections if section.charts]
 
 
 def _each(runs: Runs, charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
     """The charts of every run; of several, their titles and names contain the run."""
     if len(runs) == 1:
         return list(charts_of(runs[0]))
-    found: list[Chart] = []
-    for place, run in enumerate(runs, 1):
+    charts_of_runs: list[Chart] = []
+    for position, run in enumerate(runs, 1):
         algorithm = re.sub(r"[^a-z0-9]+", "-", run.algorithm.lower()).strip("-")
         for chart in charts_of(run):
-            name, title = f"{chart.name}-{place}-{algorithm}", f"{chart.title}: {run.label}"
-            found.append(chart._replace(name=name, title=title))
-    return found
+            name, title = f"{chart.name}-{position}-{algorithm}", f"{chart.title}: {run.label}"
+            charts_of_runs.append(chart._replace(name=name, title=title))
+    return charts_of_runs
 
 
 def fingerprint_of(paths: Sequence[Path]) -> str:
@@ -164,8 +167,8 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         values = run.final(metric.name)
         if not np.isnan(values).all():
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
-            place, clients = int(find(values)), int((~np.isnan(values)).sum())
-            worst = f"{run.client_names[place]}, {metric.text(values[place])}{metric.unit}"
+            client, clients = int(find(values)), int((~np.isnan(values)).sum())
+            worst = f"{run.client_names[client]}, {metric.text(values[client])}{metric.unit}"
             note = f"mean of {clients} clients; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
             tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
@@ -304,8 +307,8 @@ def of_runs(runs: Runs) -> list[str]:
 
 def _gain(run: RunData) -> list[str]:
     """Who gains over training alone, and who does not."""
-    found, metric = run.gains, run.primary
-    if found is None:
+    gains, metric = run.gains, run.primary
+    if gains is None:
         mean = _mean(run.final(metric.name), metric)
         if not mean:
             return ["No client has been evaluated yet."]
@@ -313,14 +316,14 @@ def _gain(run: RunData) -> list[str]:
             f"Mean {metric.title} of the clients: {mean}. Whether they gain is not known: "
             "the run did not train them alone as a baseline."
         ]
-    known = np.flatnonzero(~np.isnan(found.gain))
-    order = sorted(map(int, known), key=lambda n: -float(found.gain[n]))
-    most = [n for n in order if found.gain[n] > EQUAL]
-    least = [n for n in reversed(order) if found.gain[n] <= EQUAL]
-    pair = Paired("", found.gain[known], metric)
+    known = np.flatnonzero(~np.isnan(gains.gain))
+    order = sorted(map(int, known), key=lambda n: -float(gains.gain[n]))
+    most = [n for n in order if gains.gain[n] > EQUAL]
+    least = [n for n in reversed(order) if gains.gain[n] <= EQUAL]
+    pair = Paired("", gains.gain[known], metric)
     verdict = " On average, no gain is distinguishable." * (pair.verdict == "not distinguishable")
-    if constant := constant_text(found):
-        over_constant = Paired("", found.over_constant[~np.isnan(found.over_constant)], metric)
+    if constant := constant_text(gains):
+        over_constant = Paired("", gains.over_constant[~np.isnan(gains.over_constant)], metric)
         difference = f"{_points(over_constant)} ({over_constant.bounds})"
         verdict = f" No useful gain is shown: {constant}; the personal models compared with it: {difference}."
     first = (
@@ -368,3 +371,16 @@ def _compared(runs: Runs) -> list[str]:
     title = runs[0].primary.title
     about = f"Mean {title} compared with {runs[0].label}, client by client ({OVER_CLIENTS} in brackets):"
     return [" ".join([about, *texts]), "One run of each says nothing about other seeds; copfl compare does."]
+
+
+class RunsPage:
+    """The report of runs as a page that follows them, for `copfl.report.serving`."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.paths)
+
+    def html(self, fingerprint: str = "") -> str:
+        return render(document_of(read_all(self.paths)), fingerprint)

@@ -1,4 +1,7 @@
-"""The rivals of a run in words and tables: is the federation better than what a site has alone?"""
+"""The rivals of a run in words and tables: is the federation better than what a site has alone?
+
+The summary of a run and its report say it in the same words.
+"""
 
 from collections.abc import Sequence
 
@@ -69,14 +72,14 @@ def conclusion(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> str:
     if not len(known):
         return ""
     alone = title if rivals.chosen == CONSTANT else f"{title} that each client trains alone"
-    found = f"the personal models are {against(metric, alone, gains)}."
-    sentences = [capital(found)]
+    sentence = f"the personal models are {against(metric, alone, gains)}."
+    sentences = [capital(sentence)]
     if len(known) > 1 and not unknown_reason([known]):
         bounds = over_clients(known)
         if bounds.high < 0:
-            sentences = [f"Stay alone, take {title}: {found}"]
+            sentences = [f"Stay alone, take {title}: {sentence}"]
         elif bounds.low <= 0:
-            sentences = [f"No gain over what clients have alone is shown: {found}"]
+            sentences = [f"No gain over what clients have alone is shown: {sentence}"]
     others = [other for other in rivals.metrics[1:] if rivals.personal]
     pairs = [
         f"{other.title} {other.text(ours)}{other.unit} against {other.text(theirs)}{other.unit}"
@@ -134,7 +137,7 @@ def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Tabl
         personal: The primary metric of each site's model.
         names: Of the sites.
     """
-    metric, gains, found = rivals.metric, rivals.gain(personal), verdicts(rivals, personal)
+    metric, gains, verdict_of = rivals.metric, rivals.gain(personal), verdicts(rivals, personal)
     rows = []
     for n, name in enumerate(names):
         if not rivals.by_site[n]:
@@ -143,8 +146,10 @@ def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Tabl
         bounds = rivals.interval[n]
         interval = metric.interval(*bounds) if np.isfinite(bounds).all() else ""
         cells = [metric.text(float(value)) for value in (*values, personal[n])]
-        own = rivals.by_site[n]
-        rows.append([name, *cells, metric.text(float(gains[n]), sign="+"), interval, found[n], own])
+        rivals_here = rivals.by_site[n]
+        rows.append(
+            [name, *cells, metric.text(float(gains[n]), sign="+"), interval, verdict_of[n], rivals_here]
+        )
     head = [
         "client",
         *rivals.values,

@@ -1,4 +1,7 @@
-"""The charts of one run, and the charts and tables of all runs of a report together."""
+"""The charts of one run, and the charts and tables of all runs of a report together.
+
+`page` puts them into sections.
+"""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -39,7 +42,12 @@ RIVAL_STYLES = 1
 
 
 def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
-    """A dot per client and model, and one for local training if another run has it."""
+    """A dot per client and model, and one for local training if another run has it.
+
+    Args:
+        run: The run.
+        runs: All runs of the page.
+    """
     metric = run.primary
     names = [of for of in MODELS if run.has(metric.name + of)]
     local = next((other for other in runs if other.algorithm == "local"), run)
@@ -57,14 +65,14 @@ def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
 
 def gain(run: RunData) -> Iterator[Chart]:
     """Each client alone and with its personal model, in the order of the gain."""
-    metric, found = run.primary, run.gains
-    if found is None:
+    metric, gains = run.primary, run.gains
+    if gains is None:
         return
-    order = [int(n) for n in np.argsort(found.gain) if not np.isnan(found.gain[n])]
+    order = [int(n) for n in np.argsort(gains.gain) if not np.isnan(gains.gain[n])]
     models = {
-        "": ("personal model, after training", found.personal),
-        "_global": ("global model", found.global_model),
-        "alone": ("alone", found.alone),
+        "": ("personal model, after training", gains.personal),
+        "_global": ("global model", gains.global_model),
+        "alone": ("alone", gains.alone),
     }
     series = [
         _model(of, name, metric, values[order])
@@ -72,8 +80,8 @@ def gain(run: RunData) -> Iterator[Chart]:
         if not np.isnan(values[order]).all()
     ]
     about = (
-        f"Worst tenth of the clients: {metric.text(found.worst)}{metric.unit}; standard deviation: "
-        f"{metric.text(found.spread)}. Alone: local training on the same batches, with the same optimizer. "
+        f"Worst tenth of the clients: {metric.text(gains.worst)}{metric.unit}; standard deviation: "
+        f"{metric.text(gains.spread)}. Alone: local training on the same batches, with the same optimizer. "
         "Clients are ordered by their gain."
     )
     rows = [run.client_names[n] for n in order]
@@ -82,24 +90,24 @@ def gain(run: RunData) -> Iterator[Chart]:
 
 def rivals(run: RunData) -> Iterator[Chart]:
     """Each client's model beside its constant answer and the models that it trains alone."""
-    metric, found = run.primary, run.rivals
-    if found is None or not run.has(metric.name):
+    metric, of_sites = run.primary, run.rivals
+    if of_sites is None or not run.has(metric.name):
         return
     personal = run.final(metric.name)
-    order = [int(n) for n in np.argsort(found.gain(personal)) if not np.isnan(found.gain(personal)[n])]
+    order = [int(n) for n in np.argsort(of_sites.gain(personal)) if not np.isnan(of_sites.gain(personal)[n])]
     if not order:
         return
     series = [_model("", "personal model, after training", metric, personal[order])]
-    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in found.values.items()}
+    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in of_sites.values.items()}
     series += series_of(alone, metric.factor, first=RIVAL_STYLES)
-    about = f"{note(found)} Clients are ordered by their gain over {TITLES[found.chosen]}."
+    about = f"{note(of_sites)} Clients are ordered by their gain over {TITLES[of_sites.chosen]}."
     names = [run.client_names[n] for n in order]
     yield Dots("rivals", "What each client has alone", about, names, metric.label, series, metric.unit)
 
 
 def rival_tables(runs: Runs) -> list[Table]:
     """The means of the rivals, and their values at each client."""
-    found = []
+    shown = []
     for run in runs:
         if run.rivals is not None and run.has(run.primary.name):
             tables = (
@@ -107,18 +115,18 @@ def rival_tables(runs: Runs) -> list[Table]:
                 means_table(run.rivals),
                 sites_table(run.rivals, run.final(run.primary.name), run.client_names),
             )
-            found += [
+            shown += [
                 t._replace(title=f"{t.title}: {run.label}" if len(runs) > 1 else t.title) for t in tables
             ]
-    return found
+    return shown
 
 
 def new(run: RunData) -> Iterator[Chart]:
     """Clients that did not train: a dot for each number of their samples, and for training alone."""
     if run.new is None:
         return
-    found = {f"{name} sample{'s' * (name != '1')}": values for name, values in run.new.accuracy.items()}
-    series = series_of(found, run.primary.factor, first=SAMPLE_STYLES)
+    accuracies = {f"{name} sample{'s' * (name != '1')}": values for name, values in run.new.accuracy.items()}
+    series = series_of(accuracies, run.primary.factor, first=SAMPLE_STYLES)
     series.append(_model("alone", "alone, all samples", run.primary, run.new.alone["all"]))
     about = (
         "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
@@ -130,12 +138,12 @@ def new(run: RunData) -> Iterator[Chart]:
 
 def probabilities(run: RunData) -> Iterator[Chart]:
     """Accuracy by the probability of the answer, and each client's log loss beside that of class frequencies."""
-    found = run.probabilities
-    if found is None or not found.calibration or not run.records:
+    calibration = run.probabilities
+    if calibration is None or not calibration.calibration or not run.records:
         return
-    if len(found.log_loss) != len(run.client_names):
+    if len(calibration.log_loss) != len(run.client_names):
         raise ValueError("probabilities.json has another number of clients")
-    bins = found.calibration
+    bins = calibration.calibration
     confidence = [100 * one.confidence for one in bins]
     about = (
         "Test samples of all clients by the probability that their models give to the answer. Where "
@@ -154,8 +162,8 @@ def probabilities(run: RunData) -> Iterator[Chart]:
         "frequencies of the classes in the client's training samples has probabilities that are worth nothing."
     )
     series = [
-        Line("personal model", values_of(found.log_loss), symbol=0),
-        Line("class frequencies", values_of(found.reference), colour=1, symbol=1),
+        Line("personal model", values_of(calibration.log_loss), symbol=0),
+        Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
     ]
     yield Dots("log-loss", "Log loss per client", about, run.client_names, "log loss", series, digits=3)
 
@@ -165,16 +173,18 @@ def similar(run: RunData) -> Iterator[Chart]:
     if run.analysis is None or len(run.analysis.cross.clients) < 2:
         return
     clients, table, name, _ = run.analysis.cross
-    metric = next((found for found in metrics_of(run.environment) if found.name == name), None)
+    metric = next(
+        (metric_there for metric_there in metrics_of(run.environment) if metric_there.name == name), None
+    )
     order = similar_first(table, metric or ACCURACY)
-    names = [run.client_names[clients[place]] for place in order]
+    names = [run.client_names[clients[index]] for index in order]
 
     def heat(
         name: str, title: str, about: str, table: Numbers, of: tuple[str, str], unit: MetricInfo = ACCURACY
     ) -> Heat:
         rows = [shown(unit, row[order]) for row in table[order]]
-        found = Heat(name, title, about, names, names, rows, title, of[1], unit.unit, row_title=of[0])
-        return found._replace(low_is_bright=not unit.higher_is_better)
+        chart = Heat(name, title, about, names, names, rows, title, of[1], unit.unit, row_title=of[0])
+        return chart._replace(low_is_bright=not unit.higher_is_better)
 
     # None: an older run with another primary metric, whose matrix is of accuracy or loss.
     if metric is not None:
@@ -224,14 +234,14 @@ def scores(run: RunData) -> Iterator[Chart]:
 
 def benefit(run: RunData) -> Iterator[Chart]:
     """The benefit of each client to the others, of a run that measured it."""
-    if (found := contributions_of(run)) is not None:
-        yield contributions.chart(found)
+    if (reported := contributions_of(run)) is not None:
+        yield contributions.chart(reported)
 
 
 def contributed(runs: Runs) -> list[Table]:
     """What each client contributes, a table per run that measured it."""
-    found = [(run, contributions_of(run)) for run in runs]
-    tables = [(run, contributions.table(one)) for run, one in found if one is not None]
+    of_runs = [(run, contributions_of(run)) for run in runs]
+    tables = [(run, contributions.table(one)) for run, one in of_runs if one is not None]
     return [t._replace(title=f"{t.title}: {run.label}") if len(runs) > 1 else t for run, t in tables]
 
 
@@ -328,8 +338,8 @@ def differences(runs: Runs) -> Iterator[Chart]:
     for pair in paired(runs):
         run = runs[names.index(pair.label)]
         difference = metric.factor * (run.final(metric.name) - runs[0].final(metric.name))
-        place = names.index(pair.label)
-        series.append(Line(pair.label, values_of(difference), colour=place, symbol=place))
+        colour = names.index(pair.label)
+        series.append(Line(pair.label, values_of(difference), colour=colour, symbol=colour))
     if series:
         first, unit = runs[0].label, " points" if metric.fraction else ""
         about = f"{capital(metric.title)} minus that of the same client under {first}, {runs[0].selection}."
@@ -370,12 +380,12 @@ def _curves(runs: Runs, chart: Lines, metrics: Mapping[str, str]) -> list[Chart]
     The lines of one run have a colour each; of several, each run has a colour and each metric a dash.
     """
     lines = []
-    for place, run in enumerate(runs):
+    for number, run in enumerate(runs):
         for dash, (metric, label) in enumerate(metrics.items()):
             line = _line(run, metric, band=not dash and len(runs) < 5)
             if any(value is not None for value in line.y):
                 several = f"{run.label}: {label}" if label else run.label
-                name, colour = (label, dash) if len(runs) == 1 else (several, place)
+                name, colour = (label, dash) if len(runs) == 1 else (several, number)
                 lines.append(line._replace(name=name, colour=colour, dash=dash))
     banded = sum(bool(line.low) for line in lines)  # draw.js draws several bands as bars
     band = BAND.format("The bars reach" if banded > 1 else "The band reaches")
@@ -412,7 +422,7 @@ def _line(run: RunData, metric: str, band: bool) -> Line:
 
 def data(runs: Runs) -> Iterator[Chart]:
     """Training samples of each class; runs with the same partition have one chart."""
-    for place, run in enumerate(runs, 1):
+    for number, run in enumerate(runs, 1):
         alike = [other.label for other in runs if other.partition == run.partition]
         if run.label_counts is None or run.label != alike[0]:
             continue
@@ -422,7 +432,7 @@ def data(runs: Runs) -> Iterator[Chart]:
             for sizes in run.sizes
         )
         yield Heat(
-            name="data" if common else f"data-{place}",
+            name="data" if common else f"data-{number}",
             title="Training samples by class" + ("" if common else f": {', '.join(alike)}"),
             about="The number of training samples of each class per client; a stroke where there are none. A "
             f"client has {train} training and {test} test samples.",
@@ -446,11 +456,11 @@ def per_class(runs: Runs) -> list[Table]:
             continue
         counts = run.label_counts
         rows = []
-        for place, name in enumerate(run.environment["classes"]):
-            right = [other.analysis.cross.per_class[place] for other in tested if other.analysis is not None]
-            accuracies = [f"{100 * own / of:.1f} % of {of}" if of else "-" for own, of in right]
-            own = counts[:, place]
-            has_it, samples = f"{np.count_nonzero(own)} of {len(own)}", f"{int(own.sum()):,}"
+        for column, name in enumerate(run.environment["classes"]):
+            right = [other.analysis.cross.per_class[column] for other in tested if other.analysis is not None]
+            accuracies = [f"{100 * of_class / of:.1f} % of {of}" if of else "-" for of_class, of in right]
+            of_class = counts[:, column]
+            has_it, samples = f"{np.count_nonzero(of_class)} of {len(of_class)}", f"{int(of_class.sum()):,}"
             rows.append([str(name), has_it, samples, *accuracies])
         several = len(runs) > 1
         means = [f"accuracy{f', {other.label}' if several else ''}" for other in tested]

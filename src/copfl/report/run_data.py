@@ -1,4 +1,7 @@
-"""The data of a run folder, finished or not, read without the data set, the model or the user's code."""
+"""The data of a run folder, finished or not, read without the data set, the model or the user's code.
+
+The report reads runs of others: nothing of them is imported or unpickled.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from copfl.experiment import probabilities, records
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import Choice
+from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
@@ -66,7 +69,7 @@ class RunData:
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
     rivals: Rivals | None = None  # rivals.json, if there is one
-    choice: Choice | None = None  # choice.json, if there is one
+    choice: FirstRunChoice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
 
     @property
@@ -125,8 +128,12 @@ class RunData:
         """Which round a client's values are of, in words."""
         if self.best is None:
             return "last evaluation"
-        taken = self.best.rounds[self.best.rounds > 0]
-        rounds = f": rounds {taken.min()} to {taken.max()}, median {np.median(taken):g}" if len(taken) else ""
+        best_rounds = self.best.rounds[self.best.rounds > 0]
+        rounds = (
+            f": rounds {best_rounds.min()} to {best_rounds.max()}, median {np.median(best_rounds):g}"
+            if len(best_rounds)
+            else ""
+        )
         return f"best round of each client on its validation samples{rounds}"
 
     @cached_property
@@ -141,14 +148,14 @@ class RunData:
         name = self.primary.name
         if self.analysis is None or not self.has(name):
             return None
-        found = Gains(
+        gains = Gains(
             self.analysis.alone,
             self.final(f"{name}_global"),
             self.final(name),
             self.primary,
             self.analysis.constant,
         )
-        return None if np.isnan(found.gain).all() else found
+        return None if np.isnan(gains.gain).all() else gains
 
     def federation(self, name: str) -> list[float | None]:
         """A metric of the whole federation, in every round."""
@@ -203,12 +210,12 @@ Runs = Sequence[RunData]
 def paired(runs: Runs) -> list[Paired]:
     """The other runs compared with the first, where both have the same samples."""
     first, *others = runs
-    name, found = first.primary.name, []
+    name, differences = first.primary.name, []
     for run in others:
         if run.partition == first.partition:
             difference = difference_of_known(run.final(name), first.final(name))
-            found.append(Paired(run.label, difference, first.primary))
-    return [pair for pair in found if len(pair.difference)]
+            differences.append(Paired(run.label, difference, first.primary))
+    return [pair for pair in differences if len(pair.difference)]
 
 
 def algorithm_of(tables: Tables) -> str:
@@ -225,9 +232,11 @@ def read_all(paths: Sequence[Path]) -> list[RunData]:
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a run was named twice; name each run folder once")
     tables = [RunFolder(path).tables() for path in paths]
-    names = [algorithm_of(own) for own in tables]
+    names = [algorithm_of(settings) for settings in tables]
     if len(paths) > 1:
-        names = [", ".join(filter(None, (algorithm_of(own), optimizer_text(own)))) for own in tables]
+        names = [
+            ", ".join(filter(None, (algorithm_of(settings), optimizer_text(settings)))) for settings in tables
+        ]
     folders = [path.resolve() for path in paths]
     labels = names
     for details in ([folder.name for folder in folders], folders):
@@ -239,7 +248,12 @@ def read_all(paths: Sequence[Path]) -> list[RunData]:
 
 
 def read(path: Path, label: str) -> RunData:
-    """The current data of the folder; a running run may be read at any time."""
+    """The current data of the folder; a running run may be read at any time.
+
+    Args:
+        path: Of the run folder.
+        label: Its name on the page.
+    """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
     rounds = tables["run"].get("rounds")
@@ -258,7 +272,7 @@ def read(path: Path, label: str) -> RunData:
         records=lines,
         seconds=seconds[: len(lines)],
         partition=partition.fingerprint,
-        sizes=([len(part) for part in partition.train], [len(part) for part in partition.test]),
+        sizes=([len(rows) for rows in partition.train], [len(rows) for rows in partition.test]),
         label_counts=environment["label_counts"],
         masks=_masks(path / "checkpoint" / "state.safetensors", environment.get("layers", {})),
         audit=_audit(path / "audit.json", len(partition.train)),
@@ -278,18 +292,18 @@ def _readable(path: Path, advice: str) -> AbstractContextManager[None]:
 def _environment(path: Path) -> dict[str, Any]:
     """The content of the file, with the label counts as an array, None where it has none."""
     with _readable(path, RESTORE):
-        found = foreign.read_json(path)
-        layers = found.get("layers", {})
+        content = foreign.read_json(path)
+        layers = content.get("layers", {})
         if not all(type(size) is int and 0 < size < 2**63 for size in layers.values()):
             raise ValueError("the sizes of its layers are not positive numbers")
-        if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
+        if type(number := content.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is not a number")
-        counts = [[int(count) for count in row.split()] for row in found.get("label_counts", [])]
-        if counts and {len(row) for row in counts} != {len(found["classes"])}:
+        counts = [[int(count) for count in row.split()] for row in content.get("label_counts", [])]
+        if counts and {len(row) for row in counts} != {len(content["classes"])}:
             raise ValueError("it does not count every class for every client")
-        if not metrics_of(found):
+        if not metrics_of(content):
             raise ValueError("it has no metric")
-        return {**found, "label_counts": np.array(counts, np.int64) if counts else None}
+        return {**content, "label_counts": np.array(counts, np.int64) if counts else None}
 
 
 def _extra(path: Path, read: Callable[[Path], T | None]) -> T | None:
@@ -303,8 +317,8 @@ def _audit(path: Path, clients: int) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     with _readable(path, f"`copfl audit {path.parent}` makes it again"):
-        found = dict(foreign.read_json(path))
-        return found if found["format"] == AUDIT_FORMAT and len(found["clients"]) == clients else None
+        content = dict(foreign.read_json(path))
+        return content if content["format"] == AUDIT_FORMAT and len(content["clients"]) == clients else None
 
 
 def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
@@ -322,12 +336,12 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
         raise RunError(f"{path} has other layers than environment.json; restore both from a copy")
     names = [name.rpartition(".")[0] or name for name in layers]  # a layer's weight and bias are one row
     modules = list(dict.fromkeys(names))
-    place = np.repeat([modules.index(name) for name in names], list(layers.values()))  # of each parameter
-    sizes = np.bincount(place)
-    personal = np.stack([np.bincount(place, row, len(modules)) for row in mask])
-    shared = np.bincount(place, ~mask.any(0), len(modules))
+    module_of = np.repeat([modules.index(name) for name in names], list(layers.values()))  # of each parameter
+    sizes = np.bincount(module_of)
+    personal = np.stack([np.bincount(module_of, row, len(modules)) for row in mask])
+    shared = np.bincount(module_of, ~mask.any(0), len(modules))
     overlap = np.zeros((0, 0))
     if len(mask) <= gains.MODELS:
-        both, own = np.array([[np.count_nonzero(a & b) for b in mask] for a in mask]), mask.sum(1)
-        overlap = both / np.maximum(own[:, None] + own - both, 1)
+        both, of_client = np.array([[np.count_nonzero(a & b) for b in mask] for a in mask]), mask.sum(1)
+        overlap = both / np.maximum(of_client[:, None] + of_client - both, 1)
     return Masks(int(about["round"]), modules, sizes.tolist(), personal / sizes, shared / sizes, overlap)

@@ -1,4 +1,7 @@
-"""Pages that are served while a run continues, to the browsers of this machine that know their address."""
+"""Pages that are served while a run continues, to the browsers of this machine that know their address.
+
+`copfl watch` and the page of a coordinator serve with it.
+"""
 
 import hmac
 import secrets

@@ -1,4 +1,7 @@
-"""The table at the end of a run: a row per client, and the means."""
+"""The table at the end of a run: a row per client, and the means.
+
+`copfl run` prints it, and `--json` writes the same as JSON.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
-    from copfl.data.clients.federation import Federation
+    from copfl.data.clients.federation import FederatedData
     from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
@@ -162,12 +165,12 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if (of_honest := honest_gains(result)) is not None and (found := conclusion(of_honest)):
-        print(f"\n{textwrap.fill(found, width)}\n", file=out)
-    if found := _against_rivals(result):
-        print(f"{textwrap.fill(found, width)}\n", file=out)
-    if found := advice(result):
-        print(f"{textwrap.fill(found, width, break_on_hyphens=False)}\n", file=out)
+    if (of_honest := honest_gains(result)) is not None and (comparison := conclusion(of_honest)):
+        print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
+    if comparison := _against_rivals(result):
+        print(f"{textwrap.fill(comparison, width)}\n", file=out)
+    if comparison := advice(result):
+        print(f"{textwrap.fill(comparison, width, break_on_hyphens=False)}\n", file=out)
     early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
     whole = "" if seconds is None else f", {span(seconds)} in all"
     last = [f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}{whole}."]
@@ -227,12 +230,12 @@ def _table(result: Result, width: int) -> Table:
 
 def _contributions(result: Result) -> contributions.Contributions | None:
     federation = result.experiment.federation
-    samples = [len(part) for part in federation.partition.train]
+    samples = [len(train_samples) for train_samples in federation.partition.train]
     names = client_names(federation)
     return contributions.contributions(result.records, names, samples, result.gains, result.primary)
 
 
-def client_names(federation: Federation) -> list[str]:
+def client_names(federation: FederatedData) -> list[str]:
     """The numbers of the clients, with the names of their groups where each has one of its own."""
     names = enumerate(names_of_clients(federation.dataset, federation.partition))
     return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]
@@ -245,7 +248,7 @@ def conclusion(gains: Gains) -> str:
     has no use then.
     """
     others = {"training alone": gains.gain, "the global model": gains.over_global}
-    found = [against(gains.metric, name, values) for name, values in others.items()]
+    comparisons = [against(gains.metric, name, values) for name, values in others.items()]
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
@@ -257,7 +260,7 @@ def conclusion(gains: Gains) -> str:
         over_constant = against(gains.metric, "it", gains.over_constant)
         first = f"No useful gain is shown: {constant}, and the personal models are {over_constant}. They are"
     return (
-        f"{first} {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
+        f"{first} {' and '.join(filter(None, comparisons))}; {round(gains.share * known)} of "
         f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 
@@ -304,8 +307,12 @@ def _selection(result: Result) -> str:
     if e.settings.select == "last":
         return f"{capital(validated)}."
     trained = e.settings.split_clients[0]
-    taken = result.rounds_taken[trained][result.rounds_taken[trained] > 0]
-    rounds = f"{taken.min()} to {taken.max()}, median {np.median(taken):g}" if len(taken) else "none"
+    best_rounds = result.rounds_taken[trained][result.rounds_taken[trained] > 0]
+    rounds = (
+        f"{best_rounds.min()} to {best_rounds.max()}, median {np.median(best_rounds):g}"
+        if len(best_rounds)
+        else "none"
+    )
     unknown = int(np.isnan(result.final(f"{metric.name}{VALIDATED}")[trained]).sum())
     others = f"; {unknown} clients without such a value have their last evaluation" if unknown else ""
     stopped = ""
@@ -343,13 +350,19 @@ def _others(result: Result) -> list[str]:
 
 
 def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
-    """The new clients' primary metric by the number of their samples, and that of training alone."""
-    found = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
+    """The new clients' primary metric by the number of their samples, and that of training alone.
+
+    Args:
+        new: What was measured with them.
+        metric: The primary one of the run.
+        names: Of all clients.
+    """
+    accuracies = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
     rows = [
-        [names[n] if names else str(n), *(metric.text(float(values[place])) for values in found)]
-        for place, n in enumerate(new.clients)
+        [names[n] if names else str(n), *(metric.text(float(values[row])) for values in accuracies)]
+        for row, n in enumerate(new.clients)
     ]
-    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in found)]
+    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in accuracies)]
     head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
     note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
     return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])

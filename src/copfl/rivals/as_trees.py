@@ -42,7 +42,7 @@ class Tree(NamedTuple):
             reached, depth = np.concatenate([self.left[inner], self.right[inner]]), depth + 1
 
 
-class Sum(NamedTuple):
+class TreeSum(NamedTuple):
     """outputs = W x + b + link(Σ trees)."""
 
     weight: Array  # [outputs, columns]
@@ -78,7 +78,7 @@ def as_trees(
     sums = [_of_label(one, columns) if kind == MULTILABEL else _of_values(one, columns) for one in each]
     if len({one.link for one in sums}) > 1:
         raise UsageError("the models of the labels are of different kinds; use the same for all")
-    whole = Sum(
+    whole = TreeSum(
         np.concatenate([s.weight for s in sums]), np.concatenate([s.bias for s in sums]), [], sums[0].link
     )
     for n, one in enumerate(sums):
@@ -89,11 +89,11 @@ def as_trees(
     if scale:
         mean, std = np.array(scale).T
         trees = [tree._replace(value=tree.value / std) for tree in whole.trees]
-        whole = Sum(whole.weight / std[:, None], (whole.bias - mean) / std, trees, whole.link)
+        whole = TreeSum(whole.weight / std[:, None], (whole.bias - mean) / std, trees, whole.link)
     return _module(whole, outputs)
 
 
-def _module(whole: Sum, outputs: int) -> Trees:
+def _module(whole: TreeSum, outputs: int) -> Trees:
     trees = whole.trees or [_leaf(np.zeros(outputs))]
     nodes, depth = max(len(t.feature) for t in trees), max(1, *(t.depth for t in trees))
     module = Trees((whole.weight.shape[1],), outputs, len(trees), depth, nodes)
@@ -122,43 +122,45 @@ def _rounded_down(threshold: Array) -> NDArray[np.float32]:
 # -- kinds of targets ----------------------------------------------------------------------------------------
 
 
-def _of_classes(model: Any, columns: int, classes: int, prior: Array) -> Sum:
+def _of_classes(model: Any, columns: int, classes: int, prior: Array) -> TreeSum:
     """Log-probabilities; a class that the training rows do not have is very improbable."""
     steps, model = _steps(model)
-    found, known = _raw(model, columns), np.asarray(model.classes_, np.int64)
-    if found.link == LOG:  # probabilities: a missing class has 0
-        trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in found.trees]
+    outputs, known = _raw(model, columns), np.asarray(model.classes_, np.int64)
+    if outputs.link == LOG:  # probabilities: a missing class has 0
+        trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in outputs.trees]
         weight, bias = np.zeros((classes, columns)), np.zeros(classes)
         if len(prior):
             share = len(trees) / (len(trees) + 1)
             trees = [tree._replace(value=tree.value * share) for tree in trees]
             trees.append(_leaf(prior * (1 - share)))
-        return _unscaled(Sum(weight, bias, trees, LOG), steps)
+        return _unscaled(TreeSum(weight, bias, trees, LOG), steps)
     halves = np.array([[-0.5], [0.5]])
-    if len(found.bias) == 1 and len(known) == 2:  # log odds
-        trees = [tree._replace(value=tree.value @ halves.T) for tree in found.trees]
-        found = Sum(halves @ found.weight, (halves @ found.bias[:, None])[:, 0], trees)
-    bias = np.full(classes, UNSEEN + found.bias.mean())
-    bias[known] = found.bias
-    weight = _spread(found.weight.T, known, classes).T
-    trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in found.trees]
-    return _unscaled(Sum(weight, bias, trees), steps)
+    if len(outputs.bias) == 1 and len(known) == 2:  # log odds
+        trees = [tree._replace(value=tree.value @ halves.T) for tree in outputs.trees]
+        outputs = TreeSum(halves @ outputs.weight, (halves @ outputs.bias[:, None])[:, 0], trees)
+    bias = np.full(classes, UNSEEN + outputs.bias.mean())
+    bias[known] = outputs.bias
+    weight = _spread(outputs.weight.T, known, classes).T
+    trees = [tree._replace(value=_spread(tree.value, known, classes)) for tree in outputs.trees]
+    return _unscaled(TreeSum(weight, bias, trees), steps)
 
 
-def _of_label(model: Any, columns: int) -> Sum:
+def _of_label(model: Any, columns: int) -> TreeSum:
     """The log odds of a label, from a model of the classes 0 and 1."""
     steps, model = _steps(model)
     known = np.asarray(model.classes_, np.int64).tolist()
-    found = _raw(model, columns)
-    if found.link == LOG:
-        chosen = [tree._replace(value=_spread(tree.value, np.array(known), 2)[:, 1:]) for tree in found.trees]
-        return _unscaled(Sum(found.weight[:1], found.bias[:1], chosen, LOGIT), steps)
+    outputs = _raw(model, columns)
+    if outputs.link == LOG:
+        chosen = [
+            tree._replace(value=_spread(tree.value, np.array(known), 2)[:, 1:]) for tree in outputs.trees
+        ]
+        return _unscaled(TreeSum(outputs.weight[:1], outputs.bias[:1], chosen, LOGIT), steps)
     if known != [0, 1]:
-        return Sum(np.zeros((1, columns)), np.array([-UNSEEN if known == [1] else UNSEEN]), [])
-    return _unscaled(found, steps)
+        return TreeSum(np.zeros((1, columns)), np.array([-UNSEEN if known == [1] else UNSEEN]), [])
+    return _unscaled(outputs, steps)
 
 
-def _of_values(model: Any, columns: int) -> Sum:
+def _of_values(model: Any, columns: int) -> TreeSum:
     steps, model = _steps(model)
     return _unscaled(_raw(model, columns), steps)
 
@@ -173,7 +175,7 @@ def _spread(values: Array, known: NDArray[np.int64], classes: int) -> Array:
 # -- kinds of models -----------------------------------------------------------------------------------------
 
 
-def _raw(model: Any, columns: int) -> Sum:
+def _raw(model: Any, columns: int) -> TreeSum:
     """What the model adds up, for the classes that it knows."""
     name = type(model).__name__
     if hasattr(model, "_predictors"):  # boosted by histograms
@@ -183,23 +185,27 @@ def _raw(model: Any, columns: int) -> Sum:
             for step in model._predictors
             for output, predictor in enumerate(step)
         ]
-        return Sum(np.zeros((len(base), columns)), base, trees)
+        return TreeSum(np.zeros((len(base), columns)), base, trees)
     if name.startswith("Dummy"):
         if hasattr(model, "class_prior_"):
             prior = np.log(np.maximum(np.asarray(model.class_prior_, np.float64), 1e-9))
             prior = prior[1:] - prior[:1] if len(prior) == 2 else prior
-            return Sum(np.zeros((len(prior), columns)), prior, [])
+            return TreeSum(np.zeros((len(prior), columns)), prior, [])
         constant = np.asarray(model.constant_, np.float64).ravel()
-        return Sum(np.zeros((len(constant), columns)), constant, [])
+        return TreeSum(np.zeros((len(constant), columns)), constant, [])
     if hasattr(model, "coef_"):
         weight = np.atleast_2d(np.asarray(model.coef_, np.float64))
-        return Sum(weight, np.broadcast_to(np.asarray(model.intercept_, np.float64), len(weight)).copy(), [])
+        return TreeSum(
+            weight, np.broadcast_to(np.asarray(model.intercept_, np.float64), len(weight)).copy(), []
+        )
     if hasattr(model, "tree_") or "Forest" in name or "ExtraTrees" in name:
         inner = list(getattr(model, "estimators_", [model]))
         is_classifier = hasattr(model, "classes_")
         trees = [_of_tree(one.tree_, is_classifier, len(inner)) for one in inner]
         outputs = trees[0].value.shape[1]
-        return Sum(np.zeros((outputs, columns)), np.zeros(outputs), trees, LOG if is_classifier else IDENTITY)
+        return TreeSum(
+            np.zeros((outputs, columns)), np.zeros(outputs), trees, LOG if is_classifier else IDENTITY
+        )
     raise UsageError(
         f"a {name} cannot be told as trees beside a linear model; known are constants, linear models, forests and "
         "boosted trees by histograms"
@@ -258,7 +264,7 @@ def _steps(model: Any) -> tuple[list[Any], Any]:
     return steps[:-1], steps[-1]
 
 
-def _unscaled(whole: Sum, steps: Sequence[Any]) -> Sum:
+def _unscaled(whole: TreeSum, steps: Sequence[Any]) -> TreeSum:
     """The same for columns that are not scaled."""
     for step in reversed(steps):
         columns = whole.weight.shape[1]
@@ -269,5 +275,5 @@ def _unscaled(whole: Sum, steps: Sequence[Any]) -> Sum:
             tree._replace(threshold=tree.threshold * std[tree.feature] + mean[tree.feature])
             for tree in whole.trees
         ]
-        whole = Sum(weight, whole.bias - weight @ mean, trees, whole.link)
+        whole = TreeSum(weight, whole.bias - weight @ mean, trees, whole.link)
     return whole

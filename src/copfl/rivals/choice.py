@@ -1,4 +1,7 @@
-"""The best rival, by what is cross-validated within training rows. Test rows have no say."""
+"""The best rival, by what is cross-validated within training rows. Test rows have no say.
+
+Runs choose among their rivals here, and comparisons over their seeds.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,7 @@
-"""How many trees the rivals have, and how long they take: by a formula, so that the same run has the same trees."""
+"""How many trees the rivals have, and how long they take: by a formula, so that the same run has the same trees.
+
+A run asks before it trains rivals, and says the time.
+"""
 
 import math
 from collections.abc import Sequence

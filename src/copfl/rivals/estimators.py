@@ -88,7 +88,9 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
     ]
     answers = np.stack([_out_of_fold(problem, fit, VALIDATED_ROWS) for fit in fits])
     known = np.flatnonzero(~np.isnan(answers[0]).any(1))
-    losses = np.stack([surprises(found[known], problem.y[known]) for found in answers])  # [penalties, known]
+    losses = np.stack(
+        [surprises(answer[known], problem.y[known]) for answer in answers]
+    )  # [penalties, known]
     chosen = fits[int(losses.mean(1).argmin())] if len(known) else fits[0]
     # A row is answered with the penalty that the other folds choose, so that its own target has no say.
     validated = answers[0].copy()
@@ -102,7 +104,12 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
 
 
 def forest(problem: Problem, trees: int) -> Answers:
-    """A random forest; its rows out of the bag are the cross-validation."""
+    """A random forest; its rows out of the bag are the cross-validation.
+
+    Args:
+        problem: The rows of a site.
+        trees: How many it has.
+    """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
     if _is_constant(problem.y):
@@ -138,7 +145,12 @@ class Shifted(NamedTuple):
 
 
 def boosted(problem: Problem, trees: int) -> Answers:
-    """Boosted trees by histograms; of fewer rows than two leaves have, that is the constant answer."""
+    """Boosted trees by histograms; of fewer rows than two leaves have, that is the constant answer.
+
+    Args:
+        problem: The rows of a site.
+        trees: The most that it has.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if problem.classes else HistGradientBoostingRegressor

@@ -1,4 +1,7 @@
-"""The rivals of a run in its folder: rivals.json."""
+"""The rivals of a run in its folder: rivals.json.
+
+A run writes it, and its report reads it; `choose` has the same in its ranking.
+"""
 
 import json
 from pathlib import Path
@@ -37,7 +40,12 @@ def as_json(rivals: Rivals) -> dict[str, Any]:
 
 
 def write(rivals: Rivals, folder: Path) -> None:
-    """Writes the file into a run folder."""
+    """Writes the file into a run folder.
+
+    Args:
+        rivals: Of a run.
+        folder: Of the run.
+    """
     files.write_bytes(folder / FILE, (json.dumps(as_json(rivals)) + "\n").encode())
 
 

@@ -1,4 +1,7 @@
-"""The interval of a gain over a rival, paired: both models answer the same test rows of one site."""
+"""The interval of a gain over a rival, paired: both models answer the same test rows of one site.
+
+A run asks for each site and the rival that it has.
+"""
 
 from collections.abc import Callable
 
@@ -36,7 +39,12 @@ OF_ROWS: dict[str, Callable[[Array, Array], Numbers]] = {
 
 
 def is_fast(metric: Metric, targets: Array) -> bool:
-    """Whether the interval takes milliseconds, and not seconds."""
+    """Whether the interval takes milliseconds, and not seconds.
+
+    Args:
+        metric: What is compared.
+        targets: Of the test rows.
+    """
     return METRICS.get(metric.name) == metric and (metric.name in OF_ROWS or _is_rmse(metric, targets))
 
 

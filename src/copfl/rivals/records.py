@@ -1,4 +1,7 @@
-"""The rivals of a federation: of each kind of model, its metrics at every site."""
+"""The rivals of a federation: of each kind of model, its metrics at every site.
+
+A run makes a `Rivals`; summary, report, comparisons and `choose` show it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""The rivals of one site, from its own rows alone."""
+"""The rivals of one site, from its own rows alone.
+
+`experiment.rivals` calls it for each site.
+"""
 
 import math
 from collections.abc import Callable, Mapping

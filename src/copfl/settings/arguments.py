@@ -1,4 +1,7 @@
-"""The arguments that `run`, `compare`, `choose` and `sweep` share: declared and explained once, and made settings."""
+"""The arguments that `run`, `compare`, `choose` and `sweep` share: declared and explained once, and made settings.
+
+Each of these functions makes its first layer of settings with `tables`.
+"""
 
 from __future__ import annotations
 
@@ -166,17 +169,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def shared(function: F) -> F:
     """The function with the shared keywords in its signature and its docstring, for `help` and editors."""
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     hints = get_type_hints(Everyday, include_extras=True)
     about = {name: get_args(hint) for name, hint in hints.items()}
     keywords = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_as_read(hint))
         for name, (hint, _) in about.items()
     ]
-    *named, rest = own.parameters.values()
+    *named, rest = signature.parameters.values()
     first = [parameter for parameter in named if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
     last = [parameter for parameter in named if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    function.__signature__ = own.replace(  # type: ignore[attr-defined]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*first, *keywords, *last, rest.replace(annotation=Any)]
     )
     texts = [f"dataset: {DATASET}", *(f"{name}: {words[1]}" for name, words in about.items()), MORE]

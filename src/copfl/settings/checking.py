@@ -1,4 +1,7 @@
-"""Values as people write them, checked against types, limits and signatures; one kind of error."""
+"""Values as people write them, checked against types, limits and signatures; one kind of error.
+
+Records, components and layers use it, so a mistake reads the same wherever it is made.
+"""
 
 import dataclasses
 import difflib
@@ -75,7 +78,14 @@ def _shown(value: Any) -> str:
 
 
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
-    """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables."""
+    """The error for a key that does not exist; `elsewhere` has the paths of keys in other tables.
+
+    Args:
+        path: Of the key.
+        value: That it was set to.
+        known: The keys that there are.
+        elsewhere: The paths of keys in other tables.
+    """
     names, key = sorted(known), path.rpartition(".")[2]
     same = [other for other in elsewhere if other != path and other.rpartition(".")[2] == key]
     meant = OTHER_NAMES.get(_plain(key))
@@ -92,22 +102,35 @@ def _plain(name: str) -> str:
 
 
 def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
-    """The error for a name that does not exist."""
+    """The error for a name that does not exist.
+
+    Args:
+        path: Of the setting.
+        name: As it was written.
+        known: The names that there are.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return SettingError(path, name, f"is unknown; allowed are {', '.join(names)}", near[0] if near else "")
 
 
 def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
-    """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits."""
+    """The value as the hint's type: a plain one, a tuple of one, or a choice of those, within its limits.
+
+    Args:
+        path: Of the setting, for the error.
+        value: As it was set.
+        hint: The type of its field or parameter.
+        limits: By their names in LIMITS.
+    """
     limits = limits or {}
     for option in _alternatives(hint):
         if option not in TYPES:
             if typing.get_origin(option) is not tuple:
                 return value  # the component checks other types
             inner = typing.get_args(option)[0]
-            parts = value if isinstance(value, list | tuple) else (value,)
-            return tuple(converted(path, part, inner, limits) for part in parts)
+            items = value if isinstance(value, list | tuple) else (value,)
+            return tuple(converted(path, item, inner, limits) for item in items)
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             if not abs(value) <= LARGEST:
                 raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
@@ -138,7 +161,12 @@ def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:
-    """What a value may be, such as "a whole number of at least 1 and at most 1,024"."""
+    """What a value may be, such as "a whole number of at least 1 and at most 1,024".
+
+    Args:
+        hint: The type.
+        limits: By their names in LIMITS.
+    """
     if choices := limits.get("enum"):
         return ", ".join(choices[:-1]) + f" or {choices[-1]}"
     texts = [
@@ -164,6 +192,10 @@ def parameters_of(factory: Callable[..., Any], skip: Iterable[str] = ()) -> dict
 
     A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it
     is a kind of its own.
+
+    Args:
+        factory: The function or class.
+        skip: Parameters that are left out.
     """
     try:
         every = _parameters_of(factory)
@@ -188,11 +220,11 @@ def _parameters_of(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
     result = {
         p.name: Parameter(p.default, hints.get(p.name, Any)) for p in parameters if p.kind not in variadic
     }
-    for name, part in parts_of(factory).items():
+    for name, nested in parts_of(factory).items():
         del result[name]
-        hinted = parameters_of(type(part))
+        hinted = parameters_of(type(nested))
         result |= {
-            option: Parameter(value, hinted[option].hint) for option, value in options_of(part).items()
+            option: Parameter(value, hinted[option].hint) for option, value in options_of(nested).items()
         }
     for name, default in _defaults(factory).items():
         if name in result:
@@ -235,7 +267,15 @@ def checked(
     skip: Iterable[str] = (),
     elsewhere: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The keywords with the types of the factory's parameters; SettingError names one that does not fit."""
+    """The keywords with the types of the factory's parameters; SettingError names one that does not fit.
+
+    Args:
+        kind: Such as "partition", for the error.
+        factory: The function or class.
+        options: Its keywords as they were set.
+        skip: Parameters that are no settings.
+        elsewhere: The paths of keys in other tables, for the error.
+    """
     parameters = parameters_of(factory, skip)
     result = dict(options)
     for name, value in options.items():
@@ -247,18 +287,23 @@ def checked(
 
 
 def with_options(value: Any, options: Mapping[str, Any]) -> Any:
-    """The same dataclass with those of the options that are its own or its parts'."""
+    """The same dataclass with those of the options that are its own or its parts'.
+
+    Args:
+        value: A dataclass.
+        options: By the name of its field.
+    """
     changed = {f.name: options[f.name] for f in dataclasses.fields(value) if f.init and f.name in options}
-    parts = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
-    return dataclasses.replace(value, **changed, **parts)
+    nested = {name: with_options(getattr(value, name), options) for name in parts_of(type(value))}
+    return dataclasses.replace(value, **changed, **nested)
 
 
 def options_of(value: Any) -> dict[str, Any]:
     """The options of a dataclass, its own and its parts'."""
     result: dict[str, Any] = {}
-    parts = parts_of(type(value))
+    nested = parts_of(type(value))
     for field in dataclasses.fields(value):
-        if field.name in parts:
+        if field.name in nested:
             result |= options_of(getattr(value, field.name))
         elif field.init and field.name != "optimizer":
             result[field.name] = getattr(value, field.name)

@@ -1,4 +1,7 @@
-"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, a package or the user."""
+"""What a name stands for: an algorithm, an optimizer, a model, ... of copfl, a package or the user.
+
+`validate` makes the record of a choice here, and `prepare` the value that the record describes.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,12 @@ FACTORIES: dict[str, Callable[[], Mapping[str, Callable[..., Any]]]] = {
 
 
 def reference_of(title: str, name: str) -> str:
-    """The name as "module:attribute", where it is one or the entry point of an installed package; or else empty."""
+    """The name as "module:attribute", where it is one or the entry point of an installed package; or else empty.
+
+    Args:
+        title: The kind, such as "algorithm".
+        name: As it was set.
+    """
     name = named_code.plugins().get(name, name) if title == "algorithm" and name not in ALGORITHMS else name
     return name if user_code.is_reference(name) else ""
 
@@ -91,12 +99,12 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
             f"pass it again, as it was: {title}={plain}"
         )
     if reference := reference_of(title, name):
-        found = user_code.attribute(title, reference, code)
-        if not callable(found) and title != "model":
+        code_of_user = user_code.attribute(title, reference, code)
+        if not callable(code_of_user) and title != "model":
             raise SettingError(
-                f"{title}.name", name, f"is {type(found).__name__}; it must be a class or function"
+                f"{title}.name", name, f"is {type(code_of_user).__name__}; it must be a class or function"
             )
-        return found  # type: ignore[no-any-return]
+        return code_of_user  # type: ignore[no-any-return]
     user_code.check_no_file(title, name)
     if advice := user_code.in_current_folder(title, name):
         raise SettingError(f"{title}.name", name, advice)
@@ -108,7 +116,12 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
 
 
 def context_of(title: str, factory: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of a factory that are no settings."""
+    """The parameters of a factory that are no settings.
+
+    Args:
+        title: The kind, such as "model".
+        factory: The function or class.
+    """
     if title == "model":
         return (*CONTEXT[title], *user_code.given_by_copfl(factory))
     return CONTEXT.get(title, ())
@@ -176,17 +189,17 @@ def build(title: str, record: Component, optimizer: schema.Optimizer | None = No
     if record.value is not None:
         return record.value
     factory = factory_of(title, record.name, record.code)
-    known, parts = parameters_of(factory), parts_of(factory)
+    known, nested = parameters_of(factory), parts_of(factory)
     if optimizer:
         context["optimizer"] = build("optimizer", optimizer)
     context = {name: value for name, value in context.items() if name in known or takes_any(factory)}
     arguments = record.arguments
-    of_parts = {option for part in parts.values() for option in options_of(part)}
+    of_parts = {option for options in nested.values() for option in options_of(options)}
     others = {name: value for name, value in arguments.items() if name not in of_parts}
     own_code = reference_of(title, record.name)
     try:
         with user_code.calling(title, record.name, "making it") if own_code else nullcontext():
-            made = {name: with_options(part, arguments) for name, part in parts.items()}
+            made = {name: with_options(options, arguments) for name, options in nested.items()}
             return factory(**context, **others, **made)
     except UsageError as error:
         raise _located(title, arguments, error) from error
@@ -214,7 +227,12 @@ def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> Usa
 
 
 def usual_optimizer(algorithm: str, code: str | None = None) -> Any:
-    """The optimizer of an algorithm where none is given; None if it has none."""
+    """The optimizer of an algorithm where none is given; None if it has none.
+
+    Args:
+        algorithm: Its name.
+        code: The hash of its module in training, see `named_code.digests`.
+    """
     parameter = parameters_of(factory_of("algorithm", algorithm, code)).get("optimizer")
     if parameter is None:
         return None
@@ -225,6 +243,10 @@ def name_of(title: str, value: Any) -> str:
     """The name under which `factory_of` finds the class of this value; empty if there is none.
 
     A class that no other process can import has the name that `content.keep` gives it.
+
+    Args:
+        title: The kind, such as "optimizer".
+        value: Of a program.
     """
     kind = type(value)
     if kind.__module__ == "builtins":

@@ -35,7 +35,12 @@ def digest_of(value: Any) -> str:
 
 
 def named_by_content(name: str, value: Any) -> str:
-    """Such as "FedMine@3fa9c1d20b7e"."""
+    """Such as "FedMine@3fa9c1d20b7e".
+
+    Args:
+        name: Of its class.
+        value: Whose content is hashed.
+    """
     return f"{name}@{digest_of(value)}"
 
 
@@ -80,11 +85,11 @@ def _pieces(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield repr(value).encode()
         yield from _of_all([type(value), dict(value.state_dict())], seen)
     elif isinstance(value, Mapping):
-        yield from _of_all([part for item in value.items() for part in item], seen)
+        yield from _of_all([key_or_value for item in value.items() for key_or_value in item], seen)
     elif isinstance(value, list | tuple):
         yield from _of_all(value, seen)
     elif isinstance(value, set | frozenset):
-        yield from sorted(b"\0".join(_pieces(part, seen)) for part in value)
+        yield from sorted(b"\0".join(_pieces(key_or_value, seen)) for key_or_value in value)
     elif dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         yield from _of_all([type(value), fields], seen)

@@ -1,4 +1,7 @@
-"""[data]: the record of a table, and the data set of a record."""
+"""[data]: the record of a table, and the data set of a record.
+
+`validate` makes the record; `facts` and `prepare` read the data, which are read once.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
 
 def data_of(record: schema.Data) -> Dataset:
     """The data set that a record describes."""
-    kept = _looked_at.pop(state_of(record), None) if _is_published(record.name) else None
-    return _read(record) if kept is None else kept
+    already_read = _looked_at.pop(state_of(record), None) if _is_published(record.name) else None
+    return _read(record) if already_read is None else already_read
 
 
 def look_at(record: schema.Data) -> Dataset:

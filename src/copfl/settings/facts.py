@@ -33,7 +33,7 @@ from copfl.settings import user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.components import component, name_of, usual_optimizer
 from copfl.settings.data import data_record, look_at, state_of
-from copfl.settings.first_choice import Known, Training, training_of
+from copfl.settings.first_choice import Known, UsualTraining, training_of
 from copfl.settings.schema import Run, RunSettings, record_of
 from copfl.settings.toml import Tables
 
@@ -209,7 +209,7 @@ class Facts:
         return str(named or ("" if "model" in self.passed else self.usual_name("model")))
 
     @property
-    def training(self) -> Training:
+    def training(self) -> UsualTraining:
         """How a client trains by the rule."""
         return training_of(self.known)
 

@@ -40,7 +40,7 @@ def is_plain_name(run: str) -> bool:
     return PLAIN_NAME.fullmatch(run) is not None
 
 
-class Checked:
+class CheckedRecord:
     """A record whose values are checked when it is made."""
 
     title: ClassVar[str]
@@ -50,7 +50,7 @@ class Checked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network(Checked):
+class Network(CheckedRecord):
     """[network]: how a round waits for the nodes, and how numbers are sent."""
 
     title: ClassVar[str] = "network"
@@ -74,7 +74,7 @@ class Network(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secure(Checked):
+class Secure(CheckedRecord):
     """[secure]: sums in which no upload can be seen."""
 
     title: ClassVar[str] = "secure"
@@ -111,7 +111,7 @@ class Secure(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples(Checked):
+class SampleDescription(CheckedRecord):
     """[samples]: what a sample is at every node. None of it is computed from a node's samples."""
 
     title: ClassVar[str] = "samples"
@@ -196,7 +196,7 @@ class Samples(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session(Checked):
+class Session(CheckedRecord):
     """[session]: one start of a run. It changes nothing of what is learned."""
 
     title: ClassVar[str] = "session"
@@ -233,7 +233,7 @@ class Federation:
     run: Run = field(default_factory=Run)
     network: Network = field(default_factory=Network)
     secure: Secure = field(default_factory=Secure)
-    samples: Samples = field(default_factory=Samples)
+    samples: SampleDescription = field(default_factory=SampleDescription)
     session: Session = field(default_factory=Session)
 
     def __post_init__(self) -> None:
@@ -288,14 +288,17 @@ class Federation:
         run = self.run.tables()
         tables = {title: run[title] for title in RUN_TABLES if title in run}
         tables["run"] = {key: run["run"][key] for key in RUN_KEYS}
-        return tables | {title: _all(getattr(self, title)) for title in OWN}
+        return tables | {
+            title: {f.name: getattr(getattr(self, title), f.name) for f in declared(record)}
+            for title, record in OWN.items()
+        }
 
     def replaced(self, **session: Any) -> Self:
         """The federation with another session."""
         return dataclasses.replace(self, session=dataclasses.replace(self.session, **session))
 
 
-OWN: dict[str, type[Any]] = {record.title: record for record in (Network, Secure, Samples, Session)}
+OWN: dict[str, type[Any]] = {record.title: record for record in (Network, Secure, SampleDescription, Session)}
 # The tables that a federation has, with the record of each.
 RECORDS: dict[str, type[Any]] = {title: schema.KINDS[title] for title in RUN_TABLES} | OWN
 TITLES = tuple(RECORDS)
@@ -327,9 +330,5 @@ def check_run_keys(table: Mapping[str, Any]) -> None:
 
 def paths() -> list[str]:
     """Every declared setting of a federation, such as "network.deadline"."""
-    own = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
-    return [*schema.paths(), *own]
-
-
-def _all(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in declared(type(record))}
+    own_paths = [f"{title}.{f.name}" for title, record in OWN.items() for f in declared(record)]
+    return [*schema.paths(), *own_paths]

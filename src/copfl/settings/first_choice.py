@@ -52,7 +52,7 @@ class Known(NamedTuple):
         return self.rounds * self.samples
 
 
-class Training(NamedTuple):
+class UsualTraining(NamedTuple):
     """How a client trains, whatever the algorithm."""
 
     lr: float  # of Adam
@@ -71,7 +71,7 @@ class FirstChoice(NamedTuple):
     algorithm: str
     options: dict[str, float]
     server: str
-    training: Training
+    training: UsualTraining
     ema: float = 0.0  # of the weights that a client predicts with; 0: none
 
     @property
@@ -87,7 +87,7 @@ class FirstChoice(NamedTuple):
         }
 
 
-def training_of(known: Known) -> Training:
+def training_of(known: Known) -> UsualTraining:
     """How to train first.
 
     Args:
@@ -96,8 +96,8 @@ def training_of(known: Known) -> Training:
     has_few = known.samples < FEW_SAMPLES or known.seen < FEW_SEEN
     batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
-        return Training(1e-2, "cosine", batch)
-    return Training(3e-3 if _is_short(known) else 1e-3, "constant", batch)
+        return UsualTraining(1e-2, "cosine", batch)
+    return UsualTraining(3e-3 if _is_short(known) else 1e-3, "constant", batch)
 
 
 def first_choice(known: Known) -> FirstChoice:

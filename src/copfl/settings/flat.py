@@ -1,4 +1,7 @@
-"""Settings as Flower's run config has them: one level of keys with a dot; values are words and numbers."""
+"""Settings as Flower's run config has them: one level of keys with a dot; values are words and numbers.
+
+A server writes a run config with it, and a node reads it.
+"""
 
 import json
 from collections.abc import Mapping

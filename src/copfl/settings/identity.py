@@ -1,4 +1,7 @@
-"""What a run is, as a short hash: two runs with the same identity differ in rounding at most."""
+"""What a run is, as a short hash: two runs with the same identity differ in rounding at most.
+
+Comparisons find finished runs by it; a checkpoint is refused where it differs.
+"""
 
 import hashlib
 import json
@@ -41,12 +44,22 @@ def essential(run: Run) -> Tables:
 
 
 def identity(run: Run, *more: Any) -> str:
-    """Twelve hexadecimal digits of a complete record, and of what else counts."""
+    """Twelve hexadecimal digits of a complete record, and of what else counts.
+
+    Args:
+        run: A complete record.
+        more: What else counts.
+    """
     return identity_of(essential(run), *more)
 
 
 def identity_of(settings: Tables, *more: Any) -> str:
-    """The identity of a run with these essential settings."""
+    """The identity of a run with these essential settings.
+
+    Args:
+        settings: As of `essential`.
+        more: What else counts.
+    """
     name = str(settings.get("partition", {}).get("name", ""))
     if name.endswith(".json"):  # its content counts, not its place
         settings = {**settings, "partition": {"sha256": Partition.load(name).fingerprint}}
@@ -54,7 +67,12 @@ def identity_of(settings: Tables, *more: Any) -> str:
 
 
 def settings_digest(run: Run, contents: Tables) -> str:
-    """Of the settings that a continued run and its checkpoint share, with the contents of the data."""
+    """Of the settings that a continued run and its checkpoint share, with the contents of the data.
+
+    Args:
+        run: A complete record.
+        contents: Fingerprints of the data.
+    """
     settings: Tables = json.loads(json.dumps({**essential(run), **contents}))
     del settings["run"]["rounds"]
     return digest(settings)

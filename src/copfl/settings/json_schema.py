@@ -1,4 +1,7 @@
-"""The JSON Schema of run.toml and the reference page of settings, derived from records and signatures."""
+"""The JSON Schema of run.toml and the reference page of settings, derived from records and signatures.
+
+`copfl schema` prints it, and the page of all settings in the documentation is made of it.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,21 @@ def _table(kind: str) -> dict[str, Any]:
     """The schema of a table: its own keys, and by name those of the component that is chosen."""
     record = KINDS[kind]
     hints = typing.get_type_hints(record)
-    own = {
+    own_keys = {
         f.name: {**_type(hints[f.name]), **f.metadata["limits"], "description": f.metadata["help"]}
         for f in declared(record)
     }
-    table: dict[str, Any] = {"type": "object", "description": record.__doc__, "properties": own}
+    table: dict[str, Any] = {"type": "object", "description": record.__doc__, "properties": own_keys}
     if not issubclass(record, Component):
         return {**table, "additionalProperties": False}
     ours = [f.name for f in declared(record) if f.metadata["ours"]] + ["name", "value"]
-    rules, every = [], set(own) | {"value"}
+    rules, every = [], set(own_keys) | {"value"}
     for name, options in options_of(kind).items():
-        typed = {key: _type(p.hint) for key, p in options.items() if key not in own}
+        typed = {key: _type(p.hint) for key, p in options.items() if key not in own_keys}
         every |= options.keys()
         rule = {"properties": typed, "propertyNames": {"enum": sorted({*ours, *options})}}
         if not name:  # there is nothing to choose
-            return {**table, "properties": {**own, **typed}, "propertyNames": {"enum": sorted(every)}}
+            return {**table, "properties": {**own_keys, **typed}, "propertyNames": {"enum": sorted(every)}}
         rules.append({"if": _named({"const": name}), "then": rule})
     known = {
         "if": {"not": _named({"pattern": ELSEWHERE})},
@@ -56,7 +59,11 @@ def _table(kind: str) -> dict[str, Any]:
     }
     any_file = kind in ("data", "partition")  # a folder may have any name
     named = {"anyOf": [{"enum": list(options_of(kind))}, {} if any_file else {"pattern": ELSEWHERE}]}
-    return {**table, "properties": {**own, "name": {**own["name"], **named}}, "allOf": [*rules, known]}
+    return {
+        **table,
+        "properties": {**own_keys, "name": {**own_keys["name"], **named}},
+        "allOf": [*rules, known],
+    }
 
 
 def _named(name: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,23 +74,26 @@ def options_of(kind: str) -> dict[str, dict[str, Any]]:
     """By name, the options of each component of copfl."""
     if kind == "data":
         return {name: parameters_of(read, READS) for name, read in datasets.DATASETS.items()}
-    found = FACTORIES[kind]()
-    return {name: parameters_of(factory, context_of(kind, factory)) for name, factory in found.items()}
+    factories = FACTORIES[kind]()
+    return {name: parameters_of(factory, context_of(kind, factory)) for name, factory in factories.items()}
 
 
 def _type(hint: Any) -> dict[str, Any]:
     """The JSON type of a hint; anything, where it is none of the plain ones."""
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    found: list[Any] = []
+    types_of_options: list[Any] = []
     for option in typing.get_args(hint) if union else (hint,):
         if typing.get_origin(option) is tuple:
             inner = _type(typing.get_args(option)[0])
-            found += [{"type": "array", "items": inner}, inner]  # one may be written without brackets
+            types_of_options += [
+                {"type": "array", "items": inner},
+                inner,
+            ]  # one may be written without brackets
         elif option in TYPES:
-            found.append({"type": TYPES[option]})
+            types_of_options.append({"type": TYPES[option]})
         elif option is not type(None):
             return {}
-    return found[0] if len(found) == 1 else {"anyOf": found}
+    return types_of_options[0] if len(types_of_options) == 1 else {"anyOf": types_of_options}
 
 
 def reference() -> str:

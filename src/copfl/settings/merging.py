@@ -74,7 +74,12 @@ def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
 
 
 def names_algorithm(*layers: Layer, preset: str = "") -> bool:
-    """Whether an algorithm is chosen; if not, `first_choice` decides."""
+    """Whether an algorithm is chosen; if not, `first_choice` decides.
+
+    Args:
+        layers: Settings by title and key.
+        preset: The name of a preset, which has an algorithm.
+    """
     return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
 
 
@@ -89,8 +94,10 @@ def check_layer(layer: Layer) -> None:
             path = f"{kind}.{key}"
             if key == "name" and not isinstance(value, str):
                 raise SettingError(path, value, "must be a word")
-            for part in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(part, Mapping | list | datetime.date | datetime.time):
+            for number in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(number, Mapping | list | datetime.date | datetime.time):
                     raise SettingError(path, value, "must be a number, a word, or a list of them")
-                if not f"{path}{part}".isascii() and any("\ud800" <= c <= "\udfff" for c in f"{path}{part}"):
+                if not f"{path}{number}".isascii() and any(
+                    "\ud800" <= c <= "\udfff" for c in f"{path}{number}"
+                ):
                     raise SettingError(path, value, "is not valid Unicode text; use another name")

@@ -1,4 +1,7 @@
-"""[model] and [adapter]: the records of their tables."""
+"""[model] and [adapter]: the records of their tables.
+
+`validate` calls them.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +46,18 @@ def model_record(table: Mapping[str, Any], adapted: bool = False, value: Any = N
 
 def _pretrained(record: schema.Model) -> schema.Model:
     """The record with absolute paths and the SHA-256 of the base, which a given one must equal."""
-    source, _, place = record.name.partition(":")
+    source, _, model_name = record.name.partition(":")
     skip = ("name", "classes", "seed", *(() if source == "hf" else ("task",)))
     known = {name: p.default for name, p in parameters_of(pretrained.build, skip).items()}
     options = known | checked("model", pretrained.build, record.arguments, skip, schema.paths())
-    name = f"hf:{Path(place).absolute()}" if source == "hf" and os.path.isdir(place) else record.name
+    name = (
+        f"hf:{Path(model_name).absolute()}" if source == "hf" and os.path.isdir(model_name) else record.name
+    )
     record = dataclasses.replace(record, name=name)
     file = None if options["weights"] in ("default", "none") else pretrained.located(options["weights"])
     if file is not None:
         options["weights"] = str(file.absolute())
-    if record.sha256 is not None and (pretrained.located(place) if source == "hf" else file) is None:
+    if record.sha256 is not None and (pretrained.located(model_name) if source == "hf" else file) is None:
         return record.with_arguments(options)  # compared when it is built
     if source == "hf":
         options["task"] = pretrained.task_of(pretrained.base_of(name, options["weights"]), options["task"])

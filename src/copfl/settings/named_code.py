@@ -79,7 +79,7 @@ def modules_in(value: Any) -> list[str]:
         value: A text such as "mymodule:MyNet" or "auc,mymodule:mine", or tables and lists of them.
     """
     if isinstance(value, str):
-        names = (plugins().get(part.strip(), part.strip()) for part in value.split(","))
+        names = (plugins().get(text.strip(), text.strip()) for text in value.split(","))
         return [one.partition(":")[0] for one in names if is_reference(one)]
     if isinstance(value, Mapping):
         return [module for item in value.values() for module in modules_in(item)]
@@ -142,7 +142,12 @@ def digests(*references: str) -> str | None:
 
 
 def changed(reference: str, recorded: str | None) -> str:
-    """A warning where the module is not the one of the training; empty if it is, or nothing is recorded."""
+    """A warning where the module is not the one of the training; empty if it is, or nothing is recorded.
+
+    Args:
+        reference: "module:attribute".
+        recorded: The hashes of when the model was trained, as of `digests`.
+    """
     module = reference.partition(":")[0]
     trained, here = _recorded(module, recorded), digest_of(module)
     if not trained or trained == here:
@@ -152,8 +157,10 @@ def changed(reference: str, recorded: str | None) -> str:
 
 def _recorded(module: str, recorded: str | None) -> str:
     pairs = (entry.partition("=") for entry in (recorded or "").split())
-    found = next((digest for one, _, digest in pairs if one == module), "")
-    return found if re.fullmatch("[0-9a-f]{64}", found) else ""  # a file's text, which an error shows
+    recorded_digest = next((digest for one, _, digest in pairs if one == module), "")
+    return (
+        recorded_digest if re.fullmatch("[0-9a-f]{64}", recorded_digest) else ""
+    )  # a file's text, which an error shows
 
 
 def _compared(module: str, recorded: str | None) -> str:

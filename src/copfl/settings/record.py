@@ -1,4 +1,7 @@
-"""What a record of settings is: fields with type, default, limits and help, and their check."""
+"""What a record of settings is: fields with type, default, limits and help, and their check.
+
+The records of `schema` and `federation` are made of it, and the options of commands are derived from it.
+"""
 
 import dataclasses
 import re
@@ -115,7 +118,12 @@ _TYPES: dict[type[Any], dict[str, tuple[Any, Mapping[str, Any]]]] = {}
 
 
 def checked_fields(record: Any, title: str) -> None:
-    """Checks and converts the values of a record in place, while it is made."""
+    """Checks and converts the values of a record in place, while it is made.
+
+    Args:
+        record: A dataclass, in its `__post_init__`.
+        title: Of its table, for the error.
+    """
     for name, about in declared_types(type(record)).items():
         object.__setattr__(record, name, converted(f"{title}.{name}", getattr(record, name), *about))
 

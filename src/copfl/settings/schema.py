@@ -217,8 +217,8 @@ class Task:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the objective."""
-        given = {name: getattr(self, name) for name in ("delta", "class_weights", "label_smoothing")}
-        return {name: value for name, value in given.items() if value not in (None, ())}
+        own_options = {name: getattr(self, name) for name in ("delta", "class_weights", "label_smoothing")}
+        return {name: value for name, value in own_options.items() if value not in (None, ())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -593,8 +593,8 @@ class Run:
             [optimizer, f"batches of {self.run.batch}"] if optimizer else []
         )  # else nothing is trained by steps
         steps = [f"{self.run.steps} steps in place of an epoch"] if self.run.steps else []
-        parts = [*step, *batches, *epochs, *steps, *addons]
-        return f"{self.algorithm.title} ({', '.join(parts)})" if parts else self.algorithm.title
+        words = [*step, *batches, *epochs, *steps, *addons]
+        return f"{self.algorithm.title} ({', '.join(words)})" if words else self.algorithm.title
 
     @property
     def partition_text(self) -> str:
@@ -617,7 +617,12 @@ KINDS: dict[str, type[Any]] = {f.name: f.default_factory for f in dataclasses.fi
 
 
 def record_of(title: str, table: Mapping[str, Any]) -> Any:
-    """The record of a table, whose declared keys are checked."""
+    """The record of a table, whose declared keys are checked.
+
+    Args:
+        title: Of the table.
+        table: As it was set.
+    """
     record, known = KINDS[title], declared_types(KINDS[title])
     fields = {k: converted(f"{title}.{k}", v, *known[k]) for k, v in table.items() if k in known}
     rest = {k: v for k, v in table.items() if k not in known and k != "value"}

@@ -1,4 +1,7 @@
-"""What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates."""
+"""What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates.
+
+`complete` asks between the layers that it merges; a tuning asks for the usual rate.
+"""
 
 from __future__ import annotations
 
@@ -120,12 +123,25 @@ def rates_of(tables: Tables, facts: Facts) -> Mapping[str, float]:
 
 
 def usual_rates(data: str, model: str = "", adapted: bool = False) -> Mapping[str, float]:
-    """Learning rates by optimizer, where they are not the optimizer's own."""
+    """Learning rates by optimizer, where they are not the optimizer's own.
+
+    Args:
+        data: The name of the data set.
+        model: The name of the model.
+        adapted: Whether only adapters or a head are trained.
+    """
     whole = pretrained.is_pretrained(model) and not adapted
     return OWN_RATES if data in SMALL_SETS or not (whole or data in datasets.DATASETS) else {}
 
 
 def usual_rate(optimizer: str, data: str, model: str = "", adapted: bool = False) -> float:
-    """The learning rate of an optimizer on a data set where none is given; the lowest that a tuning tries."""
+    """The learning rate of an optimizer on a data set where none is given; the lowest that a tuning tries.
+
+    Args:
+        optimizer: Its name.
+        data: The name of the data set.
+        model: The name of the model.
+        adapted: Whether only adapters or a head are trained.
+    """
     usual = parameters_of(factory_of("optimizer", optimizer))["lr"].default
     return float(usual_rates(data, model, adapted).get(optimizer, usual))

@@ -1,4 +1,7 @@
-"""[task]: the record of a table."""
+"""[task]: the record of a table.
+
+`validate` calls it.
+"""
 
 from __future__ import annotations
 

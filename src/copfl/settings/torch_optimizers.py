@@ -1,4 +1,7 @@
-"""torch's optimizers as copfl's: of the same rule with the same numbers, or an error that says what differs."""
+"""torch's optimizers as copfl's: of the same rule with the same numbers, or an error that says what differs.
+
+`arguments` calls it where a program passed such an optimizer.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def settings_of(value: Any) -> dict[str, Any]:
     if kind not in RULES:
         raise UsageError(f"copfl has no optimizer with the steps of torch.optim.{kind.__name__}; {REMEDY}")
     name, same = RULES[kind]
-    group, usual = optimizer.param_groups[0], _usual(kind)
+    group, usual = optimizer.param_groups[0], _made(kind).param_groups[0]
     table = {"name": name, "lr": float(group["lr"])}
     if len(optimizer.param_groups) > 1:
         raise UsageError(
@@ -80,7 +83,3 @@ def _made(factory: Callable[..., Any]) -> torch.optim.Optimizer:
             f"optimizer: the function gave {type(made).__name__}, and no torch optimizer; {REMEDY}"
         )
     return made
-
-
-def _usual(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
-    return _made(kind).param_groups[0]

@@ -1,4 +1,7 @@
-"""The user's models and data: named as "module:attribute", or passed as values."""
+"""The user's models and data: named as "module:attribute", or passed as values.
+
+`components` imports with it what a setting names.
+"""
 
 import ast
 import contextlib
@@ -33,14 +36,19 @@ DATA = (
 
 
 def check_no_file(kind: str, name: str) -> None:
-    """UsageError for a file in place of a module, "mine.py:FedMine", with what to write."""
+    """UsageError for a file in place of a module, "mine.py:FedMine", with what to write.
+
+    Args:
+        kind: Such as "algorithm", for the error.
+        name: As it was set.
+    """
     file, _, attribute = name.rpartition(":")
     if not file.endswith(".py"):
         return
-    parts = Path(file).with_suffix("").parts
-    remedy = f"write {'.'.join(parts)}:{attribute}"
-    if not all(map(str.isidentifier, parts)):  # elsewhere
-        remedy = f"start copfl in {Path(file).parent} and write {parts[-1]}:{attribute}"
+    folders_and_name = Path(file).with_suffix("").parts
+    remedy = f"write {'.'.join(folders_and_name)}:{attribute}"
+    if not all(map(str.isidentifier, folders_and_name)):  # elsewhere
+        remedy = f"start copfl in {Path(file).parent} and write {folders_and_name[-1]}:{attribute}"
     raise UsageError(f'{kind} "{name}" names a file, and not a module; {remedy}')
 
 
@@ -48,6 +56,10 @@ def in_current_folder(kind: str, name: str) -> str:
     """What to write for a name without colon that is a module of the current folder; empty if it is none.
 
     The file is parsed and not imported: the name may be a file's.
+
+    Args:
+        kind: Such as "algorithm".
+        name: As it was set.
     """
     module = str(Path(name)).removesuffix(".py")
     if not module.isidentifier() or not Path(f"{module}.py").is_file():
@@ -60,7 +72,13 @@ def in_current_folder(kind: str, name: str) -> str:
 
 
 def candidates(kind: str, module: str, holder: Any) -> list[str]:
-    """The names in a module or class that can be components of this kind: its own, not what it imports."""
+    """The names in a module or class that can be components of this kind: its own, not what it imports.
+
+    Args:
+        kind: Such as "algorithm".
+        module: Its name.
+        holder: The module, or a class in it.
+    """
 
     def fits(value: Any) -> bool:
         if not inspect.isclass(value) and not inspect.isfunction(value):
@@ -153,80 +171,100 @@ def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def model_of(
-    given: object,
+    maker: object,
     shape: tuple[int, ...],
     classes: int,
     seed: int,
     options: Mapping[str, Any],
     name: str = "model",
 ) -> nn.Module:
-    """The module itself, or the one that a class or function makes of shape and classes with this seed."""
-    if isinstance(given, nn.Module):
-        return given
-    if not callable(given):
-        kind = type(given).__name__
+    """The module itself, or the one that a class or function makes of shape and classes with this seed.
+
+    Args:
+        maker: A module, or what makes one.
+        shape: Of a sample.
+        classes: Or other outputs.
+        seed: Of the initial weights.
+        options: Keywords of the maker.
+        name: For the error.
+    """
+    if isinstance(maker, nn.Module):
+        return maker
+    if not callable(maker):
+        kind = type(maker).__name__
         raise UsageError(f'"{name}" is {kind}; a model is an nn.Module, or a function that makes one')
     facts = {"shape": shape, "classes": classes}
-    known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
+    known = {parameter: facts[fact] for parameter, fact in given_by_copfl(maker).items()}
     doing = f"making it for samples of shape {list(shape)}"
     with seeded(seed), calling("model", name, doing):
-        model = given(**known, **options)
+        model = maker(**known, **options)
     if not isinstance(model, nn.Module):
         raise UsageError(f'"{name}" gave {type(model).__name__}; a model is a torch nn.Module')
     return model
 
 
-def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
-    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter."""
-    if isinstance(given, type) or (callable(given) and not hasattr(given, "__getitem__")):
-        keywords = {"data_dir": folder, **options} if "data_dir" in takes(given) else options
+def dataset_of(data: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
+    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter.
+
+    Args:
+        data: The value, or the function that loads it.
+        folder: Of data files.
+        options: Keywords of the function.
+        name: "module:attribute".
+    """
+    if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
+        keywords = {"data_dir": folder, **options} if "data_dir" in takes(data) else options
         with calling("data", name, "loading it"):
-            given = given(**keywords)
+            data = data(**keywords)
     elif options:
         raise UsageError(f'"{name}" is no function, so it has no option "{next(iter(options))}"')
-    return as_dataset(given, name.rpartition(":")[2].rpartition(".")[2])
+    return as_dataset(data, name.rpartition(":")[2].rpartition(".")[2])
 
 
-def as_dataset(given: Any, name: str = "own", **options: Any) -> Dataset:
+def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
     """A copfl Dataset out of data frames, torch Datasets or arrays.
 
     Args:
-        given: See DATA.
+        user_data: See DATA.
         name: Of the data set.
         options: Of data frames, such as `target`.
     """
-    if isinstance(given, Dataset):
-        return given
-    if isinstance(given, DataLoader):  # its batches are another matter than those of the clients
-        return as_dataset(given.dataset, name)
-    if frames.has_frames(given):
-        return frames.dataset_of(given, name, **options)
+    if isinstance(user_data, Dataset):
+        return user_data
+    if isinstance(user_data, DataLoader):  # its batches are another matter than those of the clients
+        return as_dataset(user_data.dataset, name)
+    if frames.has_frames(user_data):
+        return frames.dataset_of(user_data, name, **options)
     if (
-        isinstance(given, Mapping) and hasattr(given, "target") and hasattr(given, "data")
+        isinstance(user_data, Mapping) and hasattr(user_data, "target") and hasattr(user_data, "data")
     ):  # as of scikit-learn
-        return as_dataset((given.data, given.target), name)
-    if isinstance(given, Mapping) and not any(key in given for key in arrays.NPZ_ARRAYS):
-        if unfit := [key for key, part in given.items() if not _is_data(part)]:
+        return as_dataset((user_data.data, user_data.target), name)
+    if isinstance(user_data, Mapping) and not any(key in user_data for key in arrays.NPZ_ARRAYS):
+        if unfit := [key for key, of_client in user_data.items() if not _is_data(of_client)]:
             raise unknown("array", unfit[0], takes(arrays.from_arrays))
-        of_clients = [as_dataset(part, f"client {key}") for key, part in given.items()]
-        return arrays.joined(of_clients, name, list(map(str, given)))
-    if isinstance(given, Mapping):
-        for key in given:
+        of_clients = [as_dataset(of_client, f"client {key}") for key, of_client in user_data.items()]
+        return arrays.joined(of_clients, name, list(map(str, user_data)))
+    if isinstance(user_data, Mapping):
+        for key in user_data:
             if key not in takes(arrays.from_arrays):
                 raise unknown("array", key, takes(arrays.from_arrays))
-        return arrays.from_arrays(**{"name": name, **given})
-    if isinstance(given, list) and given and not isinstance(given[0], np.ndarray | Tensor):
-        return arrays.joined([as_dataset(part, f"client {n}") for n, part in enumerate(given)], name)
-    parts = list(given) if isinstance(given, tuple | list) else []
-    if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in parts):
-        parts = [*parts[0], *parts[1]]
-    if len(parts) in (2, 4) and all(isinstance(p, np.ndarray | Tensor | Mapping) for p in parts):
-        return arrays.from_arrays(*parts, name=name)
-    if not parts and _has_items(given):
-        return arrays.from_torch(given, name=name)
-    if len(parts) == 2 and all(map(_has_items, parts)):
-        return arrays.from_torch(parts[0], parts[1], name=name)
-    raise UsageError(f"data of your own is {DATA}, not {type(given).__name__}")
+        return arrays.from_arrays(**{"name": name, **user_data})
+    if isinstance(user_data, list) and user_data and not isinstance(user_data[0], np.ndarray | Tensor):
+        return arrays.joined(
+            [as_dataset(of_client, f"client {n}") for n, of_client in enumerate(user_data)], name
+        )
+    arrays_or_sets = list(user_data) if isinstance(user_data, tuple | list) else []
+    if len(arrays_or_sets) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in arrays_or_sets):
+        arrays_or_sets = [*arrays_or_sets[0], *arrays_or_sets[1]]
+    if len(arrays_or_sets) in (2, 4) and all(
+        isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets
+    ):
+        return arrays.from_arrays(*arrays_or_sets, name=name)
+    if not arrays_or_sets and _has_items(user_data):
+        return arrays.from_torch(user_data, name=name)
+    if len(arrays_or_sets) == 2 and all(map(_has_items, arrays_or_sets)):
+        return arrays.from_torch(arrays_or_sets[0], arrays_or_sets[1], name=name)
+    raise UsageError(f"data of your own is {DATA}, not {type(user_data).__name__}")
 
 
 def _is_data(value: object) -> bool:
@@ -242,7 +280,14 @@ def _has_items(value: object) -> bool:
 
 @contextlib.contextmanager
 def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
-    """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
+    """UsageError, with the line, in place of an error of the user's code that is none of `others`.
+
+    Args:
+        kind: Such as "model", for the error.
+        name: "module:attribute", for the error.
+        doing: What is done, such as "making it".
+        others: Errors that pass as they are.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

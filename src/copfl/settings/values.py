@@ -1,4 +1,7 @@
-"""Values that a program passed in place of settings, such as `copfl.run(FedAvg(), my_arrays)`."""
+"""Values that a program passed in place of settings, such as `copfl.run(FedAvg(), my_arrays)`.
+
+`complete` takes them out of its layers and puts them into the record.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +57,8 @@ def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
     for layer in layers:
         tables = layer.chosen if isinstance(layer, Run) else layer
         choices = {kind: table for kind, table in tables.items() if isinstance(table, Mapping)}
-        own = {kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)}
-        for kind, value in own.items():
+        values = {kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)}
+        for kind, value in values.items():
             if isinstance(value, OF_FILES):
                 raise SettingError(
                     f"{kind}.value",
@@ -63,7 +66,7 @@ def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
                     f"is the place of a {kind} that a program has; name one: {kind}.name",
                 )
         unnamed = {kind: value for kind, value in passed.items() if not choices.get(kind, {}).get("name")}
-        passed = unnamed | own | (layer.values if isinstance(layer, Run) else {})
+        passed = unnamed | values | (layer.values if isinstance(layer, Run) else {})
     return passed
 
 
@@ -125,6 +128,10 @@ def layer_of(kind: str, value: Any) -> Tables:
     """The settings of an algorithm or optimizer of copfl or an importable module; none if it has no name.
 
     What nobody chose is left out, numbers and the optimizer: it depends on the data set.
+
+    Args:
+        kind: "algorithm" or "optimizer".
+        value: Of a program.
     """
     if not dataclasses.is_dataclass(value) or not (name := name_of(kind, value)):
         return {}
@@ -146,9 +153,9 @@ def _describes(kind: str, value: Any, layer: Tables) -> bool:
     if is_reference and getattr(module, type(value).__name__, None) is not type(value):
         return False
     plain = (
-        part for t in layer.values() for v in t.values() for part in (v if isinstance(v, tuple) else (v,))
+        option for t in layer.values() for v in t.values() for option in (v if isinstance(v, tuple) else (v,))
     )
-    if not all(isinstance(part, PLAIN) and part != "" for part in plain):
+    if not all(isinstance(option, PLAIN) and option != "" for option in plain):
         return False
     try:
         records = {title: component(title, table) for title, table in layer.items()}
@@ -171,6 +178,6 @@ def record_of_value(kind: str, table: Mapping[str, Any], value: Any, description
     if options := sorted(table.keys() - {"value", *allowed}):
         path = f"{kind}.{options[0]}"
         raise SettingError(path, table[options[0]], f"cannot be set: the {kind} is a value; set it there")
-    kept = {key: v for key, v in table.items() if key in allowed}
+    settings = {key: v for key, v in table.items() if key in allowed}
     stored = f"{description}@{digest_of(value)}"
-    return dataclasses.replace(record_of(kind, kept), value=value, description=stored)
+    return dataclasses.replace(record_of(kind, settings), value=value, description=stored)

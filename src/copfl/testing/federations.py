@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from copfl import models
 from copfl.core import Task, task_of, tree
 from copfl.core.criteria import CRITERIA
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.kernels.draws import seeded
@@ -49,7 +49,7 @@ def small_federation(
     needs: Sequence[str] = (),
     dropout: float = 0.0,
     trains: str = "",
-) -> tuple[Task, Federation]:
+) -> tuple[Task, FederatedData]:
     """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images.
 
     With `needs`, those of an algorithm over adapters, the CNN has one. `dropout` is the fraction of the
@@ -60,7 +60,7 @@ def small_federation(
     samples = Samples(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, count))
     cuts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
     dataset = Dataset("random", samples, samples, ("a", "b", "c", "d"), mean=(0.5,), std=(0.5,), augment=True)
-    federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
+    federation = FederatedData(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
     model = models.build(trains, (1, 8, 8), 4, 0) if trains else _network(norm, needs, dropout)
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
     options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
@@ -92,7 +92,7 @@ class TwoInputs(nn.Module):
         return result
 
 
-def other_federation(kind: str, trains: str = "") -> tuple[Task, Federation]:
+def other_federation(kind: str, trains: str = "") -> tuple[Task, FederatedData]:
     """Samples of two arrays with four classes, or samples of one array with two numbers to predict.
 
     The latter by the only model of an algorithm, if there is one.
@@ -109,5 +109,5 @@ def other_federation(kind: str, trains: str = "") -> tuple[Task, Federation]:
     public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
     criterion = CRITERIA[kind]()
     task = task_of(model, len(names), criterion=criterion, dtype=torch.float64)
-    federation = Federation(dataset, Partition(cuts, cuts, "by hand", {}))
+    federation = FederatedData(dataset, Partition(cuts, cuts, "by hand", {}))
     return dataclasses.replace(task, public=public), federation

@@ -12,7 +12,7 @@ from copfl import wire
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, tree
 from copfl.core.algorithm import next_plan, traits
 from copfl.core.payload import masked_vectors
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.mapping import Mapping, NotBatchable, sequential, vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
@@ -75,7 +75,7 @@ class Trial:
         """With the batched form of the network, which an engine that batches clients trains in a run."""
         return self.task.with_batching()
 
-    def small_federation(self, sizes: tuple[int, ...]) -> tuple[Task, Federation]:
+    def small_federation(self, sizes: tuple[int, ...]) -> tuple[Task, FederatedData]:
         return small_federation(self.norm, sizes, needs=self.needs, dropout=DROPOUT, trains=self.trains)
 
     @cached_property
@@ -100,7 +100,7 @@ class Trial:
         return self.run_with(task, self.federation, mapping, rounds, participation)
 
     def run_with(
-        self, task: Task, federation: Federation, mapping: Mapping, rounds: int, participation: float = 1.0
+        self, task: Task, federation: FederatedData, mapping: Mapping, rounds: int, participation: float = 1.0
     ) -> Simulated:
         """Some rounds, of which each gives finite records and the two metrics; the last one is evaluated."""
         try:

@@ -17,7 +17,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing import choose as racing
 from copfl.comparison.choosing.budget import (
     FEWEST,
-    Limit,
+    Budget,
     Rung,
     Speed,
     affordable,
@@ -26,7 +26,7 @@ from copfl.comparison.choosing.budget import (
     plan,
     raceable,
 )
-from copfl.comparison.choosing.race import Candidate, Race, Standing
+from copfl.comparison.choosing.race import Contestant, Race, StageResult
 from copfl.comparison.choosing.ranking import LOCAL
 from copfl.comparison.choosing.verdict import FEDERATE, NO_GAIN, STAY_ALONE
 from copfl.comparison.jobs.job import Job
@@ -79,13 +79,13 @@ def test_the_stages_with_several_seeds_by_hand() -> None:
     assert all(rung.seeds == 1 or rung.rounds == 40 for rung in longer)  # whole runs of more seeds
 
 
-def standing(rounds: int, **values: list[list[float]]) -> Standing:
+def standing(rounds: int, **values: list[list[float]]) -> StageResult:
     """After a stage: the clients' accuracies of each candidate, a list per seed."""
     run = record_like()
     records = {
         label: [run._replace(clients={"accuracy": own}) for own in seeds] for label, seeds in values.items()
     }
-    return Standing([Candidate(Entry(label, label, {}), [], []) for label in values], records, rounds)
+    return StageResult([Contestant(Entry(label, label, {}), [], []) for label in values], records, rounds)
 
 
 def record_like() -> Record:
@@ -228,9 +228,9 @@ def test_with_few_clients_few_of_all_methods_race_and_it_is_said_first(
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("", None), ("300", Limit(300)), (300, Limit(300)), ("10m", Limit(600, True))],
+    [("", None), ("300", Budget(300)), (300, Budget(300)), ("10m", Budget(600, True))],
 )
-def test_budgets(text: str | int, limit: Limit | None) -> None:
+def test_budgets(text: str | int, limit: Budget | None) -> None:
     assert limit_of(text) == limit
 
 
@@ -421,7 +421,7 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
         Race(tmp_path, base, [0], 0.2, Pool(1), print).run(
             Race(tmp_path, base, [0], 0.2, Pool(1), print).candidates(racing._entries(["fedpac"])[:1], {}),
             1,
-            Limit(9),
+            Budget(9),
             False,
         )
 

@@ -16,7 +16,7 @@ from copfl.comparison.jobs.runner import all_done, run_in_worker
 from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.jobs.submission import TimeIsUp
 from copfl.comparison.rows.entries import entry_of
-from copfl.comparison.rows.entry_settings import job_of, layers
+from copfl.comparison.rows.entry_settings import job_of, settings_of
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare
@@ -31,7 +31,9 @@ def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
     if not data.exists():
         clouds(data)
     entry = entry_of(text)
-    return job_of(tmp_path / "runs", entry.label, layers(entry, base(data, **run)), seed)
+    return job_of(
+        tmp_path / "runs", entry.label, settings_of(entry, base(data, **run), keeps_state=True).layers, seed
+    )
 
 
 def carry_out(one: Job) -> None:
@@ -61,7 +63,12 @@ def test_where_the_data_lie_and_how_often_is_saved_do_not_matter(tmp_path: Path)
         **base(tmp_path / "clouds.npz"),
         "data": {"name": str(tmp_path / "clouds.npz"), "dir": "elsewhere"},
     }
-    assert job_of(tmp_path / "runs", "copfl", layers(entry_of("copfl"), tables), 0).path == one.path
+    assert (
+        job_of(
+            tmp_path / "runs", "copfl", settings_of(entry_of("copfl"), tables, keeps_state=True).layers, 0
+        ).path
+        == one.path
+    )
 
 
 def test_a_finished_run_keeps_what_is_read_and_is_left_as_it_is(tmp_path: Path) -> None:
@@ -206,7 +213,9 @@ def load():
 
     def fragile(name: str) -> Job:
         tables = {**base(data), "data": {"name": f"fragile:{name}"}}
-        return job_of(tmp_path / "runs", name, layers(entry_of("local"), tables), 0)
+        return job_of(
+            tmp_path / "runs", name, settings_of(entry_of("local"), tables, keeps_state=True).layers, 0
+        )
 
     jobs = [fragile("once"), job(tmp_path, "local")]
     done = in_processes(jobs, Pool(2), run_in_worker)

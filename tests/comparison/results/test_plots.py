@@ -9,7 +9,7 @@ import pytest
 
 from copfl import charts
 from copfl.comparison.results import plots
-from copfl.comparison.results.tables import Comparison, Row
+from copfl.comparison.results.tables import Comparison, ComparisonRow
 from copfl.comparison.rows.entries import Entry
 from tests.comparison.results.test_tables import comparison, record
 
@@ -43,7 +43,7 @@ def test_the_curve_is_the_mean_over_seeds() -> None:
 
 
 def test_a_map_of_a_sweep(tmp_path: Path) -> None:
-    rows = [Row(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(6)]
+    rows = [ComparisonRow(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(6)]
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 0.2, 0.3]}
     found = Comparison("toys", rows, [0], 5, over=grid)
     assert "map.png" in {path.name for path in plots.write(found, tmp_path)}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from copfl.comparison.jobs.job import accuracies as metric_names
-from copfl.comparison.results.results import Record, Trial, Tuned
-from copfl.comparison.results.tables import Comparison, Row, as_markdown, as_text
+from copfl.comparison.results.results import Record, Tuned, TuningTrial
+from copfl.comparison.results.tables import Comparison, ComparisonRow, as_markdown, as_text
 from copfl.comparison.results.writing import as_csv, as_json, write
 from copfl.comparison.rows.entries import Entry
 from copfl.report import comparison_page
@@ -40,10 +40,12 @@ def comparison(seeds: int = 2) -> Comparison:
         )
         for name in ACCURACIES
     }
-    tuned = Tuned([Trial({"optimizer": {"lr": 0.1}}, 0.25), Trial({"optimizer": {"lr": 0.01}}, 0.75)])
+    tuned = Tuned(
+        [TuningTrial({"optimizer": {"lr": 0.1}}, 0.25), TuningTrial({"optimizer": {"lr": 0.01}}, 0.75)]
+    )
     rows = [
-        Row(Entry("copfl", "copfl", {}), first, tuned),
-        Row(Entry("local", "local", {}), second, tuned, gains),
+        ComparisonRow(Entry("copfl", "copfl", {}), first, tuned),
+        ComparisonRow(Entry("local", "local", {}), second, tuned, gains),
     ]
     return Comparison("toys", rows, list(range(seeds)), 5, "copfl", notes=["a note."])
 
@@ -121,7 +123,7 @@ def test_json_goes_down_to_the_clients() -> None:
 
 
 def test_a_sweep_over_two_keys_has_a_map() -> None:
-    rows = [Row(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(4)]
+    rows = [ComparisonRow(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(4)]
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 1]}
     lines = as_text(Comparison("toys", rows, [0], 5, over=grid)).splitlines()
     assert lines[-5:] == [

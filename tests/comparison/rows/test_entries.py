@@ -7,7 +7,7 @@ import pytest
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.rows.entries import Entry, described, entries_of, entry_of, seeds_of, split
 from copfl.comparison.rows.entry_file import read_file
-from copfl.comparison.rows.entry_settings import concerns, layers
+from copfl.comparison.rows.entry_settings import settings_of
 from copfl.comparison.rows.spaces import cells, grid_of, values_of
 from copfl.errors import UsageError
 from copfl.settings.complete import complete
@@ -88,22 +88,22 @@ def test_seeds() -> None:
 def test_what_is_set_for_all_reaches_those_it_concerns() -> None:
     base: Tables = {"run": {"rounds": 7}, "copfl": {"rate": 0.1}, "adam": {"lr": 0.5}}
     copfl, plain, adam = entries_of(["copfl:budget=0.4,fedavg,fedavg:optimizer=adam"])
-    found = complete(*layers(copfl, base)).tables()
+    found = complete(*settings_of(copfl, base, keeps_state=True).layers).tables()
     assert (found["algorithm"]["rate"], found["algorithm"]["budget"], found["run"]["rounds"]) == (0.1, 0.4, 7)
     assert found["optimizer"]["name"] == "mamo"
-    assert complete(*layers(plain, base)).tables()["optimizer"]["name"] == "sgd"
-    found = complete(*layers(adam, base)).tables()
+    assert complete(*settings_of(plain, base, keeps_state=True).layers).tables()["optimizer"]["name"] == "sgd"
+    found = complete(*settings_of(adam, base, keeps_state=True).layers).tables()
     assert (found["optimizer"]["name"], found["optimizer"]["lr"]) == ("adam", 0.5)
-    assert concerns(copfl, base, "copfl")
-    assert not concerns(plain, base, "copfl")
-    assert concerns(plain, base, "run")
+    assert settings_of(copfl, base).concerns("copfl")
+    assert not settings_of(plain, base).concerns("copfl")
+    assert settings_of(plain, base).concerns("run")
 
 
 def test_an_optimizer_for_all_gives_way_to_an_entrys_own() -> None:
     base = {"optimizer": {"name": "adam", "lr": 0.25}}
     copfl, own = entries_of(["copfl,fedavg:optimizer=sgd"])
-    assert complete(*layers(copfl, base)).tables()["optimizer"]["lr"] == 0.25
-    found = complete(*layers(own, base)).tables()["optimizer"]
+    assert complete(*settings_of(copfl, base, keeps_state=True).layers).tables()["optimizer"]["lr"] == 0.25
+    found = complete(*settings_of(own, base, keeps_state=True).layers).tables()["optimizer"]
     assert found["name"] == "sgd"
     assert found["lr"] != 0.25  # a number for another optimizer
 

@@ -10,7 +10,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison.compare import compare
 from copfl.comparison.rows import suitability
 from copfl.comparison.rows.entries import entries_of
-from copfl.comparison.rows.entry_settings import layers
+from copfl.comparison.rows.entry_settings import settings_of
 from copfl.comparison.rows.suitability import reasons
 from copfl.errors import UsageError
 from copfl.experiment.preparation import prepare
@@ -39,8 +39,9 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
 def test_all_are_those_that_can_train(tables: Tables) -> None:
     rows = entries_of(["all"])
     assert {row.name for row in rows} == ALGORITHMS.keys()
-    experiment = prepare(complete(*layers(rows[0], tables), suitability.CHECK))
-    found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
+    layers = {entry.label: settings_of(entry, tables, keeps_state=True).layers for entry in rows}
+    experiment = prepare(complete(*layers[rows[0].label], suitability.CHECK))
+    found = suitability.refusals(layers, experiment)
     classes = {"fedpac", "fedrod", "gpfl", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import FedAvg
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset, Samples
@@ -23,9 +23,11 @@ def dataset() -> Dataset:
     return Dataset("numbers", train, test, ("a", "b", "c"))
 
 
-def federation(train: Sequence[list[int]], test: Sequence[list[int]], test_from: str = "test") -> Federation:
+def federation(
+    train: Sequence[list[int]], test: Sequence[list[int]], test_from: str = "test"
+) -> FederatedData:
     mine, theirs = (tuple(np.array(part, np.int64) for part in side) for side in (train, test))
-    return Federation(dataset(), Partition(mine, theirs, "by hand", test_from=test_from))
+    return FederatedData(dataset(), Partition(mine, theirs, "by hand", test_from=test_from))
 
 
 TRAIN, TEST = [[9, 2], [4], [7, 0, 5]], [[0], [1, 2], [5, 3]]
@@ -83,7 +85,7 @@ def test_samples_of_several_arrays_and_targets_of_any_shape() -> None:
     y = np.arange(12, dtype=np.float32).reshape(6, 2)
     data = Dataset("several", Samples(x, y), Samples(x, y), ("a", "b"), kind="regression")
     parts = (np.array([4, 1]), np.array([0]))
-    made = Federation(data, Partition(parts, (np.array([5]), np.array([], np.int64)), "by hand"))
+    made = FederatedData(data, Partition(parts, (np.array([5]), np.array([], np.int64)), "by hand"))
     rows = made.train.rows([1, 0])
     inputs: Any = rows.x
     assert inputs["ids"].tolist()[1] == [[8, 9], [2, 3]]
@@ -91,7 +93,7 @@ def test_samples_of_several_arrays_and_targets_of_any_shape() -> None:
     assert rows.y[1].tolist() == [[8, 9], [2, 3]]
     assert made.shape == {"ids": (2,), "mask": (3,)}
     assert made.unassigned(3)["ids"].tolist() == [[4, 5], [6, 7], [10, 11]]
-    empty = Federation(data, Partition(parts, (np.array([], np.int64),) * 2, "by hand"))
+    empty = FederatedData(data, Partition(parts, (np.array([], np.int64),) * 2, "by hand"))
     assert empty.test.rows([0]).y.shape == (1, 1, 2)
     assert made.partition.label_counts(data).shape == (2, 0)
 
@@ -106,7 +108,7 @@ def test_a_partition_of_other_data_is_refused() -> None:
 def test_under_concept_shift_each_client_permutes_the_labels_of_its_classes() -> None:
     data = dataset()
     plain, shifted = (
-        Federation(data, SCHEMES[name](data, 2, 5, per_client=3, train_per_class=1, test_per_class=1))
+        FederatedData(data, SCHEMES[name](data, 2, 5, per_client=3, train_per_class=1, test_per_class=1))
         for name in ("classes", "concept_shift")
     )
     labels = shifted.partition.labels

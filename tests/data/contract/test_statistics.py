@@ -12,8 +12,8 @@ import pytest
 from copfl.data.contract.agreed_encoders import Encoders
 from copfl.data.contract.contract import Column, Contract
 from copfl.data.contract.statistics import (
-    Question,
-    Site,
+    ContractQuestion,
+    SiteValues,
     centres_of,
     frozen,
     may_leave,
@@ -26,9 +26,9 @@ from copfl.errors import DataError
 from tests.data.sites import CANDIDATES, CONTRACT, NUMBERS, rows_of, write_pooled, write_rows, write_sites
 
 
-def agreed(contract: Contract, sites: list[Site], smallest: int = 5) -> Contract:
+def agreed(contract: Contract, sites: list[SiteValues], smallest: int = 5) -> Contract:
     """What these sites agree on."""
-    question = Question.of(contract)
+    question = ContractQuestion.of(contract)
     first = np.sum([sums_of(question, site, smallest) for site in sites], axis=0)
     centres = centres_of(question, first)
     second = np.sum([sums_of(question, site, smallest, centres) for site in sites], axis=0)
@@ -115,8 +115,8 @@ def test_nothing_of_few_rows_is_given(smallest: int) -> None:
         values[: min(ones, size)] = 1.0
         counts = {name: int(draw.integers(0, 12)) for name in ("a", "b", "c")}
         listed = Column(name="l", type="category", candidates=("a", "b", "z"))
-        question = Question((number,), (listed,), (Column(name="f", type="category"),))
-        site = Site({"x": values}, {"l": counts, "f": counts}, {})
+        question = ContractQuestion((number,), (listed,), (Column(name="f", type="category"),))
+        site = SiteValues({"x": values}, {"l": counts, "f": counts}, {})
         count, total, *given = sums_of(question, site, smallest)
         common = min(ones, size), size - min(ones, size)
         may = size >= smallest and (min(common) == 0 or min(common) >= smallest)
@@ -143,10 +143,10 @@ def test_neither_range_nor_centre_tells_which_values_are_large(half: float, cent
     The squares of differences over 1e163 are 0, but for the large ones: their sum was that of single rows.
     """
     column = Column(name="x", type="number", minimum=-half, maximum=half)
-    question = Question((column,), (), ())
+    question = ContractQuestion((column,), (), ())
     answers = []
     for triple in ([1.0, 5.0, 6.0], [2.0, 3.0, 7.0]):
-        site = Site({"x": np.array(triple * 5)}, {}, {})
+        site = SiteValues({"x": np.array(triple * 5)}, {}, {})
         first, second = sums_of(question, site, 5), sums_of(question, site, 5, np.array([centre]))
         answers.append([*first, *second])
     assert answers[0] == answers[1]
@@ -157,7 +157,7 @@ def test_a_site_with_few_rows_changes_nothing(tmp_path: Path) -> None:
     sites = [site_of(CONTRACT, paths) for paths in files.values()]
     small = write_rows(tmp_path / "small.csv", [{**row, "ward": "secret"} for row in rows_of("north")[:4]])
     few = site_of(CONTRACT, [small, small])
-    assert sums_of(Question.of(CONTRACT), few, 5).tolist() == [0.0] * 6
+    assert sums_of(ContractQuestion.of(CONTRACT), few, 5).tolist() == [0.0] * 6
     assert agreed(CONTRACT, [*sites, few]) == agreed(CONTRACT, sites)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from copfl.data.sets.datasets import DATASETS
-from copfl.data.sets.download import ADVICE, PUBLISHED, File, advice, fetch, get, is_pinned
+from copfl.data.sets.download import ADVICE, PUBLISHED, RemoteFile, advice, fetch, get, is_pinned
 from copfl.errors import DataError, UsageError
 
 CONTENT = bytes(range(256)) * 40
@@ -171,7 +171,7 @@ def test_get_knows_names_and_takes_another_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        PUBLISHED, "cifar10", (File("https://example.invalid/cifar.tar.gz", MD5, "cifar.tar.gz"),)
+        PUBLISHED, "cifar10", (RemoteFile("https://example.invalid/cifar.tar.gz", MD5, "cifar.tar.gz"),)
     )
     assert get("cifar10", tmp_path, url=server.url) == tmp_path / "cifar.tar.gz"
 
@@ -189,7 +189,7 @@ def test_several_files_are_fetched_into_a_folder(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    files = (File(server.url, sha256, "svhn/a.mat"), File(server.url, "", "svhn/b.mat"))
+    files = (RemoteFile(server.url, sha256, "svhn/a.mat"), RemoteFile(server.url, "", "svhn/b.mat"))
     monkeypatch.setitem(PUBLISHED, "svhn", files)
     assert get("svhn", tmp_path) == tmp_path / "svhn"
     assert {path.name for path in (tmp_path / "svhn").iterdir()} == {"a.mat", "b.mat"}

@@ -105,7 +105,7 @@ def test_classes_and_clients_in_two_spellings_are_named_too() -> None:
 def repeated(columns: dict[str, Any], test: int = 50, numbers: Sequence[int] | None = None) -> Any:
     """The answer for rows of one site, the last of which are test."""
     count = len(next(iter(columns.values())))
-    rows = doubts.Rows(
+    rows = doubts.AllRows(
         Table.of(columns),
         np.arange(count) if numbers is None else np.array(numbers),
         np.zeros(count),

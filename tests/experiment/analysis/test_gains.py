@@ -13,7 +13,7 @@ import copfl
 from copfl.charts import Heat
 from copfl.core.metrics import METRICS
 from copfl.core.task import Data
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.analysis import gains
@@ -43,7 +43,7 @@ def test_constant_answers_by_hand() -> None:
     dataset = Dataset("d", samples, test, ("a", "b"))
     train, tests = (np.arange(3), np.arange(3, 6)), (np.arange(4), np.arange(4, 6))
     partition = Partition(train, tests, "iid", {}, labels=np.array([[0, 1], [1, 0]]))
-    federation = Federation(dataset, partition)
+    federation = FederatedData(dataset, partition)
     assert gains.constant_answers(federation, METRICS["accuracy"]).tolist() == [0.25, 0.0]
     auc = gains.constant_answers(federation, METRICS["auc"])
     assert auc[0] == 0.5
@@ -55,7 +55,7 @@ def test_constant_answers_by_hand() -> None:
         ("v",),
         kind="regression",
     )
-    found = gains.constant_answers(Federation(values, Partition(train, tests, "iid")), METRICS["rmse"])
+    found = gains.constant_answers(FederatedData(values, Partition(train, tests, "iid")), METRICS["rmse"])
     assert found.tolist() == [1.0, 0.0]
 
 

@@ -31,7 +31,7 @@ from copfl.core.batches import plan
 from copfl.core.halves import first_half
 from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_reported_weight
 from copfl.core.sums import total_is_one_sum
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.errors import UsageError
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.secure_sum import Rules, dequantised
@@ -81,7 +81,7 @@ def sum_of(algorithm: AnyAlgorithm, task: Task, uploads: Iterable[Any], clients:
 
 
 def rounds_of(
-    algorithm: AnyAlgorithm, task: Task, federation: Federation, sets: Iterable[tuple[int, ...]]
+    algorithm: AnyAlgorithm, task: Task, federation: FederatedData, sets: Iterable[tuple[int, ...]]
 ) -> list[Round]:
     """The rounds in which these sets of clients take part."""
     clients = federation.clients
@@ -106,7 +106,7 @@ def rounds_of(
     return rounds
 
 
-def random_federation(clients: int) -> tuple[Task, Federation]:
+def random_federation(clients: int) -> tuple[Task, FederatedData]:
     """A model of 1,155 parameters, and clients with different numbers of samples."""
     rng, sizes = np.random.default_rng(0), [5 + n % 7 for n in range(clients)]
     x, y = rng.normal(size=(sum(sizes), 30)), rng.integers(0, 3, sum(sizes))

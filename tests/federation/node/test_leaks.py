@@ -22,7 +22,7 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.algorithm import blank_samples, example_output, traits
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import run
@@ -36,13 +36,13 @@ ROOT = Path(__file__).parents[3]
 WIDTH, EACH = 12, 20
 
 
-def with_secrets() -> Federation:
+def with_secrets() -> FederatedData:
     """Three clients with samples of twelve numbers, each number unlike any that a program would compute."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(3 * EACH, WIDTH)).astype(np.float32)
     samples = Samples(x, rng.integers(0, 4, 3 * EACH))
     parts = tuple(np.split(np.arange(3 * EACH), 3))
-    return Federation(
+    return FederatedData(
         Dataset("secrets", samples, samples, ("a", "b", "c", "d")), Partition(parts, parts, "by hand")
     )
 

@@ -14,7 +14,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.halves import DIFFERENCE, HALF
-from copfl.engine.halves import Halves
+from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError, WireError
@@ -78,7 +78,7 @@ def simulated() -> list[records.Record]:
     """The rounds of the same run in the simulation."""
     settings, federation = settings_of(HALVES), digits(CLIENTS)
     run = settings.run.run
-    halves = Halves(np.arange(CLIENTS), CLIENTS)
+    halves = ClientHalves(np.arange(CLIENTS), CLIENTS)
     made = Simulation(
         settings.algorithm, settings.task, federation, sequential(), run.seed, run.batch, halves
     )
@@ -129,7 +129,7 @@ def test_a_federation_takes_the_weights_that_the_simulation_takes(
     monkeypatch.setattr(evidence, "harmful", lowest)
     settings, lines = settings_of(EVIDENCE), list[records.Record]()
     what = settings.algorithm, settings.task, digits(MANY), sequential(), settings.run.run.seed
-    made = Simulation(*what, settings.run.run.batch, Halves(np.arange(MANY), MANY))
+    made = Simulation(*what, settings.run.run.batch, ClientHalves(np.arange(MANY), MANY))
     state = begin(settings.algorithm, settings.task, MANY)
     for round in simulate(made, state, rounds=11, eval_every=11):
         lines.append(records.as_record(round))

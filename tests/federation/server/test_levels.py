@@ -10,7 +10,7 @@ import torch
 
 from copfl.algorithms.levels import Server
 from copfl.core import tree
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.errors import UsageError
@@ -35,13 +35,13 @@ CONFIGURED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def federation() -> Federation:
+def federation() -> FederatedData:
     dataset = load("diabetes")
-    return Federation(dataset, SCHEMES["iid"](dataset, 3, seed=0))  # sites that differ a little
+    return FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=0))  # sites that differ a little
 
 
 @pytest.fixture(scope="module")
-def expected(federation: Federation) -> Any:
+def expected(federation: FederatedData) -> Any:
     return simulated(settings_of(CONFIGURED), federation)
 
 
@@ -50,7 +50,7 @@ def coefficients(server: Server) -> torch.Tensor:
 
 
 def test_a_federation_has_the_coefficients_of_the_simulation(
-    federation: Federation, expected: Any, tmp_path: Path
+    federation: FederatedData, expected: Any, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "nodes")
     played = play(CONFIGURED, nodes, tmp_path / "runs")
@@ -63,7 +63,7 @@ def test_a_federation_has_the_coefficients_of_the_simulation(
 
 
 def test_secure_sums_give_the_same_coefficients(
-    federation: Federation, expected: Any, tmp_path: Path
+    federation: FederatedData, expected: Any, tmp_path: Path
 ) -> None:
     config = CONFIGURED | {"secure.aggregation": True, "session.run": "secure"}
     played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")

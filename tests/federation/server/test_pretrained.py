@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from copfl.core import tree
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset
@@ -49,7 +49,7 @@ def without_copies(dataset: Dataset, partition: Partition) -> Partition:
 
 def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> None:
     dataset = tiny.sentences()
-    texts = Federation.__new__(Federation)  # with sentences: only write_nodes reads it
+    texts = FederatedData.__new__(FederatedData)  # with sentences: only write_nodes reads it
     texts.dataset, texts.partition = dataset, without_copies(dataset, SCHEMES["iid"](dataset, 3, 0))
     texts.train = texts.test = type("Sizes", (), {"sizes": np.zeros(3)})()
     nodes = write_nodes(texts, tmp_path / "nodes")
@@ -60,7 +60,7 @@ def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> N
     played = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
     tokens = tokenized(dataset, settings.run.model)
-    federation = Federation(tokens, texts.partition)
+    federation = FederatedData(tokens, texts.partition)
     probed = replace(settings, task=settings.task.probed(tree.row(federation.train.rows([0]), 0)))
     state = simulated(probed, federation)
     assert farthest(played.server, state.server) <= 1e-5

@@ -16,7 +16,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.evaluation import vectors_of
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
@@ -56,7 +56,7 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def federation() -> Federation:
+def federation() -> FederatedData:
     return digits()
 
 
@@ -68,14 +68,14 @@ class Undisturbed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(federation: FederatedData, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")
     nodes = write_nodes(federation, folder / "n")
     return Undisturbed(play(CONFIG, nodes, folder / "runs"), nodes)
 
 
 @pytest.fixture(scope="module")
-def expected(federation: Federation) -> State:
+def expected(federation: FederatedData) -> State:
     """The same three rounds in the simulation."""
     return simulated(settings_of(CONFIG), federation)
 
@@ -95,7 +95,7 @@ def for_algorithm(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 @named_code.scope()
 def test_every_algorithm_ends_where_the_simulation_does(
-    name: str, federation: Federation, tmp_path: Path
+    name: str, federation: FederatedData, tmp_path: Path
 ) -> None:
     config = for_algorithm(name)
     if getattr(ALGORITHMS[name], "needs", ()):
@@ -119,7 +119,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
 
 @pytest.mark.parametrize("name", sorted(SERVER_STEPS))
 def test_every_server_step_ends_where_the_simulation_does(
-    name: str, federation: Federation, tmp_path: Path
+    name: str, federation: FederatedData, tmp_path: Path
 ) -> None:
     config = for_algorithm("fedper") | {"server.name": name, "run.rounds": 3}
     _, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
@@ -130,7 +130,7 @@ def test_every_server_step_ends_where_the_simulation_does(
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_local_steps_go_on_as_in_the_simulation(
-    participation: float, federation: Federation, tmp_path: Path
+    participation: float, federation: FederatedData, tmp_path: Path
 ) -> None:
     """The clients have 200 to 800 samples, and take 2 steps of 256 in each of four rounds, in some of them at most."""
     config = for_algorithm("ditto") | {"run.steps": 2, "run.rounds": 4, "run.participation": participation}
@@ -147,7 +147,7 @@ def test_local_steps_go_on_as_in_the_simulation(
         assert farthest(client_of(settings, node_config, client, last), tree.row(rows, client)) <= 1e-5
 
 
-def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:
+def test_a_round_may_ask_some_clients_only(federation: FederatedData, tmp_path: Path) -> None:
     config = CONFIG | {"run.participation": 0.5, "network.min_replies": 2, "run.rounds": 4}
     records, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     assert all(len(r["clients"]) == 2 for r in records)
@@ -156,7 +156,7 @@ def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Pat
 
 @pytest.mark.parametrize(("name", "limit"), [("fp16", 0.001), ("bf16", 0.004)])
 def test_narrow_numbers_save_bytes_and_change_little(
-    name: str, limit: float, federation: Federation, undisturbed: Undisturbed, tmp_path: Path
+    name: str, limit: float, federation: FederatedData, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     wide = undisturbed.played
     narrow = play(
@@ -178,7 +178,7 @@ def test_the_bytes_in_the_record_are_those_that_travelled(undisturbed: Undisturb
     assert sum(r["bytes"]["down"] for r in records) == sum(p.nbytes for p in downs)
 
 
-def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: Path) -> None:
+def test_the_simulation_counts_the_same_bytes(federation: FederatedData, tmp_path: Path) -> None:
     """Up and down, by client, in rounds in which masks are sent and in rounds in which they are not."""
     config = CONFIG | {"run.rounds": 5, "model.width": 128, "algorithm.interval": 2}
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
@@ -204,7 +204,7 @@ def test_no_personal_coordinate_leaves_a_node(undisturbed: Undisturbed) -> None:
         assert sum(value.tobytes() in content for value in shared) == len(shared)
 
 
-def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_path: Path) -> None:
+def test_a_mask_travels_again_only_when_it_changed(federation: FederatedData, tmp_path: Path) -> None:
     config = CONFIG | {
         "run.rounds": 5,
         "algorithm.budget": 0.5,
@@ -259,7 +259,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
-    fault: str, federation: Federation, tmp_path: Path
+    fault: str, federation: FederatedData, tmp_path: Path
 ) -> None:
     """Client 1's second upload is changed: the round counts the others, the next round counts it again."""
     change, expected = FAULTS[fault]
@@ -287,7 +287,7 @@ def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
 
 
 def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
-    federation: Federation, tmp_path: Path
+    federation: FederatedData, tmp_path: Path
 ) -> None:
     """Local training shares nothing but a count: only the client's record shows that it diverged."""
     config = CONFIG | {"algorithm.name": "local", "run.rounds": 1, "run.batch": 64}
@@ -309,7 +309,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
     assert shown.clients["healthy"].tolist() == [0, 0, 0]
 
 
-def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, tmp_path: Path) -> None:
+def test_a_failing_node_changes_nothing_for_the_others(federation: FederatedData, tmp_path: Path) -> None:
     """All faults at once give the same server: that of a round without client 1."""
     servers = []
     for fault in ("corrupted", "not finite", "no reply"):
@@ -324,7 +324,7 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
 
 
 def test_below_the_minimum_a_round_waits_and_logs_it(
-    federation: Federation, expected: State, tmp_path: Path
+    federation: FederatedData, expected: State, tmp_path: Path
 ) -> None:
     """Client 1 fails three times; the round asks it again, and ends as an undisturbed round does."""
     failures = iter(range(3))
@@ -347,7 +347,7 @@ class Crash(Exception):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
-    at: int, federation: Federation, expected: State, tmp_path: Path
+    at: int, federation: FederatedData, expected: State, tmp_path: Path
 ) -> None:
     """It dies after some of the clients have trained and written their records, and while it wrote a line."""
 
@@ -375,7 +375,7 @@ def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
 
 
 def test_a_server_that_lost_its_masks_gets_them_again(
-    federation: Federation, expected: State, tmp_path: Path
+    federation: FederatedData, expected: State, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
@@ -385,7 +385,7 @@ def test_a_server_that_lost_its_masks_gets_them_again(
     assert farthest(server, expected.server) <= 1e-5
 
 
-def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> None:
+def test_a_run_is_not_started_twice(federation: FederatedData, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 1}, nodes, tmp_path / "runs")
     with pytest.raises(RunError, match="already holds rounds of this run"):
@@ -395,7 +395,7 @@ def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> N
 
 
 def test_a_node_that_lost_its_folder_starts_again_and_reports_it(
-    federation: Federation, tmp_path: Path
+    federation: FederatedData, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
@@ -405,7 +405,7 @@ def test_a_node_that_lost_its_folder_starts_again_and_reports_it(
     assert "started again: it has no record of round 2" in records[0]["notes"]["1"]
 
 
-def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_path: Path) -> None:
+def test_a_damaged_record_is_refused_by_its_node(federation: FederatedData, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
     path = Path(nodes[1]["state-dir"], "test", "round-000001.copfl")
@@ -417,7 +417,7 @@ def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_pat
     assert "cannot be used" in records[0]["why"]["1"]
 
 
-def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_path: Path) -> None:
+def test_an_old_message_does_not_set_a_node_back(federation: FederatedData, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
@@ -425,7 +425,7 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
         update.local_update(settings_of(CONFIG), node_of(nodes[0]), first)
 
 
-def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_path: Path) -> None:
+def test_the_name_of_a_run_leads_to_no_other_folder(federation: FederatedData, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
@@ -436,7 +436,7 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
     assert not (tmp_path / "n" / "other").exists()
 
 
-def test_a_server_that_lost_rounds_sets_its_nodes_back(federation: Federation, tmp_path: Path) -> None:
+def test_a_server_that_lost_rounds_sets_its_nodes_back(federation: FederatedData, tmp_path: Path) -> None:
     """The checkpoint after round 2 of 4 is restored; the nodes return to it, if they are asked to."""
     nodes, checkpoint = write_nodes(federation, tmp_path / "n"), tmp_path / "runs" / "test" / "server.copfl"
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
@@ -469,7 +469,7 @@ def declined_by_all(seen: list[str]) -> Any:
     return fault
 
 
-def test_a_node_keeps_the_last_counted_records(federation: Federation, tmp_path: Path) -> None:
+def test_a_node_keeps_the_last_counted_records(federation: FederatedData, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"run.rounds": 6}, nodes, tmp_path / "runs")
     kept = sorted(int(p.stem[-6:]) for p in Path(nodes[0]["state-dir"], "test").glob("round*"))
@@ -489,7 +489,7 @@ EVIL = "\x1b[2J\nround 9: client 0 \u202e" + "x" * 100_000
     ],
 )
 def test_the_text_of_another_machine_is_escaped_and_cut(
-    answer: Packet | str, federation: Federation, tmp_path: Path
+    answer: Packet | str, federation: FederatedData, tmp_path: Path
 ) -> None:
     """A node's refusal, its fields and Flower's report of its error: in the log, in the record, on a line."""
 
@@ -524,7 +524,7 @@ def run_with_changes(
     return records, log
 
 
-def small_nodes(federation: Federation, folder: Path) -> list[dict[str, Any]]:
+def small_nodes(federation: FederatedData, folder: Path) -> list[dict[str, Any]]:
     """Nodes with a few samples: a round takes milliseconds."""
     nodes = write_nodes(federation, folder)
     for config in nodes:
@@ -533,7 +533,7 @@ def small_nodes(federation: Federation, folder: Path) -> list[dict[str, Any]]:
     return nodes
 
 
-def test_a_client_that_joins_during_the_run_takes_part(federation: Federation, tmp_path: Path) -> None:
+def test_a_client_that_joins_during_the_run_takes_part(federation: FederatedData, tmp_path: Path) -> None:
     """It starts with its first record, and with the global model of that round."""
     config, nodes = (
         CONFIG | {"network.min_replies": 2, "run.rounds": 4},
@@ -549,7 +549,7 @@ def test_a_client_that_joins_during_the_run_takes_part(federation: Federation, t
 
 
 def test_a_client_that_leaves_for_good_is_named_in_every_round(
-    federation: Federation, tmp_path: Path
+    federation: FederatedData, tmp_path: Path
 ) -> None:
     config, nodes = (
         CONFIG | {"network.min_replies": 2, "run.rounds": 4},
@@ -564,7 +564,7 @@ def test_a_client_that_leaves_for_good_is_named_in_every_round(
 
 
 def test_a_node_that_was_offline_for_many_rounds_continues_from_its_record(
-    federation: Federation, tmp_path: Path
+    federation: FederatedData, tmp_path: Path
 ) -> None:
     config, nodes = (
         CONFIG | {"network.min_replies": 2, "run.rounds": 23},
@@ -585,7 +585,7 @@ def test_a_node_that_was_offline_for_many_rounds_continues_from_its_record(
 
 
 def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_gone(
-    federation: Federation, tmp_path: Path
+    federation: FederatedData, tmp_path: Path
 ) -> None:
     """Flower lists a killed node as connected for a minute."""
     nodes, settings = small_nodes(federation, tmp_path / "n"), settings_of(CONFIG)
@@ -605,7 +605,7 @@ def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_go
 
 
 def test_nodes_without_a_number_are_assigned_one_for_the_run(
-    federation: Federation, expected: State, tmp_path: Path
+    federation: FederatedData, expected: State, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n", named=False)
     play(CONFIG | {"run.rounds": 2}, nodes, tmp_path / "runs")
@@ -618,7 +618,7 @@ def test_nodes_without_a_number_are_assigned_one_for_the_run(
     ("number", "expected"), [(0, "which node 100 is already"), (7, "clients are 0 to 2")]
 )
 def test_a_wrong_number_is_rejected(
-    number: int, expected: str, federation: Federation, tmp_path: Path
+    number: int, expected: str, federation: FederatedData, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     nodes[2]["client"] = number
@@ -650,7 +650,7 @@ def test_classes_are_matched_by_name(tmp_path: Path) -> None:
         )
 
 
-def test_data_of_a_custom_function(federation: Federation) -> None:
+def test_data_of_a_custom_function(federation: FederatedData) -> None:
     settings = settings_of(CONFIG)
     with named_code.scope():
         named_code.name("tests.federation.server.test_rounds")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.engine.mapping import sequential
@@ -36,7 +36,7 @@ NUMBERS = {
 
 def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     dataset = load("diabetes")
-    federation = Federation(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+    federation = FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=1))
     played = play(NUMBERS, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")
     settings = settings_of(NUMBERS)
     state = begin(settings.algorithm, settings.task, 3)

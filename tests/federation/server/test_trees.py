@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from copfl.core import tree
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
 from copfl.errors import UsageError
@@ -37,18 +37,18 @@ CONFIGURED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def federation() -> Federation:
+def federation() -> FederatedData:
     dataset = load("diabetes")
-    return Federation(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+    return FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=1))
 
 
 @pytest.fixture(scope="module")
-def expected(federation: Federation) -> Any:
+def expected(federation: FederatedData) -> Any:
     return simulated(settings_of(CONFIGURED), federation)
 
 
 def test_a_federation_grows_the_trees_of_the_simulation(
-    federation: Federation, expected: Any, tmp_path: Path
+    federation: FederatedData, expected: Any, tmp_path: Path
 ) -> None:
     nodes = write_nodes(federation, tmp_path / "nodes")
     played = play(CONFIGURED, nodes, tmp_path / "runs")
@@ -60,7 +60,7 @@ def test_a_federation_grows_the_trees_of_the_simulation(
         assert farthest(record, tree.row(rows, client)) <= 1e-9
 
 
-def test_secure_sums_give_the_same_trees(federation: Federation, expected: Any, tmp_path: Path) -> None:
+def test_secure_sums_give_the_same_trees(federation: FederatedData, expected: Any, tmp_path: Path) -> None:
     config = CONFIGURED | {"secure.aggregation": True, "session.run": "secure"}
     played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")
     secure, plain = played.server.grown.forest, expected.server.grown.forest

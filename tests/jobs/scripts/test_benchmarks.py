@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 
+from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.task import task_of
 from copfl.engine import mapping
@@ -222,6 +224,12 @@ def gpu(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(module, "SIZE", 4)
+    form = ALGORITHMS["copfl"](**module.TWO_PHASES)  # what the plain loop does
+    steps = math.ceil(100 / module.BATCH)
+    assert (form.total_epochs * steps, form.growth.budget) == (
+        module.STEPS,
+        module.PlainCoPfl(nn.Linear(1, 1), 1).budget,
+    )
     assert module.seconds_per_round("fedavg", 2, mapping.vmap(2), 1, model="cnn", batched=True) > 0
     assert module.plain_seconds(2, "cnn", 1) > 0
 

@@ -106,7 +106,7 @@ def asked() -> tuple[Path, list[str], str, bool]:
 app = typer.Typer(
     help="For the coordinator of a federation of real machines, with Flower. "
     "Whoever owns data has `copfl site`.",
-    cls=options.Group,
+    cls=options.PanelGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
 )

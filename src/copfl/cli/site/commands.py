@@ -7,7 +7,7 @@ from copfl.cli.site import join, node, owner
 
 app = typer.Typer(
     help="For whoever owns data: take part in a federation. Its coordinator has `copfl federate`.",
-    cls=options.Group,
+    cls=options.PanelGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
 )

@@ -1,4 +1,7 @@
-"""What a race may cost, and the stages that fit into it."""
+"""What a race may cost, and the stages that fit into it.
+
+A race asks it for its stages, in rounds or, with a price in seconds, in time; `choose` for the limit.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from copfl.comparison.halving import promoted
 from copfl.errors import UsageError
 
 SHORTER = 0.9  # by which a race is made shorter until it fits its budget
@@ -28,20 +32,20 @@ class Rung(NamedTuple):
         return self.rounds * self.seeds
 
 
-def limit_of(budget: str | int) -> Limit | None:
+def limit_of(budget: str | int) -> Budget | None:
     """A number of rounds, or a time such as 90s, 10m or 2h; None if the text is empty."""
     if not str(budget).strip():
         return None
-    parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
-    if parts is None or not float(parts[1]):
+    amount_and_unit = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
+    if amount_and_unit is None or not float(amount_and_unit[1]):
         raise UsageError(
             f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
         )
-    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
-    return Limit(float(parts[1]) * (seconds or 1), bool(seconds))
+    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[amount_and_unit[2]]
+    return Budget(float(amount_and_unit[1]) * (seconds or 1), bool(seconds))
 
 
-class Limit(NamedTuple):
+class Budget(NamedTuple):
     """What the race may cost."""
 
     amount: float
@@ -59,7 +63,15 @@ def cost(rungs: Sequence[Rung]) -> int:
 
 
 def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
-    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none."""
+    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: Of a complete race.
+        candidates: How many race.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
+    """
     lengths = [max(1, round(rounds * SHORTER**step)) for step in range(1 + _steps(rounds))]
     for length, count in [(rounds, seeds), *((length, 1) for length in lengths)]:
         stages = plan(length, count, candidates, limit, price)
@@ -73,6 +85,13 @@ def raceable(rounds: int, seeds: int, candidates: int, limit: float, price: Pric
 
     Few candidates with many rounds decide more than many with few: in the first rounds most networks still give a
     constant answer, and their order is luck.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: Of a complete race.
+        candidates: How many there are.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
     """
     for count in range(candidates, FEWEST, -1):
         races = (plan(rounds, runs, count, limit, price) for runs in dict.fromkeys((seeds, 1)))
@@ -95,10 +114,17 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = 
     them grows in proportion from stage to stage; beyond the first seed it has whole runs. The finalists have
     as many seeds as leave half of the rounds to the first stage, which drops most; then that stage is as long
     as the limit allows.
+
+    Args:
+        rounds: Of a complete run.
+        seeds: The most that a finalist has.
+        candidates: How many race.
+        limit: What the race may cost, in the unit of `price`.
+        price: What stages cost.
     """
     finalists, counts = max(FINALISTS, math.ceil(candidates / 8)), [candidates]
     while counts[-1] > finalists:
-        counts.append(max(finalists, math.ceil(counts[-1] / 3)))
+        counts.append(max(finalists, promoted(counts[-1])))
     steps = max(1, len(counts) - 1)
 
     def stages(first: int, last: int) -> list[Rung]:
@@ -122,7 +148,12 @@ class Speed(NamedTuple):
     processes: int
 
     def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
-        """The time of these stages, of candidates of which each has `done` rounds."""
+        """The time of these stages, of candidates of which each has `done` rounds.
+
+        Args:
+            rungs: The stages.
+            done: The rounds that each candidate has before them.
+        """
         total = 0.0
         for rung in rungs:
             new = rung.total - done  # of each candidate

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.choosing.budget import Limit, limit_of
+from copfl.comparison.choosing.budget import Budget, limit_of
 from copfl.comparison.choosing.deciding import most_candidates
 from copfl.comparison.choosing.race import Race
 from copfl.comparison.choosing.ranking import LOCAL, Choice, write
@@ -158,6 +158,7 @@ def choose(
     seeds = check_seeds(seeds)
     forecast = Forecast() if forecast is None else forecast
     at_least(0, jobs=jobs)
+    # The pool comes later: how many runs fit depends on the prepared experiment, and that on the candidates.
     race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
     is_adam = base["optimizer"].get("name") == OPTIMIZER
@@ -167,8 +168,10 @@ def choose(
         rows = [row for row in rows if _trains(row.name, model)]
     candidates = race.candidates(rows, tune or {})
     local = next(candidate for candidate in candidates if candidate.entry.name == LOCAL)
+    # Local training is always in the race and suits every task, so its run stands for all of them here.
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
+    # On the validation samples, as the race is: test samples decide nothing.
     rivals = rivals_of(experiment, lambda client: None, log) if experiment.settings.rivals else None
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
@@ -179,7 +182,8 @@ def choose(
         few = f"{clients} client{'s' * (clients > 1)}"
         candidates = race.first(candidates, most_candidates(clients), few, "more could not be told apart")
     rounds = candidates[0].jobs[0].run.run.rounds  # also where none are named
-    limit = limit or Limit(rounds * len(seeds) * len(candidates) / 3, usual=True)
+    limit = limit or Budget(rounds * len(seeds) * len(candidates) / 3, usual=True)
+    # The choice is a run as any other, so it has the usual checkpoints and not those of a race.
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     trained_twice = bool(complete(*local.layers, {"run": usual}).run.local_baseline)
     race.passes = (1 + trained_twice) * retrain
@@ -269,19 +273,19 @@ def _trains(algorithm: str, model: str) -> bool:
     return model in (LINEAR, WORDS) if of_algorithm.head_only else of_algorithm.trains in ("", model)
 
 
-def _names_all(given: Rows) -> bool:
-    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(given))
+def _names_all(entries: Rows) -> bool:
+    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(entries))
 
 
-def _entries(given: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
+def _entries(entries: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
     """The entries, beside all algorithms the best steps of the server, and local training.
 
     Args:
-        given: The entries.
+        entries: The entries.
         more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
     """
-    rows = entries_of(given)
-    if _names_all(given):
+    rows = entries_of(entries)
+    if _names_all(entries):
         steps = [
             *SERVER_STEPS,
             *(f"{step}:lr={rate:g}" for rate in more_rates for step in (*SERVER_STEPS, LOCAL)),

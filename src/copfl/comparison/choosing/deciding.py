@@ -47,7 +47,12 @@ class Decidable(NamedTuple):
 
 
 def smallest_shown(clients: int, comparisons: int) -> float:
-    """The half width of a corrected interval over clients, in standard deviations of the difference."""
+    """The half width of a corrected interval over clients, in standard deviations of the difference.
+
+    Args:
+        clients: How many there are.
+        comparisons: How many differences are looked at, for which the interval is corrected.
+    """
     if clients < 2:
         return math.inf
     return t_quantile(1 - (1 - LEVEL) / (2 * comparisons), clients - 1) / math.sqrt(clients)

@@ -1,4 +1,9 @@
-"""The race of choose: candidates on their way through stages, and what is left of them."""
+"""The race of choose: candidates on their way through stages, and what is left of them.
+
+`choose` makes a `Race`, fills it with candidates, runs it, and asks it for the ranking and the verdict. A race is in
+one of two units. In rounds its cost is known before, so its stages are planned once (`run`). In seconds nothing is
+known before something was trained, so it is planned anew after each stage (`run_timed`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ import numpy as np
 from copfl.comparison.choosing import verdict as judging
 from copfl.comparison.choosing.budget import (
     FINALISTS,
-    Limit,
+    Budget,
     Rung,
     Speed,
     affordable,
@@ -33,7 +38,7 @@ from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import Log, TimeIsUp
 from copfl.comparison.results.results import Record, paired, record_of
 from copfl.comparison.rows.entries import Entry, check_own, described
-from copfl.comparison.rows.entry_settings import by_kind, concerns, job_of, layers_of
+from copfl.comparison.rows.entry_settings import RowSettings, job_of, settings_of
 from copfl.comparison.rows.spaces import cells, grid_of
 from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
@@ -51,7 +56,7 @@ FEW_BETTER = "few with a quarter of the rounds and more decide more than all wit
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
-class Candidate(NamedTuple):
+class Contestant(NamedTuple):
     """A method in the race: a job per seed, of all rounds."""
 
     entry: Entry
@@ -63,10 +68,10 @@ class Candidate(NamedTuple):
         return self.entry.label
 
 
-class Standing(NamedTuple):
+class StageResult(NamedTuple):
     """The candidates after a stage, the best first."""
 
-    order: list[Candidate]
+    order: list[Contestant]
     records: dict[str, list[Record]]  # by label, one of each seed
     rounds: int
 
@@ -79,10 +84,10 @@ class Standing(NamedTuple):
         return len(self.records[self.order[0].label])
 
     @property
-    def best(self) -> Candidate:
+    def best(self) -> Contestant:
         return self.order[0]
 
-    def of(self, candidates: Sequence[Candidate]) -> Standing:
+    def of(self, candidates: Sequence[Contestant]) -> StageResult:
         """The same of these candidates only."""
         order = [candidate for candidate in self.order if candidate in candidates]
         return self._replace(order=order, records={one.label: self.records[one.label] for one in order})
@@ -91,7 +96,7 @@ class Standing(NamedTuple):
         return float(np.mean([record.mean() for record in self.records[label]]))
 
     @property
-    def by_loss(self) -> list[Candidate]:
+    def by_loss(self) -> list[Contestant]:
         """The candidates by their loss, which tells them apart before they leave the constant answer.
 
         Where the metric is no fraction of right answers, or a loss is not known, by the metric.
@@ -105,7 +110,13 @@ class Standing(NamedTuple):
         return sorted(self.order, key=lambda candidate: float(losses[candidate.label]))
 
     def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
-        """The paired difference of two candidates over the same clients and seeds."""
+        """The paired difference of two candidates over the same clients and seeds.
+
+        Args:
+            label: Of a candidate.
+            other: The label of the one it is compared with.
+            level: Of the interval.
+        """
         return paired(self.records[label], self.records[other], self.metric.name, level)
 
     def worse(self, label: str) -> bool:
@@ -146,34 +157,46 @@ class Race:
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
-        self.stages: list[Standing] = []  # those that were finished
+        self.stages: list[StageResult] = []  # those that were finished
         self.algorithms: dict[str, str] = {}  # by label
         self.rates: dict[str, list[float]] = {}  # by algorithm, the learning rates that it races with
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
-        self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
+        self.last: dict[str, StageResult] = {}  # by label, the last stage that it took part in
         self.trained: dict[str, int] = {}  # by label, the rounds of all runs
 
-    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
-        """Every entry with every value of the grid that concerns it."""
+    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Contestant]:
+        """Every entry with every value of the grid that concerns it.
+
+        Args:
+            rows: The methods.
+            tune: Values by setting; each method races with each of them.
+        """
         grid = grid_of(tune, "tune")
         check_own("tune", grid)
         candidates = []
         alone = [row for row in rows if row.name == LOCAL][:1]  # first: others are compared with it
         for entry in [*alone, *(row for row in rows if row not in alone)]:
-            concerned = {at: values for at, values in grid.items() if concerns(entry, self.base, at[0])}
+            row = settings_of(entry, self.base)
+            concerned = {key: values for key, values in grid.items() if row.concerns(key[0])}
             for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
-                candidates.append(self.candidate(entry._replace(label=label), cell))
+                candidates.append(self.candidate(row._replace(entry=entry._replace(label=label)), cell))
         return candidates
 
-    def candidate(self, entry: Entry, more: Tables) -> Candidate:
-        layers = [*layers_of(entry, self.base), by_kind(entry, self.base, more)]
-        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        candidate = Candidate(entry, layers, [make(seed) for seed in self.seeds])
+    def candidate(self, row: RowSettings, more: Tables) -> Contestant:
+        """A row with more settings, with a job per seed.
+
+        Args:
+            row: The method.
+            more: What is set on top, such as a learning rate.
+        """
+        layers = row.with_settings(more)
+        make = partial(job_of, self.out / "race", row.label, layers, validation=self.validation)
+        candidate = Contestant(row.entry, layers, [make(seed) for seed in self.seeds])
         self.register([candidate])
         return candidate
 
-    def register(self, candidates: Sequence[Candidate]) -> None:
+    def register(self, candidates: Sequence[Contestant]) -> None:
         """Notes the algorithms of these candidates, and the learning rates that they race with."""
         for entry, _, jobs in candidates:
             self.algorithms[entry.label] = entry.name
@@ -181,24 +204,36 @@ class Race:
             if rate is not None and rate not in rates:
                 rates.append(rate)
 
-    def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
-        """Those that can train on the task; the others are named."""
-        layers = {candidate.label: candidate.layers for candidate in candidates}
-        refused = refusals(
-            [candidate.entry for candidate in candidates], lambda entry: layers[entry.label], experiment
-        )
+    def suitable(self, candidates: list[Contestant], experiment: Experiment) -> list[Contestant]:
+        """Those that can train on the task; the others are named.
+
+        Args:
+            candidates: All of them.
+            experiment: Of one of them, prepared.
+        """
+        refused = refusals({candidate.label: candidate.layers for candidate in candidates}, experiment)
         self.left |= dict.fromkeys(refused, "could not run")
         if refused:
             self.note(f"These cannot train on the task: {reasons(refused)}.")
         return [candidate for candidate in candidates if candidate.label not in refused]
 
-    def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
-        """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
+    def run(self, candidates: list[Contestant], rounds: int, limit: Budget, addons: bool) -> StageResult:
+        """The stages of the race, up to all rounds or to what the limit allows; the last finished one.
+
+        Args:
+            candidates: Those that race.
+            rounds: Of a complete run.
+            limit: What the race may cost.
+            addons: Whether the last candidates also race with training add-ons.
+        """
         self.rounds = rounds
         if limit.seconds:
             return self.run_timed(candidates, addons)
+        # The finalists train a second time with add-ons, from the first round: add-ons change the whole run.
         extra = FINALISTS * rounds * len(self.seeds) if addons else 0
-        if not limit.usual:
+        if (
+            not limit.usual
+        ):  # a budget of nobody follows from the number of candidates, and so leaves none out
             most = raceable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
             candidates = self.first(candidates, most, f"a budget of {limit.amount:,.0f} rounds", FEW_BETTER)
         self.say_what_can_be_decided(len(candidates))
@@ -221,6 +256,7 @@ class Race:
             if number + 1 < len(stages):
                 rest, budget = stages[number + 1 :], limit.amount - extra - self.spent
 
+                # Defaults bind the values of this stage: a closure would see those of the last one.
                 def pays(
                     count: int, done: Rung = rung, rest: list[Rung] = rest, budget: float = budget
                 ) -> bool:
@@ -230,12 +266,18 @@ class Race:
                 candidates = self.kept(standing, rest[0].candidates, pays)
         return self.with_addons(standing) if addons else standing
 
-    def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
-        """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
+    def run_timed(self, candidates: list[Contestant], addons: bool) -> StageResult:
+        """The same in a time: the first rounds tell what a round costs, and each stage tells it again.
+
+        Args:
+            candidates: Those that race.
+            addons: Whether the last candidates also race with training add-ons.
+        """
         begin, spent = time.monotonic(), self.spent
         self.say_what_can_be_decided(len(candidates))
         first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
         standing = self.stage(candidates, first)
+        # The order of preference again, and not the order after so few rounds, which is luck: `first` cuts its end.
         candidates = [candidate for candidate in candidates if candidate in standing.order]
         left = self.end - time.monotonic()
         speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
@@ -247,7 +289,7 @@ class Race:
                 f"{span(self.rounds * speed.round)} or more of {span(max(0.0, left))} that are left. "
                 f"{self.out / 'run.toml'} has its settings."
             )
-        self.end -= again
+        self.end -= again  # the race ends earlier, so that the choice can be trained in the time, too
         last = Rung(self.rounds, len(self.seeds), FINALISTS)
         extra = speed.seconds([last]) if addons else 0.0
 
@@ -275,7 +317,7 @@ class Race:
                 begin, spent = time.monotonic(), self.spent
                 rung, left = stages.pop(0), self.end - begin
                 expected = speed.seconds([rung], standing.rounds * standing.seeds)
-                if expected > left:
+                if expected > left:  # a stage that is begun and not ended has cost its time for nothing
                     self.note(
                         f"The rounds are slower than at first: the stage to round {rung.rounds} would take "
                         f"about {span(expected)} of {span(max(0.0, left))} that are left, and is not begun."
@@ -303,32 +345,51 @@ class Race:
             return standing
 
     def shortened(self, last: Rung, limit: str, wanted: str) -> str:
-        """What is said before a race that cannot have all rounds and seeds."""
+        """What is said before a race that cannot have all rounds and seeds.
+
+        Args:
+            last: The last stage that the race reaches.
+            limit: What makes it shorter, such as "a budget of 300 rounds".
+            wanted: What the whole race takes.
+        """
         return (
             f"With {limit} the race ends after {last.rounds} of {self.rounds} rounds with {last.seeds} "
             f"seed{'s' * (last.seeds > 1)}; a race of all rounds takes {wanted}."
         )
 
-    def speed(self, standing: Standing, seconds: float, rounds: float) -> Speed:
-        """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
+    def speed(self, standing: StageResult, seconds: float, rounds: float) -> Speed:
+        """What a round takes, by the timing of the runs, and what the stage took beside its rounds.
+
+        Args:
+            standing: After a stage.
+            seconds: That the stage took.
+            rounds: That it trained, of all runs.
+        """
         each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
         parallel = min(self.pool.size, len(standing.order) * standing.seeds)
         return Speed(each, max(0.0, seconds - rounds * each / parallel), self.pool.size)
 
-    def with_addons(self, standing: Standing) -> Standing:
+    def with_addons(self, standing: StageResult) -> StageResult:
         """All rounds of the last candidates, and of the best of them with add-ons."""
         candidates = list(standing.order)
         for candidate in standing.order[:FINALISTS]:
             entry = candidate.entry._replace(label=f"{candidate.label} + add-ons")
-            candidates.append(self.candidate(entry, {**candidate.layers[-1], **ADDONS}))
+            candidates.append(
+                self.candidate(settings_of(entry, self.base), {**candidate.layers[-1], **ADDONS})
+            )
         return self.stage(candidates, self.rounds, len(self.seeds))
 
-    def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
+    def stage(self, candidates: Sequence[Contestant], until: int, seeds: int = 1) -> StageResult:
         """Trains the candidates up to this round with the first seeds; those that cannot run are left out.
 
         TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
+
+        Args:
+            candidates: Those that take part.
+            until: The round that each run has at its end.
+            seeds: How many runs of each candidate.
         """
-        stop = 0 if until >= self.rounds else until
+        stop = 0 if until >= self.rounds else until  # 0: to the end, where no checkpoint is needed
         runs = {
             candidate.label: [job._replace(until=stop) for job in candidate.jobs[:seeds]]
             for candidate in candidates
@@ -342,7 +403,7 @@ class Race:
             self.note(str(error))
         except TimeIsUp:
             if self.stages:
-                raise
+                raise  # the ranking of the stage before counts: in this one some have more rounds than others
             missing = "not reached in the time"
         ready = [candidate for candidate in candidates if all(finished(job) for job in runs[candidate.label])]
         if not ready and missing != "could not run":
@@ -353,13 +414,13 @@ class Race:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
         records = {candidate.label: [record_of(job) for job in runs[candidate.label]] for candidate in ready}
         for candidate in ready:
-            before = self.trained.get(candidate.label, 0)
+            before = self.trained.get(candidate.label, 0)  # runs continue, so only further rounds are spent
             self.trained[candidate.label] = max(before, until * seeds)
             self.spent += self.trained[candidate.label] - before
         for candidate in candidates:
             if candidate not in ready:
                 self.left[candidate.label] = missing
-        standing = Standing(ready, records, until)
+        standing = StageResult(ready, records, until)
         score = standing.metric.score
         order = sorted(ready, key=lambda candidate: -score(standing.value(candidate.label)))
         standing = standing._replace(order=order)
@@ -367,7 +428,7 @@ class Race:
         self.stages.append(standing)
         return standing
 
-    def first(self, candidates: list[Candidate], most: int, limit: str, why: str) -> list[Candidate]:
+    def first(self, candidates: list[Contestant], most: int, limit: str, why: str) -> list[Contestant]:
         """The first candidates, where a limit allows no more; by their order, for no value tells them apart yet.
 
         Args:
@@ -378,7 +439,7 @@ class Race:
         """
         if len(candidates) > most:
             self.left |= {candidate.label: f"left out, with {limit}" for candidate in candidates[most:]}
-            self.rates.clear()
+            self.rates.clear()  # what does not race was not tuned either, and the verdict says what was
             self.register(candidates[:most])
             self.note(f"With {limit}, {most} of {len(candidates)} candidates race: {why}.")
         return candidates[:most]
@@ -390,8 +451,13 @@ class Race:
         ):
             self.note(text)
 
-    def at_constant(self, standing: Standing, candidate: Candidate) -> bool:
-        """Whether a candidate is not better than each client's constant answer, on average over the clients."""
+    def at_constant(self, standing: StageResult, candidate: Contestant) -> bool:
+        """Whether a candidate is not better than each client's constant answer, on average over the clients.
+
+        Args:
+            standing: After a stage.
+            candidate: One of it.
+        """
         if self.constant is None:
             return False
         record = standing.records[candidate.label][0]
@@ -401,8 +467,8 @@ class Race:
         return bool(len(known)) and float(known.mean()) <= EQUAL
 
     def kept(
-        self, standing: Standing, most: int, pays: Callable[[int], bool] = lambda count: False
-    ) -> list[Candidate]:
+        self, standing: StageResult, most: int, pays: Callable[[int], bool] = lambda count: False
+    ) -> list[Contestant]:
         """Those that go on: the best ones, without what is distinguishably worse.
 
         Before half of the rounds, methods that begin slowly would be lost. So nothing counts as worse then, the loss
@@ -417,6 +483,7 @@ class Race:
         at = f"at round {standing.rounds}"
         late = 2 * standing.rounds >= self.rounds
         order = standing.order if late else standing.by_loss
+        # A candidate that is shown to be worse leaves even if there is room: its rounds are better spent on others.
         worse = [candidate for candidate in order if late and standing.worse(candidate.label)]
         undecided = (
             [] if late else [candidate for candidate in order if self.at_constant(standing, candidate)]
@@ -442,7 +509,7 @@ class Race:
                 self.left[candidate.label] = f"{why}, {at}{unseen}"
         return result
 
-    def ranking(self, final: Standing) -> list[Ranked]:
+    def ranking(self, final: StageResult) -> list[Ranked]:
         """Every candidate: those of the last stage by value, then the others, the later dropped first."""
         rows = []
         for candidate in final.order:
@@ -458,6 +525,8 @@ class Race:
             )
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
+            # The choice has more rounds by now; a fair difference is to what it had then. If it was not in that
+            # stage (it has add-ons), to the best one there.
             at = self.last[label]
             other = final.best.label if final.best.label in at.records else at.best.label
             gap = at.gap(label, other)
@@ -465,12 +534,12 @@ class Race:
         unable = [label for label in self.left if label not in self.last]
         return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
 
-    def verdict(self, final: Standing) -> Verdict:
+    def verdict(self, final: StageResult) -> Verdict:
         """Whether it pays to federate: each method against training alone, in their last common stage."""
         ranked = [row.label for row in self.ranking(final) if row.label in self.last]
         alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")
         methods = [label for label in ranked if self.algorithms[label] != LOCAL]
-        level = 1 - (1 - LEVEL) / max(1, len(methods))
+        level = 1 - (1 - LEVEL) / max(1, len(methods))  # the best of many is good by luck, too (Bonferroni)
         compared = []
         for label in methods:
             common = [at for at in self.stages if {label, alone} <= at.records.keys()]

@@ -1,4 +1,7 @@
-"""The ranking of a race: its rows, its table and its files."""
+"""The ranking of a race: its rows, its table and its files.
+
+`choose` makes a `Choice` of a race and writes it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -106,7 +109,13 @@ def table_of(choice: Choice) -> Table:
 
 
 def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
-    """Writes the ranking, the curves and run.toml into the folder."""
+    """Writes the ranking, the curves and run.toml into the folder.
+
+    Args:
+        choice: The result of the race.
+        curves: The records of the candidates by label, one of each seed.
+        run: The settings of the choice.
+    """
     table, out = table_of(choice), choice.folder
     content = {
         "chosen": choice.chosen,

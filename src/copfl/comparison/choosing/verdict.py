@@ -1,4 +1,7 @@
-"""Does it pay to federate these clients? What a race shows, and what it does not."""
+"""Does it pay to federate these clients? What a race shows, and what it does not.
+
+A race asks it at its end; `choose` asks it again with what sites have alone.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -151,7 +154,12 @@ def against_rivals(race: Verdict, label: str, values: Numbers, rivals: Rivals) -
 
 
 def gain(bounds: Interval, metric: MetricInfo) -> Interval:
-    """The interval of a difference as that of a gain, positive where it is better."""
+    """The interval of a difference as that of a gain, positive where it is better.
+
+    Args:
+        bounds: Of a difference of the metric.
+        metric: Says whether high is better.
+    """
     return bounds if metric.higher_is_better else Interval(-bounds.high, -bounds.low)
 
 

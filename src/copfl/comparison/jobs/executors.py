@@ -33,11 +33,11 @@ def opened(on: str | None, folder: Path, cpus: int = 1) -> contextlib.AbstractCo
     """The executor that `on` names, until the end; none without a name. Slurm's files go below `folder`."""
     if on is None:
         return contextlib.nullcontext()
-    kind, _, place = on.partition(":")
+    kind, _, cluster = on.partition(":")
     if kind == "slurm":
-        return Slurm(folder / "slurm", place or None, cpus)
-    if kind == "dask" and place:
-        return _dask(place)
+        return Slurm(folder / "slurm", cluster or None, cpus)
+    if kind == "dask" and cluster:
+        return _dask(cluster)
     raise UsageError(f'--on "{on}" must be {FORMS}')
 
 

@@ -1,4 +1,7 @@
-"""How long the runs of a command will still take."""
+"""How long the runs of a command will still take.
+
+Whatever trains jobs tells it what is planned and what has ended; lines of progress ask how much time is left.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,13 @@ class Forecast:
     def left(self) -> float:
         """Seconds; infinite before the first round."""
         now, due = time.monotonic(), dict(self.due)
-        part = sum(min(rounds, rounds_in(path) - self.had[path]) for path, rounds in due.items())
-        trained, remaining = self.trained + part, sum(due.values()) - part + self.later
+        trained_of_running = sum(
+            min(rounds, rounds_in(path) - self.had[path]) for path, rounds in due.items()
+        )
+        trained, remaining = (
+            self.trained + trained_of_running,
+            sum(due.values()) - trained_of_running + self.later,
+        )
         estimate = (now - self.begin) / trained * remaining if trained else math.inf
         return max(0.0, min(estimate, self.end - now))
 

@@ -31,7 +31,12 @@ Start = dict[str, str]  # fingerprints of what a run began with: "partition", "s
 
 
 def accuracies(eval_models: str, metric: str = "accuracy") -> tuple[str, ...]:
-    """The names of the metric for the models that such an evaluation has."""
+    """The names of the metric for the models that such an evaluation has.
+
+    Args:
+        eval_models: Which models a run evaluates, as of the setting.
+        metric: Its name.
+    """
     return tuple(f"{metric}{model}" for model in EVAL_MODELS[eval_models])
 
 
@@ -66,6 +71,10 @@ def placed(job: Job, folder: Path) -> Job:
     """The job with its run folder below `folder`: the one that is there under any label, or a new one.
 
     A run that was stopped must evaluate the same models when it continues, so `eval_models` counts here.
+
+    Args:
+        job: The run.
+        folder: Of the run folders.
     """
     digest = identity(job.run, job.validation, job.run.run.eval_models)
     known = sorted(folder.glob(f"*-{digest}"))
@@ -114,7 +123,12 @@ def finished(job: Job) -> bool:
 
 
 def damaged(job: Job, error: CopflError) -> RunError:
-    """The error about a run that cannot be used as it is."""
+    """The error about a run that cannot be used as it is.
+
+    Args:
+        job: The run.
+        error: What is wrong with it.
+    """
     return RunError(f"{job.title}: {error}. Delete {job.path} to have that run made again")
 
 
@@ -135,9 +149,23 @@ class LeanFolder(RunFolder):
     def begin(
         self, tables: Tables, partition: Partition, about: Mapping[str, Any], data: bytes | None = None
     ) -> None:
+        """Writes what the run began with; beside the others, the fingerprints that make it comparable.
+
+        Args:
+            tables: Its settings.
+            partition: Who has which samples.
+            about: Facts of the process for environment.json.
+            data: The samples, where the run keeps them.
+        """
         super().begin(tables, partition, {**about, "start": dict(self.start)}, data)
 
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
+        """Writes the state where it is due, and removes the last one where the run has ended.
+
+        Args:
+            state: After a round.
+            fingerprints: Of the settings and the samples.
+        """
         if state.round == self.rounds:  # the run has ended
             shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
             return

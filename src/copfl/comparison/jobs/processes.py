@@ -1,4 +1,7 @@
-"""Processes of this machine that train jobs, on its CPU or sharing its GPU."""
+"""Processes of this machine that train jobs, on its CPU or sharing its GPU.
+
+`runner.all_done` uses a `Pool` where several runs train at a time. Other machines are for `executors`.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,12 @@ class Pool:
 
 
 def pool_for(experiment: Experiment, jobs: int) -> Pool:
-    """A pool of so many processes for runs such as this one; 0: as many as the machine trains at a time."""
+    """A pool of so many processes for runs such as this one; 0: as many as the machine trains at a time.
+
+    Args:
+        experiment: A run such as those that will train.
+        jobs: How many train at a time; 0: as many as the machine can.
+    """
     e = experiment
     most = runs_at_a_time(e.task, e.federation, e.settings.participants) // max(1, e.settings.workers)
     return Pool(jobs or max(1, most), e.settings.device)
@@ -153,6 +161,14 @@ def in_processes(
     """Every job as it ends, from the processes of the pool, of which each does the work.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
+
+    Args:
+        jobs: The runs.
+        pool: The processes.
+        work: What a process does with jobs.
+        log: Gets a line now and then.
+        end: By the monotonic clock, when TimeIsUp ends the runs.
+        forecast: Says how much time is left.
     """
     for job in (yield from _in_pool(jobs, pool, work, log, end, forecast)):
         with Pool(1, pool.device) as alone:

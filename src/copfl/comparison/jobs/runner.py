@@ -212,7 +212,7 @@ class Runner:
             raise CannotBatch from error
         return True
 
-    def _prepared(self, job: Job, locks: contextlib.ExitStack) -> Prepared | None:
+    def _prepared(self, job: Job, locks: contextlib.ExitStack) -> ReadyRun | None:
         """The arguments of `execute`; None if another process has finished the job."""
         folder = locks.enter_context(locked_folder(job.path))
         if self.known(job) or finished(job):
@@ -221,7 +221,7 @@ class Runner:
         start, rounds = started_with(experiment), experiment.settings.rounds
         self.check(job, start, experiment.federation.dataset.note)
         lean = LeanFolder(job.path, start=start, rounds=rounds, until=job.rounds, pause=self.pause)
-        return Prepared(experiment, lean, self._on_round(job))
+        return ReadyRun(experiment, lean, self._on_round(job))
 
     def _on_round(self, job: Job) -> OnRound:
         """What is called after each round of the job: it says how far it is, and stops it in time."""
@@ -231,8 +231,8 @@ class Runner:
         def watch(round: Round, seconds: float) -> None:
             done = round.number + 1
             if self.forecast is not None and done < job.rounds and pace.is_due():
-                parts = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
-                self.log(", ".join(filter(None, parts)))
+                progress = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
+                self.log(", ".join(filter(None, progress)))
             stop(round, seconds)
 
         return watch
@@ -255,7 +255,7 @@ class Runner:
         return prepare(run, validation=job.validation)
 
 
-class Prepared(NamedTuple):
+class ReadyRun(NamedTuple):
     """The arguments of `execute`."""
 
     experiment: Experiment

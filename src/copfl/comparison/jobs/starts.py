@@ -1,4 +1,7 @@
-"""What runs began with, without which they cannot be compared."""
+"""What runs began with, without which they cannot be compared.
+
+A run notes it when it begins (`started_with`); a comparison checks it before it compares (`Starts`).
+"""
 
 import hashlib
 import json

@@ -1,4 +1,7 @@
-"""Jobs that an executor trains elsewhere: submitted, followed, and submitted again where a worker is lost."""
+"""Jobs that an executor trains elsewhere: submitted, followed, and submitted again where a worker is lost.
+
+Both the processes of this machine and the executors of a cluster come here: each is an executor.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,14 @@ def submitted(
     """Every job of these groups as it ends, from any executor. Returns what is left when it breaks.
 
     A group whose worker was lost is submitted again, `ATTEMPTS` times in all.
+
+    Args:
+        groups: Jobs that train together.
+        executor: Where they train.
+        work: What a worker does with a group.
+        log: Gets a line where a worker was lost, and of progress.
+        end: By the monotonic clock, when TimeIsUp is raised.
+        forecast: Says how much time is left.
     """
     waiting: dict[Future[list[Done]], tuple[list[Job], int]] = {}
     left, pace = list[Job](), Pace()

@@ -1,4 +1,7 @@
-"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots]."""
+"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots].
+
+`compare` and `sweep` on the command line write them; in Python, `Comparison.plot` draws one.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +28,12 @@ def axis(metric: MetricInfo) -> str:
 
 
 def write(comparison: Comparison, out: Path) -> list[Path]:
-    """The paths of the pictures, PNG and SVG, once they are written; none where matplotlib is missing."""
+    """The paths of the pictures, PNG and SVG, once they are written; none where matplotlib is missing.
+
+    Args:
+        comparison: What is drawn.
+        out: The folder.
+    """
     if not charts.available():
         return []
     panels: dict[str, list[Chart | Swarm]] = {
@@ -52,13 +60,21 @@ def picture(comparison: Comparison) -> "Figure":
 def curves(comparison: Comparison) -> Lines:
     """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
     metric = comparison.metric
-    lines = [curve(row.title, row.outcomes, metric, place) for place, row in enumerate(comparison.rows)]
+    lines = [curve(row.title, row.outcomes, metric, colour) for colour, row in enumerate(comparison.rows)]
     return Lines("curves", comparison.title, "", [], axis(metric), lines)
 
 
-def curve(label: str, runs: Sequence[Record], metric: MetricInfo, place: int) -> Line:
+def curve(label: str, runs: Sequence[Record], metric: MetricInfo, colour: int) -> Line:
+    """The mean over the runs of one row, and a band of one standard deviation.
+
+    Args:
+        label: Of the row.
+        runs: One of each seed.
+        metric: What is drawn.
+        colour: The number of its colour.
+    """
     values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
-    return charts.mean_curve(label, values, place, metric.factor)
+    return charts.mean_curve(label, values, colour, metric.factor)
 
 
 def clients(comparison: Comparison) -> list[Swarm]:
@@ -72,7 +88,7 @@ def clients(comparison: Comparison) -> list[Swarm]:
     panels = [Swarm(titles, axis(metric), _by_seed(comparison, accuracy), title="A dot per client and seed")]
     if comparison.reference is not None:
         base = accuracy[labels.index(comparison.reference)]
-        gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
+        gains = [[values - other for values, other in zip(row, base, strict=True)] for row in accuracy]
         x_title = f"difference to {comparison.reference}{', points' if metric.fraction else ''}"
         by_seed = _by_seed(comparison, gains)
         panels.append(Swarm(titles, x_title, by_seed, zero=True, title="The same, paired"))
@@ -81,7 +97,7 @@ def clients(comparison: Comparison) -> list[Swarm]:
 
 def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[Any]]:
     seeds = enumerate(comparison.seeds)
-    return {f"seed {seed}": [row[place] for row in values] for place, seed in seeds}
+    return {f"seed {seed}": [row[seed_index] for row in values] for seed_index, seed in seeds}
 
 
 def heat_map(comparison: Comparison) -> Heat:
@@ -93,7 +109,15 @@ def heat_map(comparison: Comparison) -> Heat:
 
 
 def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
-    """The accuracies of all cells of a grid of two keys, the second of which varies fastest."""
+    """The accuracies of all cells of a grid of two keys, the second of which varies fastest.
+
+    Args:
+        name: Of the chart, as the name of its file.
+        title: For the reader.
+        grid: The two settings with their values.
+        values: Of each cell; None where there is none.
+        texts: The same as they are shown.
+    """
     (down, rows), (across, columns) = grid.items()
     starts = range(0, len(values), len(columns))
     return Heat(

@@ -1,10 +1,13 @@
-"""What the reader of a comparison must know: its title, and notes on seeds, values and tuning."""
+"""What the reader of a comparison must know: its title, and notes on seeds, values and tuning.
+
+`compare` and `sweep` collect the notes of a table here.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.tables import Row
+from copfl.comparison.results.tables import ComparisonRow
 from copfl.comparison.rows.spaces import Grid, Range, Space
 from copfl.errors import UsageError
 from copfl.settings.toml import Tables
@@ -12,7 +15,7 @@ from copfl.settings.toml import Tables
 ENOUGH_SEEDS = 3  # fewer give a warning
 
 
-def unequal(rows: Sequence[Row]) -> list[str]:
+def unequal(rows: Sequence[ComparisonRow]) -> list[str]:
     """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
     kinds = {
         repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
@@ -30,7 +33,13 @@ def unequal(rows: Sequence[Row]) -> list[str]:
 
 
 def title_of(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
-    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
+    """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep.
+
+    Args:
+        job: Any run.
+        seeds: Of every row.
+        grid: Of a sweep; its settings differ, so they are not in the title.
+    """
     settings = job.run.run
     counts = [
         f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
@@ -51,7 +60,7 @@ def few_seeds(seeds: Sequence[int]) -> list[str]:
     return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
 
 
-def undefined_values(rows: Sequence[Row]) -> list[str]:
+def undefined_values(rows: Sequence[ComparisonRow]) -> list[str]:
     """Which rows have values that are not defined or not finite; UsageError if their metrics differ."""
     metric = rows[0].metric
     if any(row.metric != metric for row in rows):
@@ -72,8 +81,13 @@ def undefined_values(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
-    """Warnings where a wider grid may do better, or where the rows did not try equally many settings."""
+def tuning_notes(rows: Sequence[ComparisonRow], spaces: Sequence[Space]) -> list[str]:
+    """Warnings where a wider grid may do better, or where the rows did not try equally many settings.
+
+    Args:
+        rows: The rows.
+        spaces: What each of them tried.
+    """
     ends = {row.label: at_an_end(row.tuned.chosen, space) for row, space in zip(rows, spaces, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(values)}" for label, values in ends.items() if values)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
@@ -86,7 +100,12 @@ def tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
 
 
 def at_an_end(chosen: Tables, space: Space) -> list[str]:
-    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
+    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond.
+
+    Args:
+        chosen: The settings that a row chose.
+        space: What it tried.
+    """
     result = []
     for (table, key), values in space.items():
         value = chosen.get(table, {}).get(key)

@@ -1,4 +1,7 @@
-"""Metrics of finished runs, and checks that they can be compared."""
+"""Metrics of finished runs, and checks that they can be compared.
+
+`record_of` reads a run folder after its job; tables and pictures see records only.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -78,7 +81,13 @@ class Record(NamedTuple):
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
     def mean(self, name: str = "", statistic: str = "last") -> float:
-        """The mean over the clients; nan where the record does not have what the statistic needs."""
+        """The mean over the clients; nan where the record does not have what the statistic needs.
+
+        Args:
+            name: Of the metric and the model; "" for the primary one, of the personal models.
+            statistic: "last", the last evaluations; "best", each client's best; "best_round", the best
+                round of all.
+        """
         name = name or self.metric.name
         if statistic == "best_round":
             return self.metric.best(self.curves[name])
@@ -96,7 +105,12 @@ class Record(NamedTuple):
         return self.rounds[-self.last :][0], self.rounds[-1]
 
     def mean_within(self, rounds: tuple[int, int], name: str = "") -> float:
-        """The mean of the evaluations from the first of these rounds to the last."""
+        """The mean of the evaluations from the first of these rounds to the last.
+
+        Args:
+            rounds: The first and the last of them, from 1.
+            name: Of the metric and the model; "" for the primary one, of the personal models.
+        """
         name = name or self.metric.name
         if rounds == self.counted:
             return self.mean(name)
@@ -120,7 +134,7 @@ def record_of(job: Job) -> Record:
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
     folder = RunFolder(job.path)
     partition, ran = folder.partition(), folder.tables()["run"]
-    tested = np.array([len(part) > 0 for part in partition.test])
+    tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
     if not tested.any():
         raise DataError(f"{job.title}: no client has test samples; use another partition")
     environment = environment_of(job)
@@ -137,22 +151,25 @@ def record_of(job: Job) -> Record:
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
             "client has one class; name another metric, or use another partition"
         )
-    train_losses = [evaluations[evaluation]["mean"].get("loss", math.nan) for evaluation in shown]
+    train_losses, test_losses = (
+        [float(evaluations[evaluation]["mean"].get(name, math.nan)) for evaluation in shown]
+        for name in ("loss", "test_loss")
+    )
     best = np.fmax if metrics[0].higher_is_better else np.fmin
     highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
     final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
     if job.run.run.select == "best":
-        taken = records.best_rounds(lines, metrics[0], partition.clients).rounds
+        best_rounds = records.best_rounds(lines, metrics[0], partition.clients).rounds
         rounds = [line["round"] for line in evaluations]
-        final = {name: _of_rounds(taken, rounds, tables[name], value) for name, value in final.items()}
+        final = {name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()}
     return Record(
         tables=essential(job.run),
         validation=job.validation,
         last=averaged(len(shown)) if job.last is None else job.last,
         rounds=[evaluations[evaluation]["round"] for evaluation in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
-        | {"loss": train_losses, "test_loss": [_mean_loss(evaluations[n]) for n in shown]},
+        | {"loss": train_losses, "test_loss": test_losses},
         clients={name: values.tolist() for name, values in final.items()},
         best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
         cost={
@@ -170,11 +187,6 @@ def record_of(job: Job) -> Record:
         metrics=metrics,
         names=environment.get("client_names", ()),
     )
-
-
-def _mean_loss(evaluation: dict[str, Any]) -> float:
-    """The mean over the clients of the loss of their models in an evaluation; nan where it is not known."""
-    return float(evaluation["mean"].get("test_loss", math.nan))
 
 
 class _Evaluated(NamedTuple):
@@ -219,17 +231,21 @@ def _evaluated(
 
 
 def _of_rounds(
-    taken: NDArray[np.int64], rounds: Sequence[int], values: Numbers, otherwise: Numbers
+    best_rounds: NDArray[np.int64], rounds: Sequence[int], values: Numbers, otherwise: Numbers
 ) -> Numbers:
     """Each client's value of the round that it takes; of one that always diverged and has none, `otherwise`."""
-    places = np.minimum(np.searchsorted(rounds, taken), len(values) - 1)
-    return np.where(taken > 0, values[places, np.arange(len(taken))], otherwise)
+    evaluations = np.minimum(np.searchsorted(rounds, best_rounds), len(values) - 1)
+    return np.where(best_rounds > 0, values[evaluations, np.arange(len(best_rounds))], otherwise)
 
 
 def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:
     """The mean of each client's last evaluations, of values [evaluations, clients] with nan for none.
 
     Without a number, the last third of those that the client has: one that is seldom selected has few.
+
+    Args:
+        values: [evaluations, clients], nan where there is none.
+        last: How many count; None: the last third.
     """
     result = np.full(values.shape[1], math.nan)
     for client, column in enumerate(values.T):
@@ -245,7 +261,14 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
 
 
 def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
-    """The paired difference of two rows in a metric, over the same clients and seeds."""
+    """The paired difference of two rows in a metric, over the same clients and seeds.
+
+    Args:
+        runs: Of a row, one of each seed.
+        others: Of the row that it is compared with, with the same seeds.
+        name: Of the metric and the model.
+        level: Of the intervals.
+    """
     left, right = ([np.array(run.clients[name]) for run in row] for row in (runs, others))
     return difference(left, right, level, runs[0].same_clients)
 
@@ -253,7 +276,7 @@ def paired(runs: Sequence[Record], others: Sequence[Record], name: str, level: f
 # Tuning
 
 
-class Trial(NamedTuple):
+class TuningTrial(NamedTuple):
     """Settings that an entry tried: a cell of the tuning grid, or a draw of a search."""
 
     settings: Tables
@@ -264,12 +287,12 @@ class Trial(NamedTuple):
 class Tuned(NamedTuple):
     """The settings that an entry tried; the best of those with all rounds is chosen, of equals the first."""
 
-    trials: list[Trial]  # none, where nothing in the grid concerns it
+    trials: list[TuningTrial]  # none, where nothing in the grid concerns it
     metric: MetricInfo = ACCURACY
     space: str = ""  # of a search
 
     @property
-    def complete(self) -> list[Trial]:
+    def complete(self) -> list[TuningTrial]:
         """Those that trained for all rounds."""
         return [trial for trial in self.trials if trial.fraction == 1]
 

@@ -1,4 +1,7 @@
-"""The rows of a comparison, and its tables for people."""
+"""The rows of a comparison, and its tables for people.
+
+`compare` and `sweep` return a `Comparison`; `writing` and the report show the same tables.
+"""
 
 import math
 import textwrap
@@ -24,7 +27,7 @@ from copfl.tables import Table, capital, number
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class ComparisonRow:
     """One entry: a record per seed, and what tuning chose."""
 
     entry: Entry
@@ -82,7 +85,7 @@ class Comparison:
     """
 
     title: str
-    rows: list[Row]
+    rows: list[ComparisonRow]
     seeds: list[int]
     last: int | None  # evaluations that the user asked for
     reference: str | None = None
@@ -164,19 +167,19 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 
 def all_tables(comparison: Comparison) -> list[Table]:
     """The metrics, the differences to the reference, the tuning, and the map of a sweep over two keys."""
-    parts = [_metrics(comparison)]
+    shown = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
-        parts.append(_differences(comparison))
+        shown.append(_differences(comparison))
     if comparison.rivals is not None:
-        parts += rival_tables(comparison.rivals, {row.title: row.outcomes for row in comparison.rows})
-    parts.append(_convergence(comparison))
+        shown += rival_tables(comparison.rivals, {row.title: row.outcomes for row in comparison.rows})
+    shown.append(_convergence(comparison))
     if all(run.new is not None for row in comparison.rows for run in row.outcomes):
-        parts.append(_new_clients(comparison))
+        shown.append(_new_clients(comparison))
     if any(row.tuned.trials for row in comparison.rows):
-        parts.append(_tuning(comparison))
+        shown.append(_tuning(comparison))
     if len(comparison.over) == 2:
-        parts.append(_map(comparison))
-    return parts
+        shown.append(_map(comparison))
+    return shown
 
 
 def gaining(comparison: Comparison) -> dict[str, list[float]]:
@@ -186,7 +189,7 @@ def gaining(comparison: Comparison) -> dict[str, list[float]]:
         return {}
     metric = comparison.metric
 
-    def shares(row: Row) -> list[float]:
+    def shares(row: ComparisonRow) -> list[float]:
         pairs = zip(row.outcomes, local.outcomes, strict=True)
         values = [[np.array(run.clients[metric.name]) for run in pair] for pair in pairs]
         return [share_of(metric.gain(together, alone)) for together, alone in values]
@@ -310,7 +313,7 @@ def _convergence(comparison: Comparison) -> Table:
     return Table("Convergence, after local training", head, rows, [note])
 
 
-def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
+def new_client_differences(row: ComparisonRow) -> dict[str, tuple[Spread, Difference]]:
     """By number of samples: a new client's accuracy, and its paired difference to training alone."""
     fitted = [run.new for run in row.outcomes if run.new is not None]
     return {
@@ -374,11 +377,17 @@ def _map(comparison: Comparison) -> Table:
 
 
 def as_text(comparison: Comparison, width: int = 100) -> str:
-    parts = [tables.as_text(table, width) for table in all_tables(comparison)]
-    parts += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
-    return "\n\n".join(parts)
+    """The tables and the notes, for a terminal.
+
+    Args:
+        comparison: What is shown.
+        width: Of the lines.
+    """
+    paragraphs = [tables.as_text(table, width) for table in all_tables(comparison)]
+    paragraphs += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
+    return "\n\n".join(paragraphs)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    parts = [tables.as_markdown(table) for table in all_tables(comparison)]
-    return "\n\n".join([*parts, *(f"Note: {note}" for note in comparison.notes)]) + "\n"
+    paragraphs = [tables.as_markdown(table) for table in all_tables(comparison)]
+    return "\n\n".join([*paragraphs, *(f"Note: {note}" for note in comparison.notes)]) + "\n"

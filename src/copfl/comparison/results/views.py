@@ -1,4 +1,7 @@
-"""How a comparison is held in Python: a few lines, and data frames."""
+"""How a comparison is held in Python: a few lines, and data frames.
+
+The methods of `Comparison` that a notebook calls are here.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def frame(comparison: Comparison, of: str) -> Any:
     if of == "rows":
         metrics = [row.metrics() for row in comparison.rows]
         gaps = [row.differences.get(name) for row in comparison.rows]
-        means = {one: [own[one].mean for own in metrics] for one in metrics[0]}
+        means = {one: [of_row[one].mean for of_row in metrics] for one in metrics[0]}
         differences = [math.nan if gap is None else gap.mean for gap in gaps]
         return data_frame({"row": [row.label for row in comparison.rows], **means, "difference": differences})
     values: list[tuple[Any, ...]] = []

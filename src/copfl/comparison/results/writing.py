@@ -1,4 +1,7 @@
-"""A comparison as files: text, Markdown, CSV and JSON."""
+"""A comparison as files: text, Markdown, CSV and JSON.
+
+`compare` and `sweep` call `write` at their end. The report reads the table.json.
+"""
 
 import json
 import math
@@ -12,7 +15,7 @@ from copfl import tables
 from copfl.comparison.jobs.job import accuracies
 from copfl.comparison.results.tables import (
     Comparison,
-    Row,
+    ComparisonRow,
     as_markdown,
     as_text,
     columns,
@@ -21,7 +24,6 @@ from copfl.comparison.results.tables import (
     new_client_differences,
     partitions,
 )
-from copfl.comparison.rivals import SeedRivals
 from copfl.comparison.rivals import as_json as rivals_as_json
 from copfl.comparison.rows.entries import described
 from copfl.experiment.models import new_clients
@@ -38,7 +40,7 @@ def as_csv(comparison: Comparison) -> str:
     return tables.as_csv(Table("", list(lines[0]), [list(line.values()) for line in lines]))
 
 
-def _line(row: Row, comparison: Comparison) -> dict[str, str]:
+def _line(row: ComparisonRow, comparison: Comparison) -> dict[str, str]:
     """The cells of a row by column."""
     metrics, gains, new = row.metrics(), row.differences, new_client_differences(row)
     primary, shares = comparison.metric.name, gaining(comparison)
@@ -84,15 +86,13 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "share_that_gains": gaining(comparison),
         "common_value": common,
         "rows": [plain({**_row(row), **converged[row.label]._asdict()}) for row in comparison.rows],
-        "rivals": None if comparison.rivals is None else plain(_rivals(comparison, comparison.rivals)),
+        "rivals": None
+        if comparison.rivals is None
+        else plain(rivals_as_json(comparison.rivals, {row.label: row.outcomes for row in comparison.rows})),
     }
 
 
-def _rivals(comparison: Comparison, rivals: SeedRivals) -> dict[str, Any]:
-    return rivals_as_json(rivals, {row.label: row.outcomes for row in comparison.rows})
-
-
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     metrics, primary = row.metrics(), row.metric.name
     return {
         "label": row.label,
@@ -134,6 +134,11 @@ FILES: dict[str, Callable[[Comparison], str]] = {
 
 
 def write(comparison: Comparison, out: Path) -> None:
-    """Writes the comparison in all its forms."""
+    """Writes the comparison in all its forms.
+
+    Args:
+        comparison: What is written.
+        out: The folder.
+    """
     for name, text in FILES.items():
         write_bytes(out / name, text(comparison).encode())

@@ -1,4 +1,7 @@
-"""What is compared, as people write it: algorithms with options, and seeds."""
+"""What is compared, as people write it: algorithms with options, and seeds.
+
+`compare`, `sweep`, `choose`, the bench and files of comparisons make entries here.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,39 +115,65 @@ def entry_of(text: str) -> Entry:
 def checked(entry: Entry) -> Entry:
     """The entry, if there is such an algorithm and it does not set what all rows have in common."""
     factory_of("algorithm", entry.name)
-    check_own(entry.label, [(table, key) for table, own in entry.settings.items() for key in own])
+    check_own(
+        entry.label,
+        [(table, key) for table, table_settings in entry.settings.items() for key in table_settings],
+    )
     return entry
 
 
-def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
-    """Nothing, if none of these keys is one that all rows must have in common."""
-    for table, key in places:
+def check_own(who: str, keys: Iterable[tuple[str, str]]) -> None:
+    """Nothing, if none of these keys is one that all rows must have in common.
+
+    Args:
+        who: Sets them, for the error.
+        keys: The table and the key of each setting.
+    """
+    for table, key in keys:
         if table in COMMON and key in (COMMON[table] or key):
             advice = "set it for all of them, or sweep over it"
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
 
 
 def put(settings: Tables, key: str, value: Any) -> None:
-    """Sets a key of an entry in its table; one without a table is the algorithm's."""
+    """Sets a key of an entry in its table; one without a table is the algorithm's.
+
+    Args:
+        settings: Of an entry, which it changes.
+        key: Such as "lr", "rate" or "run.batch".
+        value: Of the setting.
+    """
     table, dot, inner = key.partition(".")
     title, inner = (table, inner) if dot else SHORT.get(key, ("algorithm", key))
     settings.setdefault(title, {})[inner] = value
 
 
 def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
-    """Such as "lr=0.01 rate=0.05": the settings, with the title of their table unless it is `silent`."""
+    """Such as "lr=0.01 rate=0.05": the settings, with the title of their table unless it is `silent`.
+
+    Args:
+        tables: Settings by title and key.
+        silent: Titles that are left out.
+    """
     flat = [(t, key, value) for t, table in tables.items() for key, value in table.items()]
     words = [(k if t in silent else f"{t}.{k}", f"{v:g}" if isinstance(v, float) else v) for t, k, v in flat]
     return " ".join(f"{key}={value}" for key, value in words)
 
 
 def seeds_of(text: str, option: str = "--seeds") -> list[int]:
-    """The seeds in "0,1,2" or "0-4"."""
+    """The seeds in "0,1,2" or "0-4".
+
+    Args:
+        text: From the command line.
+        option: Where it stands, for the error.
+    """
     seeds: list[int] = []
-    for part in split(text):
-        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
+    for seed_or_range in split(text):
+        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", seed_or_range)
         if ends is None:
-            raise UsageError(f'{option}: "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
+            raise UsageError(
+                f'{option}: "{seed_or_range}" is no seed; write whole numbers such as 0,1,2 or 0-4'
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last - first >= MOST_SEEDS:
             raise UsageError(f'{option} "{text}" names too many seeds; at most {MOST_SEEDS:,} are allowed')
@@ -153,7 +182,12 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 
 
 def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
-    """The seeds, if there are any and none is there twice."""
+    """The seeds, if there are any and none is there twice.
+
+    Args:
+        seeds: As they were named.
+        option: Where they stand, for the error.
+    """
     if isinstance(seeds, int):
         raise UsageError(f"{option}={seeds} is a number; name the seeds, as {option}=range({seeds})")
     if not seeds:
@@ -165,5 +199,5 @@ def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
 
 def split(text: str) -> list[str]:
     """The parts between commas, but not those inside brackets or quotes; empty ones are left out."""
-    parts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
-    return [part.strip() for part in parts if part.strip()]
+    texts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
+    return [one.strip() for one in texts if one.strip()]

@@ -1,4 +1,7 @@
-"""A comparison as a TOML file: an [[entry]] per row, options, and tables for all rows."""
+"""A comparison as a TOML file: an [[entry]] per row, options, and tables for all rows.
+
+`copfl compare -c FILE` reads it.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +12,7 @@ from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings.toml import Tables
 
 
-class File(NamedTuple):
+class EntryFile(NamedTuple):
     """The contents of a comparison's file."""
 
     entries: list[Entry]
@@ -28,7 +31,7 @@ OPTIONS = {
 }
 
 
-def read_file(path: Path) -> File:
+def read_file(path: Path) -> EntryFile:
     """A file with an [[entry]] per row, a table [compare] of options, and tables for all rows."""
     damaged = f"{path} is not valid TOML: {{}}; correct it there"
     with raised_as(UsageError, f"cannot read {path}: {{}}", OSError):
@@ -46,7 +49,7 @@ def read_file(path: Path) -> File:
             raise UsageError(f"{path}: [compare] {name} must be a {OPTIONS[name].__name__}, not {value!r}")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{path}: write the rows as [[entry]], each with a name")
-    return File([_entry(path, **row) for row in rows], content, options)
+    return EntryFile([_entry(path, **row) for row in rows], content, options)
 
 
 def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), **unknown_keys: Any) -> Entry:

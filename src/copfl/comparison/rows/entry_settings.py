@@ -1,8 +1,13 @@
-"""The settings of an entry: layers of tables, which with a seed make a job."""
+"""The settings of a row: layers of tables, which with a seed make a job.
+
+`compare`, `sweep` and `choose` make a `RowSettings` of each entry once, by `settings_of`, and pass it on.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from copfl.comparison.jobs.job import Job, placed
 from copfl.comparison.rows.entries import Base, Entry
@@ -17,41 +22,79 @@ OPTIMIZER = "adam"  # of every row, where none is named
 OWN = "own"  # in place of a name: each algorithm's own optimizer
 
 
-def layers(entry: Entry, base: Base) -> list[Tables]:
-    """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
+class RowSettings(NamedTuple):
+    """An entry with the settings of its runs."""
+
+    entry: Entry
+    optimizer: str  # the name; "" of an algorithm that has none
+    layers: list[Tables]  # of `complete`, from below: of all rows, then its own
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+    def concerns(self, title: str) -> bool:
+        """Whether a table of this title is for this row; one named after another algorithm is not."""
+        return title in KINDS or title in (self.entry.name, self.optimizer)
+
+    def concerning(self, tables: Base) -> Tables:
+        """Those of the tables that are for this row, by kind: [copfl] is [algorithm] of its rows, and not of others."""
+        kinds = {self.entry.name: "algorithm", self.optimizer: "optimizer"}
+        result: Tables = {}
+        for title, table in tables.items():
+            kind = title if title in KINDS else kinds.get(title)
+            if kind is not None:
+                result[kind] = {**result.get(kind, {}), **table}
+        return result
+
+    def with_settings(self, tables: Base) -> list[Tables]:
+        """The layers, with those of the tables that are for this row on top."""
+        return [*self.layers, self.concerning(tables)]
+
+
+def settings_of(entry: Entry, base: Base, keeps_state: bool = False) -> RowSettings:
+    """The settings of a row: those of all rows that concern it, then its own.
+
+    With one optimizer for every row, each phase has a new state: a state that two phases share makes the steps of
+    the second one smaller.
+
+    Args:
+        entry: The row.
+        base: The settings of every row, also under the names of algorithms and optimizers.
+        keeps_state: Whether the algorithm's own default decides about the state instead, as in a sweep, which
+            compares no algorithms.
+    """
+    name, optimizer = names_of(entry, base)
     plain = {title: dict(table) for title, table in base.items() if title in KINDS}
     titled = {title: table for title, table in base.items() if title not in KINDS}
-    name, optimizer = applies(entry, base)
-    named: Tables = {"algorithm": {"name": name}}
-    chosen: Tables = {"optimizer": {"name": optimizer}} if optimizer else {}
-    if not optimizer:  # of an algorithm that has none
+    if not optimizer:
         plain.pop("optimizer", None)
-    return [named, plain, chosen, by_kind(entry, base, titled), by_kind(entry, base, entry.settings)]
+    row = RowSettings(entry, optimizer, [])
+    chosen: Tables = {"optimizer": {"name": optimizer}} if optimizer else {}
+    layers = [
+        {"algorithm": {"name": name}},
+        plain,
+        chosen,
+        row.concerning(titled),
+        row.concerning(entry.settings),
+    ]
+    phased = not keeps_state and "state_per_phase" in parameters_of(factory_of("algorithm", name))
+    if phased and "name" in base.get("optimizer", {}) and not complete(*layers).optimizer.options["keep"]:
+        layers.insert(1, {"algorithm": {"state_per_phase": True}})
+    return row._replace(layers=layers)
 
 
-def by_kind(entry: Entry, base: Base, tables: Base) -> Tables:
-    """The tables that concern an entry, by kind: [copfl] is [algorithm] of its rows, and not of others."""
-    algorithm, optimizer = applies(entry, base)
-    kinds = {algorithm: "algorithm", optimizer: "optimizer"}
-    result: Tables = {}
-    for title, table in tables.items():
-        if title in KINDS or title in kinds:
-            kind = title if title in KINDS else kinds[title]
-            result[kind] = {**result.get(kind, {}), **table}
-    return result
+def names_of(entry: Entry, base: Base) -> tuple[str, str]:
+    """The names of a row's algorithm and optimizer: tables named after others do not concern it.
 
-
-def applies(entry: Entry, base: Base) -> tuple[str, str]:
-    """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
+    Args:
+        entry: The row.
+        base: The settings of every row.
+    """
     if (usual := usual_optimizer(entry.name)) is None:
         return entry.name, ""
-    given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(given or name_of("optimizer", usual))
-
-
-def concerns(entry: Entry, base: Base, title: str) -> bool:
-    """Whether a table of this title is for this entry; one named after another algorithm is not."""
-    return title in applies(entry, base) or title in KINDS
+    named = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
+    return entry.name, str(named or name_of("optimizer", usual))
 
 
 def job_of(
@@ -63,7 +106,16 @@ def job_of(
     validation: float = 0.0,
     last: int | None = None,
 ) -> Job:
-    """The run of these layers of settings and this seed."""
+    """The run of these layers of settings and this seed; a SettingError if it cannot be compared with others.
+
+    Args:
+        folder: Of the run folders.
+        label: Of the row.
+        layers: As of `complete`.
+        seed: Of the run.
+        validation: The fraction of the training samples that it is tested on; 0: on the test samples.
+        last: The evaluations that a value is the mean of; None: the last third.
+    """
     run = complete(*layers, {"run": {"seed": seed}})
     if run.run.patience:
         raise SettingError(
@@ -96,16 +148,4 @@ def with_optimizer(base: Base) -> Tables:
     table = {"name": OPTIMIZER, **base.get("optimizer", {})}
     if table["name"] == OWN:
         del table["name"]
-    return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
-
-
-def layers_of(entry: Entry, base: Base) -> list[Tables]:
-    """The layers of an entry. With one optimizer for every row, each phase has a new state.
-
-    A state that two phases share makes the steps of the second one smaller.
-    """
-    result = layers(entry, base)
-    phased = "state_per_phase" in parameters_of(factory_of("algorithm", entry.name))
-    if phased and "name" in base.get("optimizer", {}) and not complete(*result).optimizer.options["keep"]:
-        result.insert(1, {"algorithm": {"state_per_phase": True}})
-    return result
+    return {**{title: dict(settings) for title, settings in base.items()}, "optimizer": table}

@@ -1,4 +1,7 @@
-"""The values to try: grids of them, and spaces to search in."""
+"""The values to try: grids of them, and spaces to search in.
+
+`--tune` and `--over` are parsed here; a comparison, a sweep and a race go through the cells.
+"""
 
 import itertools
 import math
@@ -30,20 +33,30 @@ class Range(NamedTuple):
         kind = int if self.whole else float
         return [kind(self.low), kind(self.high)]
 
-    def at_an_end(self, value: float, part: float = 0.05) -> bool:
-        """Whether the value is in the first or last twentieth."""
+    def at_an_end(self, value: float, margin: float = 0.05) -> bool:
+        """Whether the value is in the first or last twentieth.
+
+        Args:
+            value: In the range.
+            margin: The part of the range that counts as its end.
+        """
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
-        return not low + part * (high - low) < at < high - part * (high - low)
+        return not low + margin * (high - low) < at < high - margin * (high - low)
 
 
 Space = Mapping[Place, list[Any] | Range]  # a grid, or a space to search in
 
 
 def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
-    """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25"."""
+    """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25".
+
+    Args:
+        texts: From the command line.
+        option: Where they stand, for the error.
+    """
     result: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
+        key, equals, values = (piece.strip() for piece in text.partition("="))
         if not (equals and key):
             raise UsageError(f'{option} "{text}" must have the form KEY=VALUE,VALUE, such as lr=1e-2,1e-3')
         if key in result:
@@ -53,7 +66,12 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
 
 
 def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
-    """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY."""
+    """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY.
+
+    Args:
+        values: By setting.
+        option: Where they stand, for the error.
+    """
     grid: Grid = {}
     for path, tried in space_of(values, option).items():
         if isinstance(tried, Range):
@@ -65,7 +83,12 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
 
 
 def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Place, list[Any] | Range]:
-    """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values."""
+    """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values.
+
+    Args:
+        values: By setting.
+        option: Where they stand, for the error.
+    """
     space: dict[Place, list[Any] | Range] = {}
     for path, tried in values.items():
         table, _, key = path.partition(".")

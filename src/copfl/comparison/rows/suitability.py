@@ -1,9 +1,11 @@
-"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
+"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters.
+
+`compare` and `choose` ask before they train anything.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from copfl.comparison.rows.entries import Entry
 from copfl.core import tree
 from copfl.core.algorithm import example_output, traits
 from copfl.errors import UsageError
@@ -17,12 +19,15 @@ SHARED = ("model", "adapter", "task")  # rows that have these in common have the
 CHECK: Tables = {"run": {"device": "cpu", "engine": "sequential", "precision": "auto"}}  # needs no GPU
 
 
-def refusals(
-    rows: Sequence[Entry], layers_of: Callable[[Entry], list[Tables]], experiment: Experiment
-) -> dict[str, str]:
-    """By label, why a row cannot train: one local update on two samples of the prepared experiment."""
-    found = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
-    return {label: reason for label, reason in found.items() if reason is not None}
+def refusals(layers: Mapping[str, list[Tables]], experiment: Experiment) -> dict[str, str]:
+    """By label, why a row cannot train: one local update on two samples of the prepared experiment.
+
+    Args:
+        layers: The settings of each row by its label.
+        experiment: Of any row; rows with the same task use its samples.
+    """
+    reason_of = {label: _refusal(of_row, experiment) for label, of_row in layers.items()}
+    return {label: reason for label, reason in reason_of.items() if reason is not None}
 
 
 def reasons(refused: Mapping[str, str]) -> str:

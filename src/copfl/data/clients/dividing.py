@@ -1,4 +1,7 @@
-"""Indices divided at random: into equal parts, in proportions, by class."""
+"""Indices divided at random: into equal parts, in proportions, by class.
+
+The schemes draw with it.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +11,15 @@ from copfl.errors import UsageError
 
 
 def drawn(rng: np.random.Generator, available: int, clients: int, size: int, name: str) -> list[Indices]:
-    """For each client `size` distinct samples, from as many permutations of all as that takes."""
+    """For each client `size` distinct samples, from as many permutations of all as that takes.
+
+    Args:
+        rng: Draws.
+        available: Samples that there are.
+        clients: How many there are.
+        size: Samples of each client.
+        name: Of the setting, for the error.
+    """
     if size > available:
         raise UsageError(f"{name}={size} must be at most {available}, the samples that there are")
     each = available // size
@@ -18,21 +29,39 @@ def drawn(rng: np.random.Generator, available: int, clients: int, size: int, nam
 
 
 def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Logarithms of Gamma(alpha) draws, whose proportions are Dirichlet's."""
+    """Logarithms of Gamma(alpha) draws, whose proportions are Dirichlet's.
+
+    Args:
+        rng: Draws.
+        alpha: The parameter of the distribution.
+        shape: Of the result.
+    """
     # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
     drawn = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
     return np.asarray(drawn, np.float64)
 
 
 def shuffled_by(rng: np.random.Generator, key: Indices, count: int) -> list[Indices]:
-    """For each key 0..count-1 its positions, in random order."""
+    """For each key 0..count-1 its positions, in random order.
+
+    Args:
+        rng: Draws.
+        key: Of each sample, such as its class.
+        count: The number of keys.
+    """
     shuffled = rng.permutation(len(key))
     order = shuffled[np.argsort(key[shuffled], kind="stable")]
     return np.split(order, np.cumsum(np.bincount(key, minlength=count))[:-1])
 
 
 def equal_parts(rng: np.random.Generator, pool: Indices, parts: int) -> list[Indices]:
-    """Random parts of equal size; a pool with fewer samples than parts is used several times."""
+    """Random parts of equal size; a pool with fewer samples than parts is used several times.
+
+    Args:
+        rng: Draws.
+        pool: What is divided.
+        parts: How many.
+    """
     copies = max(1, -(-parts // max(len(pool), 1)))
     return np.array_split(rng.permutation(np.tile(pool, copies)), parts)
 
@@ -40,7 +69,15 @@ def equal_parts(rng: np.random.Generator, pool: Indices, parts: int) -> list[Ind
 def class_slots(
     rng: np.random.Generator, clients: int, per_client: int, kinds: int, distinct: bool
 ) -> Indices:
-    """The number of times each class is assigned to each client, [clients, classes]."""
+    """The number of times each class is assigned to each client, [clients, classes].
+
+    Args:
+        rng: Draws.
+        clients: How many there are.
+        per_client: Classes of a client.
+        kinds: Classes in all.
+        distinct: Whether a client has no class twice.
+    """
     rounds, rest = divmod(clients * per_client, kinds)
     labels = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
     slots = np.zeros((clients, kinds), np.int64)
@@ -65,6 +102,12 @@ def proportional(
 
     ``log_weights`` is [classes, clients]. The first samples are drawn in proportion to the client's weights,
     too, as far as possible. If there are fewer samples than the minimum takes, each is used several times.
+
+    Args:
+        rng: Draws.
+        y: The class of each sample.
+        log_weights: [classes, clients], a client's share of each class.
+        minimum: Samples that each client has at least.
     """
     kinds, clients = log_weights.shape
     copies = max(1, -(-clients * minimum // len(y)))

@@ -1,4 +1,7 @@
-"""The clients' data on a device: one pool per split, and the rows of the pool that each client has."""
+"""The clients' data on a device: one pool per split, and the rows of the pool that each client has.
+
+`prepare` makes it of a data set and its partition; the engines take their rows from it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +42,12 @@ class Split:
         self._last: tuple[tuple[tuple[tuple[int, ...], ...], int], list[Data]] | None = None
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
-        """These clients' samples, a row per client, padded to the largest of them, or to this width."""
+        """These clients' samples, a row per client, padded to the largest of them, or to this width.
+
+        Args:
+            ids: Of the clients.
+            width: The least that samples are padded to.
+        """
         return self.groups([ids], width)[0]
 
     def groups(self, groups: Sequence[Sequence[int] | NDArray[np.int64]], width: int = 1) -> list[Data]:
@@ -78,7 +86,7 @@ class Split:
         return y if self.labels is None else torch.from_numpy(self.labels[client]).to(y.device)[y]
 
 
-class Federation:
+class FederatedData:
     """The samples of every client: to train on, to test on and, where the partition has them, to validate."""
 
     def __init__(self, dataset: Dataset, partition: Partition, device: torch.device | str = "cpu") -> None:
@@ -118,7 +126,12 @@ def _zero(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def tensors(x: Inputs, device: torch.device | str = "cpu") -> Any:
-    """The array, or each of several, as a tensor on the device."""
+    """The array, or each of several, as a tensor on the device.
+
+    Args:
+        x: The samples.
+        device: Where they are put.
+    """
 
     def tensor(array: NDArray[Any]) -> Tensor:
         if array.dtype.kind == "U":

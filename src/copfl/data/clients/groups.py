@@ -1,4 +1,7 @@
-"""The groups of a data set (clients, sources, domains) as clients: how many they are, and their names."""
+"""The groups of a data set (clients, sources, domains) as clients: how many they are, and their names.
+
+Schemes ask for the groups; whatever shows clients asks for their names.
+"""
 
 from collections.abc import Sequence
 
@@ -17,7 +20,12 @@ def number_of_groups(dataset: Dataset) -> int:
 
 
 def names_of_clients(dataset: Dataset, partition: Partition) -> list[str]:
-    """The name of each client's group, where each client is a group; otherwise their numbers."""
+    """The name of each client's group, where each client is a group; otherwise their numbers.
+
+    Args:
+        dataset: With its groups.
+        partition: Who has which samples.
+    """
     group = dataset.train.group
     if partition.scheme != "by_group" or group is None or number_of_groups(dataset) != partition.clients:
         return list(map(str, range(partition.clients)))
@@ -30,6 +38,12 @@ def client_titles(names: Sequence[str]) -> list[str]:
 
 
 def group_of(dataset: Dataset, split: Samples) -> Indices:
+    """The group of each sample; a DataError if the data set has none.
+
+    Args:
+        dataset: With its groups.
+        split: Of the data set.
+    """
     if split.group is None or not dataset.groups:
         raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')
     return split.group

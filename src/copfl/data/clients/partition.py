@@ -1,4 +1,7 @@
-"""A partition of a data set among clients, as a record and as a file; schemes.py makes them."""
+"""A partition of a data set among clients, as a record and as a file; schemes.py makes them.
+
+Runs, comparisons and searches hold samples out of it here.
+"""
 
 from __future__ import annotations
 
@@ -151,9 +154,9 @@ def distinct(parts: Parts) -> tuple[Indices, ...]:
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     samples = np.concatenate(parts).astype(np.int64)
     span = int(samples.max(initial=0)) + 1
-    kept = np.unique(owner * span + samples)  # one sort for all: many clients have few samples each
-    sizes = np.bincount(kept // span, minlength=len(parts))
-    return tuple(np.split(kept % span, np.cumsum(sizes)[:-1]))
+    distinct_keys = np.unique(owner * span + samples)  # one sort for all: many clients have few samples each
+    sizes = np.bincount(distinct_keys // span, minlength=len(parts))
+    return tuple(np.split(distinct_keys % span, np.cumsum(sizes)[:-1]))
 
 
 def _sorted(parts: Parts) -> bool:
@@ -189,7 +192,13 @@ def _from_record(record: dict[str, Any]) -> Partition:
 
 
 def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
-    """The number of samples of each label in each part, [parts, kinds]."""
+    """The number of samples of each label in each part, [parts, kinds].
+
+    Args:
+        parts: Indices of the samples in each part.
+        labels: Of all samples.
+        kinds: The number of labels.
+    """
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     key = owner * kinds + labels[np.concatenate(parts)]
     return np.bincount(key, minlength=len(parts) * kinds).reshape(len(parts), kinds)
@@ -201,6 +210,12 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     A client with two samples or more has at least one in each part; a single sample stays in the train part.
     No client trains on a validation sample of another: a sample that several clients have is held out from
     all of them or from none. There, a client's validation part may be larger or smaller, or empty.
+
+    Args:
+        partition: Who has which samples.
+        fraction: Of each client's training samples.
+        dataset: Whose samples they are.
+        seed: Of the draw.
     """
     rng = generator(seed, 1)
     train, test = _split(partition, fraction, dataset, lambda _: rng)
@@ -212,6 +227,12 @@ def with_validation(partition: Partition, fraction: float, dataset: Dataset, see
     """The partition with validation parts taken from its train parts: every class in proportion.
 
     The part of a client that shares no sample with another is that of `validation_part`.
+
+    Args:
+        partition: Who has which samples.
+        fraction: Of each client's training samples.
+        dataset: Whose samples they are.
+        seed: Of the draw.
     """
     train, validation = _split(
         partition, fraction, dataset, lambda n: _validation_rng(seed, n), partition.labels
@@ -265,8 +286,8 @@ def _held_out(samples: Samples, strata: Indices, count: int, rng: np.random.Gene
         return Sides(~held_out, held_out)
     held_out = np.zeros(len(strata), bool)
     order = order[np.argsort(strata[order], kind="stable")]
-    places = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
-    held_out[order[places]] = True
+    positions = (np.arange(count) * len(order) + rng.integers(len(order))) // max(count, 1)
+    held_out[order[positions]] = True
     return Sides(~held_out, held_out)
 
 
@@ -297,8 +318,8 @@ def _split(
         free = part[~decided[part]]  # that no earlier client has
         count = min(max(_wanted(fraction, len(part)) - int(held_out[part].sum()), 0), len(free))
         if len(free):
-            own = strata[free] if labels is None else labels[client][strata[free]]
-            sides = _held_out(facts.take(free), own, count, rngs[client])
+            classes = strata[free] if labels is None else labels[client][strata[free]]
+            sides = _held_out(facts.take(free), classes, count, rngs[client])
             held_out[free[sides.test]] = True
             # Others that belong to held-out samples are held out, too; earlier ones are left out.
             (held_out if facts.time is None else left_out)[with_their_units(free[sides.test])] = True
@@ -306,13 +327,18 @@ def _split(
     left_out &= ~held_out
     for client, part in enumerate(partition.train):
         if (held_out | left_out)[part].all():  # by other clients' draws; a client needs a sample to train on
-            kept = with_their_units(rngs[client].choice(part, 1))
-            held_out[kept] = left_out[kept] = False
+            in_validation = with_their_units(rngs[client].choice(part, 1))
+            held_out[in_validation] = left_out[in_validation] = False
     train = tuple(np.sort(part[~(held_out | left_out)[part]]) for part in partition.train)
     return train, tuple(np.sort(part[held_out[part]]) for part in partition.train)
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
-    """Draws that depend on the seed and the purpose alone."""
+    """Draws that depend on the seed and the purpose alone.
+
+    Args:
+        seed: Of the run.
+        purpose: Numbers; other purposes have other draws.
+    """
     at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])

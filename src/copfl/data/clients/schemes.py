@@ -329,24 +329,24 @@ def _fill_slots(
             continue
         available = len(pool) // len(members)
         common = side == "test" and available < size
-        taken = min(size, len(pool) if common else available)
+        drawn = min(size, len(pool) if common else available)
         shared += common and len(members) > 1
-        if taken < size:
-            short.append((taken, len(pool), len(members), key))
+        if drawn < size:
+            short.append((drawn, len(pool), len(members), key))
         for rank, slot in enumerate(members):
-            start = 0 if common else rank * taken
-            parts[client[slot]].append(pool[start : start + taken])
+            start = 0 if common else rank * drawn
+            parts[client[slot]].append(pool[start : start + drawn])
     notes = []
     if shared:
         # The words are part of the fingerprint of a partition, and so of stored runs.
         notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
     if short:
-        taken, available, many, key = min(short)
+        drawn, available, many, key = min(short)
         what = f'class "{dataset.classes[key // groups]}"'
         if group is not None:
             problem = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
-            remedy = f"lower {side}_per_class to {taken}" if taken else "use fewer clients"
+            remedy = f"lower {side}_per_class to {drawn}" if drawn else "use fewer clients"
             raise DataError(f"{problem} are too few for {many} client(s) with {size} each; {remedy}")
         few = f"{len(short)} {kind} have fewer than {size} samples per client"
-        notes.append(f"{side}: {few}, {what} only {taken}")
+        notes.append(f"{side}: {few}, {what} only {drawn}")
     return _joined(parts), notes

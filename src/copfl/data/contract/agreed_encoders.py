@@ -1,4 +1,7 @@
-"""How the tables of all sites become the same numbers: agreed once, in the data contract of a federation."""
+"""How the tables of all sites become the same numbers: agreed once, in the data contract of a federation.
+
+The contract has an `Encoders`; nodes and predictions encode rows with it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +45,13 @@ class Encoders(TableInfo):
         return self.dataset_of(tables, path.stem, kind)
 
     def dataset_of(self, tables: Sequence[Table], name: str, kind: str | None = None) -> Dataset:
-        """The rows of a table, or of train and test rows, as samples."""
+        """The rows of a table, or of train and test rows, as samples.
+
+        Args:
+            tables: The rows, or train and test rows.
+            name: Of the data set.
+            kind: Of the targets; None: what they look like.
+        """
         require_columns(tables, self.used)
         return from_tables(
             [Table({name: table.columns[name] for name in self.used}, table.notes) for table in tables],
@@ -59,7 +68,12 @@ class Encoders(TableInfo):
 
 
 def require_columns(tables: Sequence[Table], names: Sequence[str]) -> None:
-    """DataError if a table lacks one of these columns."""
+    """DataError if a table lacks one of these columns.
+
+    Args:
+        tables: Of a site.
+        names: Of the columns that they need.
+    """
     for table in tables:
         if absent := [name for name in names if name not in table.columns]:
             has = ", ".join(table.columns)

@@ -1,4 +1,7 @@
-"""Whether a site's data fit the data contract, in the words of the data's owner. Nothing leaves the site."""
+"""Whether a site's data fit the data contract, in the words of the data's owner. Nothing leaves the site.
+
+`copfl site check` shows it, and a node refuses data that do not fit.
+"""
 
 import difflib
 import math
@@ -32,7 +35,7 @@ ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
-class Difference(NamedTuple):
+class ContractDifference(NamedTuple):
     """One thing in which a site's data differ from the contract."""
 
     column: str  # of the contract; empty: of the whole file
@@ -41,11 +44,11 @@ class Difference(NamedTuple):
     is_note: bool = False  # true: the data fit nevertheless
 
 
-class Checked(NamedTuple):
+class ContractCheck(NamedTuple):
     """What a check found."""
 
     rows: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ContractDifference, ...]
 
     @property
     def fits(self) -> bool:
@@ -66,7 +69,7 @@ class Checked(NamedTuple):
         }
 
 
-def check(contract: Contract, path: Path) -> Checked:
+def check(contract: Contract, path: Path) -> ContractCheck:
     """How the data in a file or folder differ from the contract; DataError if they cannot be read.
 
     Args:
@@ -80,36 +83,44 @@ def check(contract: Contract, path: Path) -> Checked:
     return check_table(contract, read_table(path))
 
 
-def check_table(contract: Contract, table: Table) -> Checked:
-    """How a table differs from the contract of a table or of texts."""
-    found = _table_differences(contract, table)
-    return Checked(len(table), tuple(one._replace(text=foreign.printable(one.text)) for one in found))
+def check_table(contract: Contract, table: Table) -> ContractCheck:
+    """How a table differs from the contract of a table or of texts.
+
+    Args:
+        contract: What the members agreed on.
+        table: A site's rows.
+    """
+    differences = _table_differences(contract, table)
+    printable = tuple(one._replace(text=foreign.printable(one.text)) for one in differences)
+    return ContractCheck(len(table), printable)
 
 
-def _check_arrays(contract: Contract, path: Path) -> Checked:
+def _check_arrays(contract: Contract, path: Path) -> ContractCheck:
     dataset = load(path)
     shape, differences = shape_of(dataset.train.x), []
     if tuple(shape) != contract.shape:
         text = f"a sample has shape {list(shape)}, and {list(contract.shape)} in the contract"
-        differences.append(Difference("", "shape", text))
+        differences.append(ContractDifference("", "shape", text))
     if dataset.kind != contract.task:
-        differences.append(Difference("", "task", f"the targets are for {dataset.kind}, not {contract.task}"))
+        differences.append(
+            ContractDifference("", "task", f"the targets are for {dataset.kind}, not {contract.task}")
+        )
     elif contract.task == CLASSIFICATION:
         known = contract.outputs
         numbers = {str(number) for number in range(len(known))}  # of classes
         counts = {name: int((dataset.train.y == n).sum()) for n, name in enumerate(dataset.classes)}
         unknown = {name: count for name, count in counts.items() if name not in (*known, *numbers)}
         differences += _unknown(contract.targets[0], "classes", unknown, known, len(dataset.train))
-    found = tuple(one._replace(text=foreign.printable(one.text)) for one in differences)
-    return Checked(len(dataset.train), found)
+    printable = tuple(one._replace(text=foreign.printable(one.text)) for one in differences)
+    return ContractCheck(len(dataset.train), printable)
 
 
-def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]:
+def _table_differences(contract: Contract, table: Table) -> Iterator[ContractDifference]:
     every = (*contract.columns, *contract.targets)
     used = {contract.group, contract.time, *(column.name for column in every)}
     spare = [name for name in table.columns if name not in used]
     for note in table.notes:
-        yield Difference("", "decimal_commas", note, is_note=True)
+        yield ContractDifference("", "decimal_commas", note, is_note=True)
     for column in every:
         if column.name in table.columns:
             yield from _column_differences(contract, column, table.columns[column.name])
@@ -118,20 +129,22 @@ def _table_differences(contract: Contract, table: Table) -> Iterator[Difference]
     for name, what in ((contract.group, "what belongs together"), (contract.time, "when a row was")):
         if name and name not in table.columns:
             text = f'the column "{name}" is missing, which says {what}; the file has {listed(list(table.columns), 8)}'
-            yield Difference(name, "missing_column", text)
+            yield ContractDifference(name, "missing_column", text)
         elif name and (count := table.columns[name].null_count):
-            yield Difference(name, "missing_values", f'"{name}", which says {what}, lacks {count:,} values')
+            yield ContractDifference(
+                name, "missing_values", f'"{name}", which says {what}, lacks {count:,} values'
+            )
     if spare:
         text = f"columns that the contract does not have are not read: {listed(spare, SHOWN)}"
-        yield Difference("", "spare_columns", text, is_note=True)
+        yield ContractDifference("", "spare_columns", text, is_note=True)
 
 
-def _column_differences(contract: Contract, column: Column, cells: Cells) -> Iterator[Difference]:
+def _column_differences(contract: Contract, column: Column, cells: Cells) -> Iterator[ContractDifference]:
     is_target = column in contract.targets
     try:
         check_plain(column.name, cells)
     except DataError as error:
-        yield Difference(column.name, "type", str(error))
+        yield ContractDifference(column.name, "type", str(error))
         return
     yield from _missing_values(column, cells, is_target)
     if column.type == NUMBER:
@@ -142,7 +155,9 @@ def _column_differences(contract: Contract, column: Column, cells: Cells) -> Ite
         yield from _date_differences(column, cells)
 
 
-def _missing_column(contract: Contract, column: Column, table: Table, spare: Sequence[str]) -> Difference:
+def _missing_column(
+    contract: Contract, column: Column, table: Table, spare: Sequence[str]
+) -> ContractDifference:
     """A column that is not there, with the one that may be meant: by its name, or alone by its values."""
     plain = {_plain(name): name for name in reversed(spare)}
     near = plain.get(_plain(column.name)) or next(
@@ -153,10 +168,12 @@ def _missing_column(contract: Contract, column: Column, table: Table, spare: Seq
         fitting = [name for name in spare if _has_values_of(contract, column, table.columns[name])]
         near = fitting[0] if len(fitting) == 1 else ""
     if near:
-        return Difference(
+        return ContractDifference(
             column.name, "renamed_column", f'{text}; is it your "{near}"? Rename it in the file'
         )
-    return Difference(column.name, "missing_column", f"{text}; the file has {listed(list(table.columns), 8)}")
+    return ContractDifference(
+        column.name, "missing_column", f"{text}; the file has {listed(list(table.columns), 8)}"
+    )
 
 
 def _has_values_of(contract: Contract, column: Column, cells: Cells) -> bool:
@@ -173,14 +190,14 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def _missing_values(column: Column, cells: Cells, is_target: bool) -> Iterator[Difference]:
+def _missing_values(column: Column, cells: Cells, is_target: bool) -> Iterator[ContractDifference]:
     if cells.null_count and (is_target or not column.missing):
         why = "a row needs its target" if is_target else "the contract allows none"
         text = f'"{column.name}" lacks {cells.null_count:,} of {len(cells):,} values; {why}'
-        yield Difference(column.name, "missing_values", text)
+        yield ContractDifference(column.name, "missing_values", text)
 
 
-def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
+def _number_differences(column: Column, cells: Cells) -> Iterator[ContractDifference]:
     name = column.name
     numbers = cells if is_number(cells) else as_numbers(cells)
     if numbers is None:
@@ -188,12 +205,12 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
         example = f"{len(texts):,} of {len(cells):,} values are texts such as {texts[0][:40]!r}"
         if all(COMMA.fullmatch(text) for text in texts):
             text = f'"{name}" has decimal commas: {example}; write 1.5, not 1,5'
-            yield Difference(name, "decimal_commas", text)
+            yield ContractDifference(name, "decimal_commas", text)
         elif all(DATES.fullmatch(text) for text in texts):
             text = f'"{name}" has dates as text, and numbers in the contract: {example}'
-            yield Difference(name, "dates", text)
+            yield ContractDifference(name, "dates", text)
         else:
-            yield Difference(name, "type", f'"{name}" has numbers in the contract; {example}')
+            yield ContractDifference(name, "type", f'"{name}" has numbers in the contract; {example}')
         return
     values = floats(numbers)
     values = values[~np.isnan(values)]
@@ -201,7 +218,7 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
         return
     if (is_huge := np.abs(values) > LARGEST_NUMBER).any():
         shown = f"{int(is_huge.sum()):,} of {len(values):,} values above {LARGEST_NUMBER:g}"
-        yield Difference(
+        yield ContractDifference(
             name, "range", f'"{name}" has {shown}, such as {values[is_huge][0]:g}; they cannot be used'
         )
         return
@@ -216,7 +233,7 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
         text = (
             f'"{name}" is {factor} in the contract, {compared}: is it in another unit?{unit} {own}; {agreed}'
         )
-        yield Difference(name, "unit", text)
+        yield ContractDifference(name, "unit", text)
     low, high = column.minimum, column.maximum
     is_out = (values < (-math.inf if low is None else low)) | (values > (math.inf if high is None else high))
     if is_out.any():
@@ -224,7 +241,7 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[Difference]:
         text = (
             f'"{name}" has {int(is_out.sum()):,} of {len(values):,} values outside {bounds}{unit}, such as '
         )
-        yield Difference(name, "range", text + ", ".join(f"{v:g}" for v in values[is_out][:3]))
+        yield ContractDifference(name, "range", text + ", ".join(f"{v:g}" for v in values[is_out][:3]))
 
 
 def _factor(column: Column, values: NDArray[np.float64]) -> str:
@@ -257,7 +274,7 @@ def _is_scaled(column: Column, values: NDArray[np.float64], exponent: int) -> bo
     return abs(float(values.mean()) - mean * factor) <= max(deviation * factor, 0.4 * abs(mean) * factor)
 
 
-def _category_differences(column: Column, cells: Cells, is_class: bool) -> Iterator[Difference]:
+def _category_differences(column: Column, cells: Cells, is_class: bool) -> Iterator[ContractDifference]:
     known = column.categories or column.candidates
     counts = counts_of(cells, is_class)
     if not known:
@@ -265,19 +282,19 @@ def _category_differences(column: Column, cells: Cells, is_class: bool) -> Itera
     if column.type == CATEGORY and counts and all(map(DATES.fullmatch, counts)):
         dates = f'dates as text such as "{next(iter(counts))}"'
         text = f'"{column.name}" has {dates}, and categories in the contract'
-        yield Difference(column.name, "dates", text)
+        yield ContractDifference(column.name, "dates", text)
         return
     places = Encoder(column.name, categories=known).places(list(counts))
     unknown = {name: count for (name, count), place in zip(counts.items(), places, strict=True) if place < 0}
     yield from _unknown(column, "classes" if is_class else "categories", unknown, known, len(cells))
     if absent := [name for name in known if name not in counts and not unknown] if is_class else []:
         text = f'no row of "{column.name}" is {listed(absent, SHOWN)}'
-        yield Difference(column.name, "absent_classes", text, is_note=True)
+        yield ContractDifference(column.name, "absent_classes", text, is_note=True)
 
 
 def _unknown(
     column: Column, what: str, unknown: Mapping[str, int], known: Sequence[str], rows: int
-) -> Iterator[Difference]:
+) -> Iterator[ContractDifference]:
     """Values that the contract does not have, with the name that may be meant."""
     if not unknown:
         return
@@ -297,14 +314,14 @@ def _unknown(
         f'"{column.name}" has {what} that the contract does not have, in {sum(unknown.values()):,} of '
         f"{rows:,} rows: {few}{more}; {effect}. The contract has {listed(list(known), 8)}"
     )
-    yield Difference(column.name, what, text)
+    yield ContractDifference(column.name, what, text)
 
 
-def _date_differences(column: Column, cells: Cells) -> Iterator[Difference]:
+def _date_differences(column: Column, cells: Cells) -> Iterator[ContractDifference]:
     texts = [text for text in words(cells) if text is not None]
     wrong = [text for text in texts if not ISO.fullmatch(text)]
     if wrong:
         text = f'"{column.name}" has {len(wrong):,} of {len(texts):,} dates such as "{wrong[0][:40]}"'
-        yield Difference(
+        yield ContractDifference(
             column.name, "dates", f"{text}; the contract's are written 2021-03-31, and not learned from"
         )

@@ -70,7 +70,7 @@ def draft(
             f"{path} is no table; images and arrays have the contract of `copfl federate init --dataset`"
         )
     table = read_table(path)
-    targets, dropped, named = (_known(given, table) for given in (target, drop, categories))
+    targets, dropped, named = (_known(as_written, table) for as_written in (target, drop, categories))
     if not targets:
         raise DataError(
             f"name the column to predict with --target; the columns are {', '.join(table.columns)}"
@@ -105,8 +105,8 @@ def draft(
     )
 
 
-def _known(given: str, table: Table) -> list[str]:
-    names = names_of(given, table.columns)
+def _known(written: str, table: Table) -> list[str]:
+    names = names_of(written, table.columns)
     for name in names:
         if name not in table.columns:
             raise DataError(str(unknown("column", name, table.columns)))
@@ -118,11 +118,11 @@ def _task(table: Table, targets: Collection[str]) -> str:
     rows = np.ones(len(table), bool)
     for name in targets:
         rows &= table.columns[name].is_valid().to_numpy()
-    part = Table({name: table.columns[name] for name in targets}).take(rows)
-    if not len(part):
+    target_columns = Table({name: table.columns[name] for name in targets}).take(rows)
+    if not len(target_columns):
         raise DataError("every row lacks a target")
     feature = f"not {next(iter(targets))}"  # from_tables needs one
-    with_rows = Table({feature: column_of(np.arange(len(part))), **part.columns})
+    with_rows = Table({feature: column_of(np.arange(len(target_columns))), **target_columns.columns})
     return from_tables([with_rows], "", target=",".join(targets)).kind
 
 

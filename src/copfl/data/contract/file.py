@@ -1,4 +1,7 @@
-"""The data contract as a file for people: TOML with comments."""
+"""The data contract as a file for people: TOML with comments.
+
+Commands write and read it; a server keeps the agreed one.
+"""
 
 import tomllib
 from pathlib import Path
@@ -56,7 +59,12 @@ def _comment(contract: Contract, column: Column) -> str:
 
 
 def write_contract(path: Path, contract: Contract) -> None:
-    """Writes the file."""
+    """Writes the file.
+
+    Args:
+        path: Of the file.
+        contract: What it says.
+    """
     write_bytes(path, written(contract).encode())
 
 

@@ -49,7 +49,7 @@ class Scale(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
+class ContractQuestion:
     """What a contract leaves open: each site gives a vector of numbers about it, and names of categories."""
 
     numbers: tuple[Column, ...]
@@ -57,7 +57,7 @@ class Question:
     free: tuple[Column, ...]  # categories of which nothing is known
 
     @classmethod
-    def of(cls, contract: Contract) -> "Question":
+    def of(cls, contract: Contract) -> "ContractQuestion":
         """The question of a contract; DataError if nobody can answer it."""
         if contract.data == ARRAYS and contract.open:
             raise DataError("the classes of arrays are not agreed by sums; list them in the contract")
@@ -74,7 +74,7 @@ class Question:
         return 2 * len(self.numbers) + sum(len(c.candidates) for c in self.listed), 2 * len(self.numbers)
 
 
-class Site(NamedTuple):
+class SiteValues(NamedTuple):
     """What a site's rows for training say about a question."""
 
     values: dict[str, NDArray[np.float64]]  # of columns of numbers, without missing ones
@@ -82,14 +82,14 @@ class Site(NamedTuple):
     rows: dict[str, NDArray[np.object_]]  # all cells of the rows: which rows they are
 
 
-def site_of(contract: Contract, files: Sequence[Path]) -> Site:
+def site_of(contract: Contract, files: Sequence[Path]) -> SiteValues:
     """A site's answer material, from its table.
 
     Args:
         contract: What the federation has agreed on.
         files: The table, and test rows if they are in a file of their own.
     """
-    question, tables = Question.of(contract), [read_table(file) for file in files]
+    question, tables = ContractQuestion.of(contract), [read_table(file) for file in files]
     columns = contract.features if contract.data == TABLE else contract.columns
     features = [column.name for column in columns]
     used = [*contract.target_names, *filter(None, (contract.group, contract.time)), *features]
@@ -114,7 +114,7 @@ def site_of(contract: Contract, files: Sequence[Path]) -> Site:
         column.name: counts_of(table.columns[column.name], is_class and column.name in targets)
         for column in (*question.listed, *question.free)
     }
-    return Site(values, counts, row_texts(table))
+    return SiteValues(values, counts, row_texts(table))
 
 
 def _values(name: str, table: Table, is_target: bool) -> NDArray[np.float64]:
@@ -127,7 +127,13 @@ def _values(name: str, table: Table, is_target: bool) -> NDArray[np.float64]:
 
 
 def counts_of(cells: Cells, is_class: bool) -> dict[str, int]:
-    """The number of rows of each category."""
+    """The number of rows of each category.
+
+    Args:
+        cells: Of a column.
+        is_class: Whether they are classes, which keep their texts; others are named as whole numbers
+            where they are such.
+    """
     values, codes = coded(cells)
     rows = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
     counts: dict[str, int] = {}
@@ -142,6 +148,10 @@ def may_leave(values: NDArray[np.float64], smallest: int) -> bool:
     """Whether the sum of these values hides single rows.
 
     It needs so many values. If all but a few are equal, the sum gives away these few: then it stays too.
+
+    Args:
+        values: Of a site's rows.
+        smallest: Rows that a sum needs.
     """
     if len(values) < smallest:
         return False
@@ -150,7 +160,7 @@ def may_leave(values: NDArray[np.float64], smallest: int) -> bool:
     return others == 0 or others >= smallest
 
 
-class Moments(NamedTuple):
+class ColumnMoments(NamedTuple):
     """All that an answer depends on, whatever range and centre: floats round sums, and never single values.
 
     Of values over a huge range, only the large ones would be above zero in a sum of squares.
@@ -163,7 +173,7 @@ class Moments(NamedTuple):
     squares: float  # sum of their squares
 
     @classmethod
-    def of(cls, values: NDArray[np.float64]) -> "Moments":
+    def of(cls, values: NDArray[np.float64]) -> "ColumnMoments":
         mean = float(values.mean())
         differences = values - mean
         return cls(
@@ -179,14 +189,21 @@ class Moments(NamedTuple):
         return [float(self.number), (self.total - self.number * scale.middle) / scale.half]
 
     def second(self, scale: Scale, centre: float) -> list[float]:
-        """The sums of the differences to the centre, and of their squares."""
+        """The sums of the differences to the centre, and of their squares.
+
+        Args:
+            scale: The range of the column.
+            centre: The mean over all sites.
+        """
         shift = self.mean - centre
         differences = self.number * shift + self.rest
         squares = self.squares + 2 * shift * self.rest + self.number * shift * shift
         return [differences / scale.half, squares / scale.half / scale.half]
 
 
-def sums_of(question: Question, site: Site, smallest: int, centres: Vector | None = None) -> Vector:
+def sums_of(
+    question: ContractQuestion, site: SiteValues, smallest: int, centres: Vector | None = None
+) -> Vector:
     """The vector that a site gives.
 
     Args:
@@ -201,7 +218,7 @@ def sums_of(question: Question, site: Site, smallest: int, centres: Vector | Non
         if not may_leave(values, smallest):
             entries += [0.0, 0.0]
             continue
-        moments = Moments.of(values)
+        moments = ColumnMoments.of(values)
         entries += moments.first(scale) if centres is None else moments.second(scale, float(centres[number]))
     if centres is None:
         for column in question.listed:
@@ -210,8 +227,14 @@ def sums_of(question: Question, site: Site, smallest: int, centres: Vector | Non
     return np.array(entries, np.float64)
 
 
-def names_of(question: Question, site: Site, smallest: int) -> dict[str, list[str]]:
-    """The categories of columns without candidates that a site has in enough rows."""
+def names_of(question: ContractQuestion, site: SiteValues, smallest: int) -> dict[str, list[str]]:
+    """The categories of columns without candidates that a site has in enough rows.
+
+    Args:
+        question: What the contract leaves open.
+        site: What the rows say.
+        smallest: Rows that a category needs.
+    """
     return {
         column.name: sorted(name for name, count in site.counts[column.name].items() if count >= smallest)
         for column in question.free
@@ -221,8 +244,13 @@ def names_of(question: Question, site: Site, smallest: int) -> dict[str, list[st
 # What the sums of all sites say
 
 
-def centres_of(question: Question, total: Vector) -> Vector:
-    """The mean of each column of numbers, from the first pass; DataError if no site gives one."""
+def centres_of(question: ContractQuestion, total: Vector) -> Vector:
+    """The mean of each column of numbers, from the first pass; DataError if no site gives one.
+
+    Args:
+        question: What the contract leaves open.
+        total: The sum of the sites' first answers.
+    """
     counts, sums = total[: 2 * len(question.numbers)].reshape(-1, 2).T
     if len(lacking := np.flatnonzero(np.rint(counts) < 1)):
         name = question.numbers[lacking[0]].name
@@ -246,7 +274,7 @@ def frozen(
         second: That of the second.
         names: The categories that each site has.
     """
-    question = Question.of(contract)
+    question = ContractQuestion.of(contract)
     agreed: dict[str, dict[str, Any]] = {}
     counts = np.rint(first[: 2 * len(question.numbers) : 2])
     for column, count, centre, (difference, square) in zip(
@@ -262,12 +290,12 @@ def frozen(
     for column in question.listed:
         sites = np.rint(first[start : start + len(column.candidates)])
         start += len(column.candidates)
-        kept = [name for name, number in zip(column.candidates, sites, strict=True) if number > 0]
-        agreed[column.name] = {"categories": _ordered(column, kept), "candidates": ()}
+        common = [name for name, number in zip(column.candidates, sites, strict=True) if number > 0]
+        agreed[column.name] = {"categories": _ordered(column, common), "candidates": ()}
     of_sites = list(names)
     for column in question.free:
-        found = {name for site in of_sites for name in site.get(column.name, ())}
-        agreed[column.name] = {"categories": _ordered(column, found)}
+        named = {name for site in of_sites for name in site.get(column.name, ())}
+        agreed[column.name] = {"categories": _ordered(column, named)}
     return contract.replaced(agreed)
 
 

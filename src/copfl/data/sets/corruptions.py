@@ -23,7 +23,14 @@ CHUNK = 1024  # images processed at a time: bounds the memory of the float copie
 
 
 def corrupt(images: Images, corruption: str, severity: int, rng: Generator) -> Images:
-    """The images under the named corruption, at a severity from 1 (mild) to 5 (strong)."""
+    """The images under the named corruption, at a severity from 1 (mild) to 5 (strong).
+
+    Args:
+        images: uint8 [n, h, w, 3].
+        corruption: A name of CORRUPTIONS.
+        severity: From 1 to 5.
+        rng: Draws.
+    """
     function, parameters = CORRUPTIONS[corruption]
     result = np.empty_like(images)
     for start in range(0, len(images), CHUNK):

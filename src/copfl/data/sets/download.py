@@ -24,7 +24,7 @@ TIMEOUT = 30  # seconds without a byte
 CHUNK = 2**20
 
 
-class File(NamedTuple):
+class RemoteFile(NamedTuple):
     url: str
     digest: str  # md5 or sha256 as published; empty: none is known, and the file is not compared
     path: str  # in the data folder
@@ -35,7 +35,7 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads(
 )
 PUBLISHED = {
     name: tuple(
-        File(f"{table['address']}/{file}", digest, str(Path(table.get("folder", ""), file)))
+        RemoteFile(f"{table['address']}/{file}", digest, str(Path(table.get("folder", ""), file)))
         for file, digest in table["files"].items()
     )
     for name, table in TABLE.items()
@@ -54,6 +54,12 @@ def get(name: str, data_dir: Path, progress: Progress | None = None, url: str | 
     """The file, or the folder of several, of a published data set in `data_dir`, fetched unless it exists.
 
     `url` is another address of a data set of one file.
+
+    Args:
+        name: Of the data set.
+        data_dir: The data folder.
+        progress: Shows how much is there.
+        url: Another address of a data set of one file.
     """
     if name in ADVICE and name not in PUBLISHED:
         raise DataError(f"{name} cannot be fetched. {advice(name)}")
@@ -82,18 +88,18 @@ def fetch(url: str, target: Path, digest: str, progress: Progress | None = None)
         if wrong := _difference(target, digest):
             raise DataError(f"{target} exists, but has {wrong}; delete it first")
         return target
-    part, parsed = target.with_name(target.name + ".part"), urllib.parse.urlsplit(url)
+    unfinished, parsed = target.with_name(target.name + ".part"), urllib.parse.urlsplit(url)
     # In messages the address has neither the password before the host nor a token behind the path.
     shown = f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2]}{parsed.path}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _continue(url, part, progress)
-        if wrong := _difference(part, digest):
-            part.unlink()
+        _continue(url, unfinished, progress)
+        if wrong := _difference(unfinished, digest):
+            unfinished.unlink()
             raise DataError(
                 f"{shown} has {wrong}; it has been removed. Get it again, or from another address (--url)"
             )
-        os.replace(part, target)
+        os.replace(unfinished, target)
     except urllib.error.HTTPError as error:
         with error:
             answer = f"{error.code} {error.reason}"
@@ -103,7 +109,7 @@ def fetch(url: str, target: Path, digest: str, progress: Progress | None = None)
         message = f"{shown} cannot be reached: {reason}. Run the same command again to continue"
         raise DataError(message) from error
     except OSError as error:
-        raise DataError(f"{part} cannot be written: {error.strerror or error}") from error
+        raise DataError(f"{unfinished} cannot be written: {error.strerror or error}") from error
     return target
 
 
@@ -117,9 +123,9 @@ def _difference(path: Path, digest: str) -> str:
     return "" if actual == digest else f"{kind} {actual} instead of {digest}"
 
 
-def _continue(url: str, part: Path, progress: Progress | None) -> None:
-    """Appends to `part` the bytes of `url` that it lacks."""
-    done = part.stat().st_size if part.exists() else 0
+def _continue(url: str, unfinished: Path, progress: Progress | None) -> None:
+    """Appends to `unfinished` the bytes of `url` that it lacks."""
+    done = unfinished.stat().st_size if unfinished.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
@@ -134,7 +140,7 @@ def _continue(url: str, part: Path, progress: Progress | None) -> None:
             done = 0  # the server sends the whole file
         length = response.headers.get("Content-Length")
         total = done + int(length) if length and length.isdigit() else None
-        with part.open("ab" if done else "wb") as file:
+        with unfinished.open("ab" if done else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 done += len(chunk)

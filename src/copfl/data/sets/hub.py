@@ -1,4 +1,7 @@
-"""Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`."""
+"""Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`.
+
+`datasets.load` and the settings come here with such a name.
+"""
 
 from collections import Counter
 from typing import Any
@@ -66,13 +69,13 @@ def hub_dataset(
     test = next((splits[split] for split in TEST_SPLITS if split in splits), None)
     if test is not None and classes and -1 in test[target]:
         test = None  # the labels of a benchmark's test split may be withheld
-    parts = [part for part in (splits["train"], test) if part is not None]
+    splits_there = [part for part in (splits["train"], test) if part is not None]
     if image := next((column for column, kind in kinds.items() if kind == "Image"), ""):
-        return _images(parts, short, image, target, client, classes, size)
+        return _images(splits_there, short, image, target, client, classes, size)
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
     texts = [column for column in strings if column not in (target, client, group, time)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
-    contents = [part.with_format("arrow")[:] for part in parts]
+    contents = [part.with_format("arrow")[:] for part in splits_there]
     tables = [Table.of({column: content[column] for column in kinds}) for content in contents]
     if classes:
         for table in tables:
@@ -98,13 +101,13 @@ def _images(
     parts: list[Any], name: str, image: str, target: str, client: str, classes: Any, size: int
 ) -> Dataset:
     """The images at one size, by default the most frequent one."""
-    pictures = [list(part[image]) for part in parts]
+    pictures = [list(rows[image]) for rows in parts]
     sizes = Counter(picture.size for split in pictures for picture in split)
     shape = (size, size) if size else sizes.most_common(1)[0][0]
     splits = []
-    for part, split in zip(parts, pictures, strict=True):
+    for rows, split in zip(parts, pictures, strict=True):
         x = np.stack([np.asarray(picture.convert("RGB").resize(shape)) for picture in split])
-        splits.append((x, np.array(part[target]), *([np.array(part[client])] if client else [])))
+        splits.append((x, np.array(rows[target]), *([np.array(rows[client])] if client else [])))
     resized = sizes.total() - sizes[shape]
     note = f"{resized:,} of {sizes.total():,} images resized to {shape[0]} x {shape[1]}" if resized else ""
     return from_splits(splits, name=name, classes=classes, note=note, leave_out=False)

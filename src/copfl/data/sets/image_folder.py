@@ -1,4 +1,7 @@
-"""A folder of images as a data set."""
+"""A folder of images as a data set.
+
+`datasets.load` comes here with the path of a folder.
+"""
 
 import os
 from collections import Counter
@@ -149,6 +152,6 @@ def _by_split(images: Sequence[ImageFile]) -> tuple[tuple[str, ...], list[ImageF
 
 def _without(folders: str, name: str) -> str:
     """The folders but the first of this name."""
-    parts = folders.split("/")
-    parts.remove(name)
-    return "/".join(parts)
+    names = folders.split("/")
+    names.remove(name)
+    return "/".join(names)

@@ -1,4 +1,7 @@
-"""What a data set is, as text: samples, targets, clients, and a picture of who has what."""
+"""What a data set is, as text: samples, targets, clients, and a picture of who has what.
+
+`copfl data describe` prints it.
+"""
 
 from collections.abc import Sequence
 
@@ -81,7 +84,8 @@ def _client_facts(dataset: Dataset) -> str:
     if dataset.train.group is None or dataset.test.group is None:
         return "none by nature; a partition makes them (`copfl list partitions`)"
     train, test = (
-        np.bincount(part, minlength=len(dataset.groups)) for part in (dataset.train.group, dataset.test.group)
+        np.bincount(groups, minlength=len(dataset.groups))
+        for groups in (dataset.train.group, dataset.test.group)
     )
     sizes = f"{train.min():,} to {train.max():,} train samples (median {int(np.median(train)):,})"
     untested = [name for name, count in zip(dataset.groups, test, strict=True) if not count]

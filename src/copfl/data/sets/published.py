@@ -1,4 +1,7 @@
-"""Published sets of images, texts, signals and tables in their own layouts, some with natural clients."""
+"""Published sets of images, texts, signals and tables in their own layouts, some with natural clients.
+
+`datasets` has their names.
+"""
 
 import csv
 import gzip
@@ -125,9 +128,9 @@ def office_caltech10(data_dir: Path | None, *, size: int = 64) -> Dataset:
     return _domains(data_dir, "office_caltech10", ("office_caltech_10", "office_caltech_10.zip"), size)
 
 
-def _domains(data_dir: Path | None, name: str, places: Sequence[str], size: int) -> Dataset:
+def _domains(data_dir: Path | None, name: str, folders: Sequence[str], size: int) -> Dataset:
     """Images in <domain>/<class>/, with a fifth of each domain's images as its test samples."""
-    location = reading.first_existing(data_dir, *places)
+    location = reading.first_existing(data_dir, *folders)
     images = [image for image in reading.image_files(location) if image.split]
     if len({image.split for image in images}) < 2:
         raise DataError(f"{location} has no images of several domains; expected <domain>/<class>/*.jpg")
@@ -247,7 +250,7 @@ def uci_har(data_dir: Path | None) -> Dataset:
                 files[path.name] = np.loadtxt(io.BytesIO(raw), dtype=np.float32, ndmin=2)
     if missing := [name for name in wanted if name not in files]:
         raise DataError(f"{location} lacks {missing[0]}")
-    parts = [
+    splits = [
         np.stack([files[f"{name}_{split}.txt"] for name in SIGNALS], axis=1) for split in ("train", "test")
     ]
     y, person = (
@@ -255,7 +258,7 @@ def uci_har(data_dir: Path | None) -> Dataset:
         for name in ("y", "subject")
     )
     labels = np.array([activities.get(number, str(number)) for number in y.tolist()])
-    return from_arrays(np.concatenate(parts), labels, group=person, name="uci_har")
+    return from_arrays(np.concatenate(splits), labels, group=person, name="uci_har")
 
 
 # Texts
@@ -264,13 +267,13 @@ def uci_har(data_dir: Path | None) -> Dataset:
 def ag_news(data_dir: Path | None) -> Dataset:
     """AG News: 127,600 news, 4 classes"""
     location = reading.first_existing(data_dir, "ag_news_csv", "ag_news")
-    parts = []
+    splits = []
     for split in ("train", "test"):
         rows = _rows(location / f"{split}.csv")
         if any(len(row) != 3 or row[0] not in ("1", "2", "3", "4") for row in rows):
             raise DataError(f"{location}/{split}.csv has a row that is not: class 1 to 4, title, description")
-        parts.append(([f"{row[1]} {row[2]}" for row in rows], [NEWS[int(row[0]) - 1] for row in rows]))
-    return _of_texts("ag_news", *parts, classes=NEWS)
+        splits.append(([f"{row[1]} {row[2]}" for row in rows], [NEWS[int(row[0]) - 1] for row in rows]))
+    return _of_texts("ag_news", *splits, classes=NEWS)
 
 
 def sst2(data_dir: Path | None) -> Dataset:
@@ -281,27 +284,27 @@ def sst2(data_dir: Path | None) -> Dataset:
         for m in reading.members(location)
         if m.name.endswith(".tsv")
     }
-    parts = []
+    splits = []
     for name in ("train.tsv", "dev.tsv"):
         rows = [row.rpartition("\t") for row in files.get(name, b"").decode().splitlines()[1:]]
         if not rows or any(label not in ("0", "1") for *_, label in rows):
             raise DataError(f"{location} lacks {name} with the columns sentence and label")
-        parts.append(
+        splits.append(
             ([row[0].strip() for row in rows], [("negative", "positive")[int(row[2])] for row in rows])
         )
-    return _of_texts("sst2", *parts)
+    return _of_texts("sst2", *splits)
 
 
 def banking77(data_dir: Path | None) -> Dataset:
     """Banking77: 13,083 questions of a bank's customers, 77 intents"""
     location = reading.first_existing(data_dir, "banking77", "banking_data")
-    parts = []
+    splits = []
     for split in ("train", "test"):
         head, *rows = _rows(location / f"{split}.csv") or [[]]
         if head != ["text", "category"] or any(len(row) != 2 for row in rows):
             raise DataError(f"{location}/{split}.csv does not have the columns text and category")
-        parts.append(([row[0] for row in rows], [row[1] for row in rows]))
-    return _of_texts("banking77", *parts)
+        splits.append(([row[0] for row in rows], [row[1] for row in rows]))
+    return _of_texts("banking77", *splits)
 
 
 def clinc150(data_dir: Path | None) -> Dataset:
@@ -321,7 +324,7 @@ def clinc150(data_dir: Path | None) -> Dataset:
 
 def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
     dataset = from_arrays(
-        *(np.array(part) for part in (*train, *test)), name=name, leave_out=False, **options
+        *(np.array(values) for values in (*train, *test)), name=name, leave_out=False, **options
     )
     return replace(dataset, note="")  # that the classes are texts is known
 
@@ -370,12 +373,12 @@ def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
 
 def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
     """Shakespeare of LEAF: the next character of 80; the clients are the roles (users=N takes N)"""
-    parts = _users(_leaf_folder(data_dir, "shakespeare"), users)
-    texts = [[x + y for x, y in zip(*part[:2], strict=True)] for part in parts]
-    letters = sorted({letter for part in texts for text in part for letter in text})
+    of_users = _users(_leaf_folder(data_dir, "shakespeare"), users)
+    texts = [[x + y for x, y in zip(*of_user[:2], strict=True)] for of_user in of_users]
+    letters = sorted({letter for of_user in texts for text in of_user for letter in text})
     number = {letter: n for n, letter in enumerate(letters)}
     splits = []
-    for (*_, user), lines in zip(parts, texts, strict=True):
+    for (*_, user), lines in zip(of_users, texts, strict=True):
         tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
         splits.append((tokens[:, :-1], tokens[:, 1:], user))
     return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare", leave_out=False)
@@ -397,12 +400,12 @@ def _users(location: Path, users: int) -> list[Users]:
             raise DataError(f"{location} lacks train/*.json or test/*.json")
     data = [_user_data(split) for split in files]
     names = sorted(data[0], key=lambda user: (-len(data[0][user]["y"]), user))
-    kept = [user for user in names if all(user in split for split in data)][: users or None]
+    users_taken = [user for user in names if all(user in split for split in data)][: users or None]
     return [
         (
-            [x for user in kept for x in split[user]["x"]],
-            [y for user in kept for y in split[user]["y"]],
-            [user for user in kept for _ in split[user]["y"]],
+            [x for user in users_taken for x in split[user]["x"]],
+            [y for user in users_taken for y in split[user]["y"]],
+            [user for user in users_taken for _ in split[user]["y"]],
         )
         for split in data
     ]

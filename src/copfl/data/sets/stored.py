@@ -1,4 +1,7 @@
-"""A data set as one file, so that a run on a program's own arrays can be used again without the program."""
+"""A data set as one file, so that a run on a program's own arrays can be used again without the program.
+
+A run folder writes it where a program passed its data, and reads it when the run is resumed.
+"""
 
 import io
 import json

@@ -98,30 +98,35 @@ def _in_lists(values: Sequence[Any]) -> pa.Array:
     return pa.array([None if value is None else [str(value)] for value in values], pa.list_(pa.string()))
 
 
-def joined(parts: Sequence[Column]) -> Column:
+def joined(columns: Sequence[Column]) -> Column:
     """Successive parts of one column: of one type, or numbers if all are numbers, otherwise texts."""
     import pyarrow as pa
 
-    types = {part.type for part in parts if part.null_count < len(part)} or {pa.float64()}
+    types = {column.type for column in columns if column.null_count < len(column)} or {pa.float64()}
     if any(map(pa.types.is_nested, types)) and len(types) > 1:
-        return pa.chunked_array([_in_lists(part.to_pylist()) for part in parts])
+        return pa.chunked_array([_in_lists(column.to_pylist()) for column in columns])
     if len(types) == 1:
         (common,) = types
     else:
         common = pa.string() if pa.string() in types else pa.float64()
     chunks = [
-        pa.nulls(len(part), common)
-        if part.null_count == len(part)
-        else pa.array(words(part) if common == pa.string() else floats(part), common, from_pandas=True)
-        if part.type != common
-        else part.combine_chunks()
-        for part in parts
+        pa.nulls(len(column), common)
+        if column.null_count == len(column)
+        else pa.array(words(column) if common == pa.string() else floats(column), common, from_pandas=True)
+        if column.type != common
+        else column.combine_chunks()
+        for column in columns
     ]
     return pa.chunked_array(chunks)
 
 
 def check_plain(name: str, column: Column) -> None:
-    """A DataError if the cells of the column are lists or records."""
+    """A DataError if the cells of the column are lists or records.
+
+    Args:
+        name: Of the column, for the error.
+        column: Its cells.
+    """
     import pyarrow as pa
 
     if pa.types.is_nested(column.type):
@@ -214,20 +219,25 @@ def cell_hashes(column: Column) -> Hashes:
         np.array([float(text) if re.match(NUMBER, text) else MISSING for text in texts] + [MISSING]) + 0.0
     )
     hashes = numbers.view(np.uint64)
-    for place, text in enumerate(texts):
+    for row, text in enumerate(texts):
         if not re.match(NUMBER, text):
-            hashes[place] = hash_of(text)
+            hashes[row] = hash_of(text)
     return hashes[codes]
 
 
 def times_of(name: str, column: Column) -> NDArray[np.float64]:
-    """The numbers, or the dates as numbers, of a column that says when each row was; later is larger."""
+    """The numbers, or the dates as numbers, of a column that says when each row was; later is larger.
+
+    Args:
+        name: Of the column, for the error.
+        column: Its cells.
+    """
     numbers = as_numbers(column)
     if numbers is not None:
         return floats(numbers)
     values, codes = coded(column)
     seconds = np.empty(len(values))
-    for place, value in enumerate(values):
+    for code, value in enumerate(values):
         try:
             moment = datetime.fromisoformat(str(value))
         except ValueError as error:
@@ -235,7 +245,7 @@ def times_of(name: str, column: Column) -> NDArray[np.float64]:
                 f'the column "{name}" says when, and has {str(value)[:40]!r}; write dates as 2024-03-31 or '
                 "2024-03-31T12:00, or use numbers"
             ) from error
-        seconds[place] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+        seconds[code] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
     return seconds[codes]
 
 

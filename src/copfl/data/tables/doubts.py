@@ -31,7 +31,7 @@ SHOWN = 3  # examples in a sentence
 Codes = NDArray[np.int64]
 
 
-class Rows(NamedTuple):
+class AllRows(NamedTuple):
     """All rows of a data set, those for training first."""
 
     table: Table  # the columns that are used
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     kind: str
 
 
-def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> Rows:
+def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> AllRows:
     """The rows of train and test in one table.
 
     Args:
@@ -52,12 +52,12 @@ def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> R
         columns: Those that are compared.
     """
     splits = [(tables[0], data.train), (tables[-1], data.test)]
-    taken = {
+    used_columns = {
         name: joined([table.columns[name].take(split.x[:, 0]) for table, split in splits]) for name in columns
     }
     sites = [np.zeros(len(split), np.int64) if split.group is None else split.group for _, split in splits]
-    return Rows(
-        Table(taken),
+    return AllRows(
+        Table(used_columns),
         np.concatenate([split.x[:, 0] for _, split in splits]),
         np.concatenate([split.y for _, split in splits]),
         np.concatenate(sites),
@@ -98,7 +98,7 @@ class Spellings(NamedTuple):
         )
 
 
-def spellings(column: str, rows: Rows) -> list[Spellings]:
+def spellings(column: str, rows: AllRows) -> list[Spellings]:
     """The categories of a column that are written in several ways: those that are united, and the others.
 
     Args:
@@ -107,7 +107,7 @@ def spellings(column: str, rows: Rows) -> list[Spellings]:
     """
     values, codes = coded(rows.table.columns[column])
     texts = [text_of(value) for value in values]
-    kept = set(one_spelling(texts))
+    usual = set(one_spelling(texts))
     numbers_of: dict[str, list[int]] = {}
     for number, text in enumerate(texts):
         numbers_of.setdefault(plain_spelling(text), []).append(number)
@@ -120,9 +120,13 @@ def spellings(column: str, rows: Rows) -> list[Spellings]:
     alike: dict[bool, list[tuple[Spelling, ...]]] = {True: [], False: []}
     for numbers in numbers_of.values():
         if len(numbers) > 1:
-            are_united = len(kept & {texts[number] for number in numbers}) == 1
+            are_united = len(usual & {texts[number] for number in numbers}) == 1
             alike[are_united].append(tuple(map(spelling, numbers)))
-    return [Spellings(column, tuple(found), are_united) for are_united, found in alike.items() if found]
+    return [
+        Spellings(column, tuple(alike_texts), are_united)
+        for are_united, alike_texts in alike.items()
+        if alike_texts
+    ]
 
 
 # 2. The same row several times
@@ -158,7 +162,7 @@ class RepeatedRows(NamedTuple):
         return f"{text}{side}; leave copies out of the file, unless they are different cases"
 
 
-def repeated_rows(rows: Rows, are_numbered: bool = True, is_text: bool = False) -> RepeatedRows | None:
+def repeated_rows(rows: AllRows, are_numbered: bool = True, is_text: bool = False) -> RepeatedRows | None:
     """How many rows repeat another row of their site; None: no row does.
 
     Args:
@@ -226,7 +230,7 @@ class Giveaway(NamedTuple):
         )
 
 
-def giveaways(rows: Rows, columns: Sequence[str], targets: Sequence[str]) -> list[Giveaway]:
+def giveaways(rows: AllRows, columns: Sequence[str], targets: Sequence[str]) -> list[Giveaway]:
     """The columns that predict a target perfectly or nearly so, each fitted on one half and tried on the other.
 
     Args:

@@ -1,4 +1,7 @@
-"""Encoders: how the columns of a table become numbers, learned from its train rows."""
+"""Encoders: how the columns of a table become numbers, learned from its train rows.
+
+`tables` learns them from a table; a contract has them agreed; a bundle stores them.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,11 @@ class Encoder:
         """Writes the features of these rows to an array of zeros [n, width].
 
         A missing value and a category that no train row has stay 0.
+
+        Args:
+            column: The cells of a table.
+            rows: Those that are written.
+            features: Zeros, which get the features.
         """
         if self.categories:
             values, codes = coded(column)
@@ -109,8 +117,8 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
     features = np.zeros((count, sum(encoder.width for encoder in encoders)), np.float32)
     first = 0
     for encoder in encoders:
-        part = features[:, first : first + encoder.width]
-        encoder.write(table.columns[encoder.name], rows, part)
+        columns_of_encoder = features[:, first : first + encoder.width]
+        encoder.write(table.columns[encoder.name], rows, columns_of_encoder)
         first += encoder.width
     return features
 
@@ -129,8 +137,8 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
             continue
         values, codes = coded(table.columns[encoder.name])
         cells = np.bincount(codes[codes >= 0], minlength=len(values)).tolist()
-        places = encoder.places(values)
-        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(places < 0).tolist()})
+        numbers = encoder.places(values)
+        new = Counter({text_of(values[n]): cells[n] for n in np.flatnonzero(numbers < 0).tolist()})
         if new:
             few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
             more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""

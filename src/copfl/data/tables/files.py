@@ -169,21 +169,21 @@ def _is_utf8(line: bytes) -> bool:
 
 def _json_lines(path: Path) -> Table:
     """A .jsonl file: an object per line; a key that a line lacks is missing."""
-    parts: list[dict[str, Column]] = []
+    blocks: list[dict[str, Column]] = []
     sizes: list[int] = []
     with _utf8(path), path.open(encoding="utf-8-sig") as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         for batch in iter(lambda: list(itertools.islice(lines, ROWS_AT_ONCE)), []):
             rows = [_json_object(path, number, line) for number, line in batch]
             names = dict.fromkeys(name for row in rows for name in row)
-            parts.append({name: column_of([row.get(name) for row in rows]) for name in names})
+            blocks.append({name: column_of([row.get(name) for row in rows]) for name in names})
             sizes.append(len(rows))
-    names = dict.fromkeys(name for part in parts for name in part)
+    names = dict.fromkeys(name for block in blocks for name in block)
     columns = {
         name: joined(
             [
-                part[name] if name in part else column_of([None] * n)
-                for part, n in zip(parts, sizes, strict=True)
+                block[name] if name in block else column_of([None] * n)
+                for block, n in zip(blocks, sizes, strict=True)
             ]
         )
         for name in names

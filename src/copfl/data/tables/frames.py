@@ -1,4 +1,7 @@
-"""Data frames of a program, of pandas or another library, as a data set; no such library is imported."""
+"""Data frames of a program, of pandas or another library, as a data set; no such library is imported.
+
+`settings.user_code` comes here with data frames.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,15 @@ def is_frame(value: object) -> bool:
     return hasattr(value, "to_pandas") or (hasattr(value, "columns") and hasattr(value, "iloc"))
 
 
-def is_series(value: object) -> bool:
-    """Whether it is a column of a data frame, with its name."""
-    return hasattr(value, "to_numpy") and hasattr(value, "name") and not is_frame(value)
-
-
 def has_frames(value: object) -> bool:
     """Whether these data are a data frame, or several: train and test, (x, y), or one of each client.
 
     A client's may be a file of a table, beside data frames or alone.
     """
     if isinstance(value, Mapping):
-        return bool(value) and all(is_frame(part) or _is_file(part) for part in value.values())
+        return bool(value) and all(is_frame(one) or _is_file(one) for one in value.values())
     if isinstance(value, list):
-        return bool(value) and all(is_frame(part) or _is_file(part) for part in value)
+        return bool(value) and all(is_frame(one) or _is_file(one) for one in value)
     return is_frame(value[0]) if isinstance(value, tuple) and value else is_frame(value)
 
 
@@ -56,19 +54,19 @@ def dataset_of(frames: Any, name: str, *, target: str = "", client: str = "", **
         by_client = dict(frames) if isinstance(frames, Mapping) else dict(enumerate(frames))
         tables, client = [_of_clients(by_client, unused := _unused(by_client))], unused
     else:
-        parts = list(frames) if isinstance(frames, tuple) else [frames]
-        if len(parts) in (2, 4) and not _is_like(parts[0], parts[1]):
+        splits = list(frames) if isinstance(frames, tuple) else [frames]
+        if len(splits) in (2, 4) and not _is_like(splits[0], splits[1]):
             if target:
                 raise DataError(f"(x, y) has the targets apart, so target={target!r} is none; leave it out")
-            pairs = list(zip(parts[::2], parts[1::2], strict=True))
+            pairs = list(zip(splits[::2], splits[1::2], strict=True))
             target = str(getattr(pairs[0][1], "name", None) or _first_column(pairs[0][1]) or TARGET)
             tables = [_beside(x, y, target) for x, y in pairs]
-        elif len(parts) > 2:
+        elif len(splits) > 2:
             raise DataError(
-                f"{len(parts)} data frames are neither one, (train, test), (x, y) nor a list of one per client"
+                f"{len(splits)} data frames are neither one, (train, test), (x, y) nor a list of one per client"
             )
         else:
-            tables = [_table(part) for part in parts]
+            tables = [_table(split) for split in splits]
     return from_tables(tables, name, target=target, client=client, **options)
 
 

@@ -406,7 +406,12 @@ def train_rows(
 
 
 def numbers_of(name: str, column: Column) -> Column | None:
-    """The column as numbers, None if it has texts; a DataError if most are numbers and some not finite."""
+    """The column as numbers, None if it has texts; a DataError if most are numbers and some not finite.
+
+    Args:
+        name: Of the column, for the error.
+        column: Its cells.
+    """
     numbers = as_numbers(column)
     if numbers is None:
         wrong = not_numbers(column)
@@ -593,7 +598,12 @@ def _check_uses(columns: dict[str, list[str]]) -> None:
 
 
 def names_of(written: str, known: Collection[str]) -> list[str]:
-    """The name of a known column, or several names separated by commas."""
+    """The name of a known column, or several names separated by commas.
+
+    Args:
+        written: By a person.
+        known: The names of the columns.
+    """
     return [written] if written in known else [part.strip() for part in written.split(",") if part.strip()]
 
 

@@ -115,19 +115,25 @@ def design(rows: Numbers) -> Design | None:
     least = rows.shape[1] - 1  # halves of equal size leave open what all clients have in common
     if least < 2 or len(rows) <= least:  # before the inverse, whose cost grows with the clients
         return None
-    found = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
-    return found if found.rank >= least and found.freedom > 0 else None
+    regression = Design(rows, np.asarray(np.linalg.pinv(rows), np.float64), int(np.linalg.matrix_rank(rows)))
+    return regression if regression.rank >= least and regression.freedom > 0 else None
 
 
 def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
-    """The estimates of one judge, from its own differences [rounds]."""
+    """The estimates of one judge, from its own differences [rounds].
+
+    Args:
+        regression: What each client was in, in each round.
+        differences: Of the judge's losses, [rounds].
+        judge: The number of the client.
+    """
     rows, inverse, _ = regression
     others = np.delete(np.arange(rows.shape[1]), judge)
     contrast = inverse[others] - inverse[others].mean(0)
     residuals, unexplained = differences - rows @ (inverse @ differences), regression.unexplained
     errors = contrast * residuals / np.sqrt(np.maximum(unexplained, NOTHING))
-    own = rows[:, judge]
-    of_others = differences - own * (own @ differences) / (own @ own)
+    of_judge = rows[:, judge]
+    of_others = differences - of_judge * (of_judge @ differences) / (of_judge @ of_judge)
     scale = math.sqrt((of_others**2).mean())
     judgement = no_judgement(*rows.shape)
     if scale > 0:
@@ -139,7 +145,12 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
 
 
 def no_judgement(rounds: int, clients: int) -> Judgement:
-    """That of a judge whose losses never differ."""
+    """That of a judge whose losses never differ.
+
+    Args:
+        rounds: Of the run.
+        clients: How many there are.
+    """
     return Judgement(np.zeros(clients), np.zeros(clients), np.zeros(()), np.zeros((rounds, clients)))
 
 
@@ -190,34 +201,44 @@ def worth_to_itself(membership: Numbers, differences: Numbers) -> Benefit:
         regression = design(membership[judging][:, present])
         if regression is None:
             continue
-        own = int(present[:client].sum())  # its place among those that take part
+        position = int(present[:client].sum())  # its place among those that take part
         column, (rows, inverse, _) = differences[judging, client], regression
         if (regression.unexplained <= NOTHING).any():  # a value without an interval is not reported
             continue
-        contrast = inverse[own] - np.delete(inverse, own, 0).mean(0)
+        contrast = inverse[position] - np.delete(inverse, position, 0).mean(0)
         residuals = (column - rows @ (inverse @ column)) / np.sqrt(regression.unexplained)
         freedom.append(regression.freedom)
         value[client], error[client] = contrast @ column, math.sqrt(((contrast * residuals) ** 2).sum())
     return Benefit(value, error, min(freedom, default=0))
 
 
-class Halves(NamedTuple):
+class RunHalves(NamedTuple):
     """What the rounds of a run say, [rounds, clients] each; see `group_benefit`."""
 
     membership: Numbers
     differences: Numbers
 
 
-def halves_of(lines: list[records.Record], clients: int) -> Halves | None:
-    """The halves in the records of a run; None where no round has any."""
+def halves_of(lines: list[records.Record], clients: int) -> RunHalves | None:
+    """The halves in the records of a run; None where no round has any.
+
+    Args:
+        lines: The records of the run.
+        clients: How many there are.
+    """
     if not any(DIFFERENCE in line["per_client"] for line in lines):
         return None
     membership, differences = (records.table(lines, name, clients) for name in (HALF, DIFFERENCE))
-    return Halves(np.nan_to_num(membership), differences)
+    return RunHalves(np.nan_to_num(membership), differences)
 
 
 def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
-    """The benefit from the records of a run; None where no round has halves."""
+    """The benefit from the records of a run; None where no round has halves.
+
+    Args:
+        lines: The records of the run.
+        clients: How many there are.
+    """
     halves = halves_of(lines, clients)
     return None if halves is None else group_benefit(*halves)
 

@@ -1,4 +1,7 @@
-"""Where a curve still rises at its end or is past its best, and after how many rounds it reaches a value."""
+"""Where a curve still rises at its end or is past its best, and after how many rounds it reaches a value.
+
+Warnings of a run, tables of comparisons and verdicts of races ask the same question here.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +18,12 @@ TINY = 1e-12  # a loss of 0 has no logarithm
 
 
 def relevant(metric: MetricInfo, value: float) -> float:
-    """The smallest difference to this value that matters."""
+    """The smallest difference to this value that matters.
+
+    Args:
+        metric: What was measured.
+        value: Of the metric.
+    """
     return RELEVANT if metric.fraction else RELEVANT * abs(value)
 
 
@@ -23,6 +31,10 @@ def gained(curve: Sequence[float], metric: MetricInfo) -> float:
     """What the last third of the evaluations gained, positive where it is better; nan of one evaluation.
 
     The mean of the evaluations that a value is the mean of, against as many before the last third.
+
+    Args:
+        curve: A value per evaluation.
+        metric: What was measured.
     """
     count, third = averaged(len(curve)), max(1, len(curve) // 3)
     before = curve[max(0, len(curve) - third - count) : len(curve) - third]
@@ -32,7 +44,12 @@ def gained(curve: Sequence[float], metric: MetricInfo) -> float:
 
 
 def rises(curves: Sequence[Sequence[float]], metric: MetricInfo) -> float:
-    """The mean gain of these curves in their last third, if it is a relevant one; otherwise 0."""
+    """The mean gain of these curves in their last third, if it is a relevant one; otherwise 0.
+
+    Args:
+        curves: One of each seed, a value per evaluation.
+        metric: What was measured.
+    """
     mean = float(np.mean([gained(curve, metric) for curve in curves]))
     least = relevant(metric, float(np.mean([curve[-1] for curve in curves])))
     return mean if mean >= least else 0.0  # of one evaluation nothing is known, and nan is not above
@@ -91,16 +108,16 @@ def got_worse(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
         metric: The metric.
     """
     rounds = np.flatnonzero(~np.isnan(losses).all(1))
-    parts = [part for part in np.array_split(rounds, PARTS) if len(part)]
-    if len(parts) < 2:
+    stretches = [stretch for stretch in np.array_split(rounds, PARTS) if len(stretch)]
+    if len(stretches) < 2:
         return ""
-    *earlier, last = parts
-    means = [float(np.nanmean(np.log(np.maximum(losses[part], TINY)))) for part in earlier]
+    *earlier, last = stretches
+    means = [float(np.nanmean(np.log(np.maximum(losses[stretch], TINY)))) for stretch in earlier]
     best = earlier[int(np.argmin(means))]
     bounds = change(losses[best], losses[last], 1 - (1 - LEVEL) / len(earlier))
     if not bounds.low > np.log1p(RELEVANT):
         return ""
-    then, now = (metric.text(float(mean_of_known(values[part].ravel()))) for part in (best, last))
+    then, now = (metric.text(float(mean_of_known(values[stretch].ravel()))) for stretch in (best, last))
     ratio = np.exp((bounds.low + bounds.high) / 2)
     interval = f"{np.exp(bounds.low):.2f}, {np.exp(bounds.high):.2f}"
     return (
@@ -111,19 +128,36 @@ def got_worse(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
 
 
 def rising_text(rises: Mapping[str, float], metric: MetricInfo) -> str:
-    """Such as "in the last third of the evaluations fedavg still gained 3.2 points"."""
+    """Such as "in the last third of the evaluations fedavg still gained 3.2 points".
+
+    Args:
+        rises: What each row gained, by its label.
+        metric: What was measured.
+    """
     unit = " points" if metric.fraction else f" of {metric.title}"
     named = [f"{label} still gained {metric.text(rise)}{unit}" for label, rise in rises.items()]
     return f"in the last third of the evaluations {listed(named, NAMED)}"
 
 
 def common_value(curves: Sequence[Sequence[float]], metric: MetricInfo) -> float:
-    """The best value that every curve reaches."""
+    """The best value that every curve reaches.
+
+    Args:
+        curves: One of each row.
+        metric: What was measured.
+    """
     bests = [metric.best(curve) for curve in curves]
     return min(bests) if metric.higher_is_better else max(bests)
 
 
 def rounds_to(value: float, rounds: Sequence[int], curve: Sequence[float], metric: MetricInfo) -> int | None:
-    """The first of these rounds in which the curve is as good as the value; None if it never is."""
+    """The first of these rounds in which the curve is as good as the value; None if it never is.
+
+    Args:
+        value: That is to be reached.
+        rounds: Of the evaluations.
+        curve: A value per evaluation.
+        metric: What was measured.
+    """
     pairs = zip(rounds, curve, strict=True)
-    return next((number for number, own in pairs if metric.score(own) >= metric.score(value)), None)
+    return next((number for number, reached in pairs if metric.score(reached) >= metric.score(value)), None)

@@ -36,7 +36,12 @@ def weighs(algorithm: Any) -> bool:
 
 
 def without_weight(algorithm: Any, server: Any) -> frozenset[int]:
-    """The clients that have lost their weight, by the server of the algorithm."""
+    """The clients that have lost their weight, by the server of the algorithm.
+
+    Args:
+        algorithm: With its wrappers.
+        server: Its record.
+    """
     while isinstance(algorithm, Wrapper) and not isinstance(algorithm, ByEvidence):
         algorithm, server = algorithm.algorithm, algorithm.inner("server", server)
     weights = server.weight.tolist() if isinstance(algorithm, ByEvidence) else []
@@ -44,7 +49,12 @@ def without_weight(algorithm: Any, server: Any) -> frozenset[int]:
 
 
 def looks(rounds: int, clients: int) -> bool:
-    """Whether the weights are decided on after so many rounds with so many clients."""
+    """Whether the weights are decided on after so many rounds with so many clients.
+
+    Args:
+        rounds: That are trained.
+        clients: That train.
+    """
     return rounds >= 2 * clients and rounds % clients == 0
 
 
@@ -55,9 +65,9 @@ def harmful(membership: Numbers, differences: Numbers) -> NDArray[np.bool_]:
         membership: [rounds, clients], see `group_benefit`.
         differences: [rounds, clients], see `group_benefit`.
     """
-    benefit, own = group_benefit(membership, differences), worth_to_itself(membership, differences)
-    high = np.array([benefit.interval(n).high for n in range(len(own.value))])
-    return np.asarray((high < 0) & (own.value < 0))
+    benefit, to_itself = group_benefit(membership, differences), worth_to_itself(membership, differences)
+    high = np.array([benefit.interval(n).high for n in range(len(to_itself.value))])
+    return np.asarray((high < 0) & (to_itself.value < 0))
 
 
 def reweighted(algorithm: AnyAlgorithm, server: Any, lines: list[records.Record], clients: int) -> Any:

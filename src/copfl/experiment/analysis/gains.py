@@ -15,7 +15,7 @@ from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
@@ -109,7 +109,7 @@ def constant_answer(kind: str, classes: int, known: NDArray[Any]) -> Numbers:
     return np.asarray(total / len(known))
 
 
-def constant_answers(federation: Federation, metric: Metric) -> Numbers:
+def constant_answers(federation: FederatedData, metric: Metric) -> Numbers:
     """The metric of each client's constant answer on its test samples, [clients]; nan where it is not defined.
 
     Args:
@@ -147,12 +147,20 @@ def compared(clients: int) -> list[int]:
 
 def cross_evaluation(
     task: Task,
-    federation: Federation,
+    federation: FederatedData,
     model_of: Callable[[int], Personal],
     clients: Sequence[int],
     samples: int = SAMPLES,
 ) -> Cross:
-    """Every model of these clients on test samples of each, at most so many; by class, on all of its own."""
+    """Every model of these clients on test samples of each, at most so many; by class, on all of its own.
+
+    Args:
+        task: What the clients learn.
+        federation: Their samples.
+        model_of: The model of a client.
+        clients: Those that are compared.
+        samples: The most of each client.
+    """
     count = len(clients)
     whole = [tree.row(federation.test.rows([n]), 0) for n in clients]
     tests = [evenly_chosen(data, samples) for data in whole]
@@ -171,7 +179,12 @@ def cross_evaluation(
 
 
 def evenly_chosen(data: Data, most: int) -> Data:
-    """At most so many of a client's samples, evenly spaced; where targets are classes, each in proportion."""
+    """At most so many of a client's samples, evenly spaced; where targets are classes, each in proportion.
+
+    Args:
+        data: Of one client.
+        most: Samples.
+    """
     size = int(data.size)
     count, y = min(size, most), data.y[:size]
     has_classes = y.dim() == 1 and not y.is_floating_point()
@@ -182,7 +195,12 @@ def evenly_chosen(data: Data, most: int) -> Data:
 
 
 def similar_first(values: Numbers, metric: MetricInfo = ACCURACY) -> list[int]:
-    """An order of the clients in which those whose models do well on each other's samples are neighbours."""
+    """An order of the clients in which those whose models do well on each other's samples are neighbours.
+
+    Args:
+        values: [clients, clients], each model on each client's samples.
+        metric: What was measured.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
@@ -202,7 +220,12 @@ class Analysis(NamedTuple):
 
 
 def write(found: Analysis, folder: Path) -> None:
-    """Writes the file of a run folder."""
+    """Writes the file of a run folder.
+
+    Args:
+        found: The analysis.
+        folder: Of the run.
+    """
     clients, values, metric, per_class = found.cross
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
     content |= {"metric": metric}

@@ -1,4 +1,7 @@
-"""Whether halves of the uploads of a run can be compared."""
+"""Whether halves of the uploads of a run can be compared.
+
+`prepare` asks before a run, and a server before it proposes one.
+"""
 
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.halves import LEAST, not_a_mean

@@ -1,4 +1,7 @@
-"""Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed."""
+"""Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed.
+
+`prepare` collects the hints, and training ends with an error where every client diverges.
+"""
 
 import dataclasses
 import math
@@ -13,7 +16,7 @@ from torch import nn
 
 from copfl.core.metrics import METRICS
 from copfl.core.task import Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 from copfl.data.sets.overview import skew
 from copfl.engine.rounds import Round
@@ -33,20 +36,30 @@ FAR, HOPELESS = 5.0, 1000.0  # training losses, as multiples of an untrained mod
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
-    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes."""
+    """A sentence for each doubt about the data, the model's outputs, unscaled inputs and skewed classes.
+
+    Args:
+        task: With the model.
+        dataset: What it is trained on.
+    """
     samples = each(lambda array: array[:: max(1, len(array) // SAMPLES)], dataset.train.x)
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     by_accuracy = task.metrics[0].name == "accuracy"
-    found = (
+    doubts = (
         _outputs(task, each(lambda tensor: tensor[:OUTPUTS], x)),
         _inputs(by_name(x)),
         skew(dataset) if by_accuracy else "",
     )
-    return [*dataset.warnings, *filter(None, found)]
+    return [*dataset.warnings, *filter(None, doubts)]
 
 
 def padding(dataset: Dataset, max_length: int) -> str:
-    """The hint for sentences most of which are much shorter than the longest, to which all are padded."""
+    """The hint for sentences most of which are much shorter than the longest, to which all are padded.
+
+    Args:
+        dataset: With token numbers in place of texts.
+        max_length: That somebody chose; 0: nobody did.
+    """
     mask = by_name(dataset.train.x).get("attention_mask")
     if mask is None or max_length or not len(mask):
         return ""
@@ -104,7 +117,7 @@ def _inputs(x: dict[str, Any]) -> str:
 class DivergenceCheck:
     """Called after every round; a RunError once no client's update is finite, or the training loss is hopeless."""
 
-    federation: Federation
+    federation: FederatedData
     rounds: int  # of the whole run
     folder: Path | None = None
     server: str = ""  # the server's step; empty: the plain mean
@@ -133,14 +146,16 @@ class DivergenceCheck:
             what = (
                 f"the training loss was {loss:.3g} or more, where an untrained model has {self.untrained:.3g}"
             )
-        kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
-        raise RunError(f"training diverged: in {when}, {what}{kept}. Start a new run: {_remedy(self.server)}")
+        where = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
+        raise RunError(
+            f"training diverged: in {when}, {what}{where}. Start a new run: {_remedy(self.server)}"
+        )
 
 
 LOSSES = ("loss", "test_loss_before", "test_loss_global")
 
 
-def untrained_loss(first: Mapping[str, float | None], federation: Federation) -> float:
+def untrained_loss(first: Mapping[str, float | None], federation: FederatedData) -> float:
     """The loss of an untrained model: as it was measured, of classes at least a uniform answer's.
 
     Args:
@@ -177,7 +192,7 @@ def named(clients: Sequence[int]) -> str:
     return f"client{'s' * (len(clients) > 1)} {shown}{more}"
 
 
-def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str = "") -> list[str]:
+def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: str = "") -> list[str]:
     """A sentence for clients that diverged, for a loss that exploded, and where a constant answer is as good.
 
     Args:
@@ -185,9 +200,9 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         federation: The clients.
         server: The name of the server's step; empty: the plain mean.
     """
-    found = []
+    warnings = []
     if diverged := _diverged(lines, federation):
-        found.append(
+        warnings.append(
             f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; "
             f"{_remedy(server)}"
         )
@@ -195,12 +210,12 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
     if server and losses and max(losses) > EXPLODED * losses[0] and losses[-1] > losses[0]:
         rise = f"the training loss rose from {losses[0]:.3g} to {max(losses):.3g} and did not recover"
         lower = how_to_set("optimizer.lr", "RATE", "--lr")
-        found.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
+        warnings.append(f"{rise}: {_shorter(server)}, or use a lower learning rate ({lower})")
     elif losses:
         first = lines[0]["mean"] if lines[0]["round"] == 1 else {}
         untrained, lowest = untrained_loss(first, federation), min(losses[-max(1, len(losses) // 3) :])
         if max(losses) > FAR * untrained and lowest > untrained:
-            found.append(
+            warnings.append(
                 f"training diverged: the training loss reached {max(losses):.3g}, and at the end it is {lowest:.3g} or "
                 f"more, where an untrained model has {untrained:.3g}, so the results say nothing about the method; "
                 f"{_remedy(server)}"
@@ -209,16 +224,16 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation, server: str
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         falls = still_falls(records.table(lines, "test_loss", federation.clients))
         more = " more rounds (the loss still falls)," if falls else ""
-        found.append(
+        warnings.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class in training gives "
             f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}),{more} "
             "another model, or a test on more samples"
         )
-    return found
+    return warnings
 
 
-def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
+def _diverged(lines: list[dict[str, Any]], federation: FederatedData) -> list[int]:
     """The clients whose last update or last evaluation was not finite."""
     healthy = records.latest(lines, "healthy", federation.clients)
     lost = {int(n) for n in np.flatnonzero(healthy == 0)}
@@ -229,7 +244,7 @@ def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
     return sorted(lost)
 
 
-def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float, float] | None:
+def _chance(lines: list[dict[str, Any]], federation: FederatedData) -> tuple[float, float] | None:
     """The mean accuracy and that of constant answers, where they are within two standard errors."""
     if federation.dataset.kind != CLASSIFICATION:
         return None

@@ -1,4 +1,7 @@
-"""The task of a bundle: its network, built from the settings, with the tensors that were not trained."""
+"""The task of a bundle: its network, built from the settings, with the tensors that were not trained.
+
+A `Bundle` calls it when its model is needed.
+"""
 
 import dataclasses
 from collections.abc import Collection
@@ -99,7 +102,12 @@ def _fill(module: nn.Module, path: Path) -> None:
 
 
 def tokenizer_of(description: Description, base: Path | None) -> Tokenizer | None:
-    """The tokenizer of a model that takes texts."""
+    """The tokenizer of a model that takes texts.
+
+    Args:
+        description: Of the bundle.
+        base: The folder of what was not trained; None: the bundle has none.
+    """
     if description.input.text is None:
         return None
     table, name = description.model, str(description.model.get("name", ""))

@@ -1,4 +1,7 @@
-"""A model bundle in use: predictions for new samples, and their evaluation."""
+"""A model bundle in use: predictions for new samples, and their evaluation.
+
+`copfl.load` and the commands `predict`, `evaluate` and `export` return or use a `Bundle`.
+"""
 
 from __future__ import annotations
 
@@ -314,7 +317,12 @@ def _describing(folder: Path | None) -> Iterator[None]:
 
 
 def base_of(folder: Path, facts: Description) -> Path | None:
-    """The folder of what was not trained; RunError if it is not there."""
+    """The folder of what was not trained; RunError if it is not there.
+
+    Args:
+        folder: Of the bundle.
+        facts: Its description.
+    """
     if not facts.base:
         return None
     if facts.base not in BASES:

@@ -1,4 +1,7 @@
-"""README.md of a bundle: the model card."""
+"""README.md of a bundle: the model card.
+
+`writing` calls it for each bundle.
+"""
 
 import json
 
@@ -21,7 +24,12 @@ copfl evaluate {folder} --data {file}
 
 
 def card(description: Description, folder: str) -> str:
-    """What the model is, takes and returns, how good it is, and how it is used."""
+    """What the model is, takes and returns, how good it is, and how it is used.
+
+    Args:
+        description: Of the bundle.
+        folder: Its name, for the example.
+    """
     origin, output = description.origin, description.output
     who = "The global model" if origin.client is None else f"The model of client {origin.client}"
     who += f" ({origin.name})" if origin.name and origin.name != str(origin.client) else ""

@@ -1,4 +1,7 @@
-"""The content of bundle.json as typed records, checked when it is read."""
+"""The content of bundle.json as typed records, checked when it is read.
+
+`writing` writes it; everything that reads a bundle begins with it.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""A bundle as an estimator of scikit-learn, already fitted."""
+"""A bundle as an estimator of scikit-learn, already fitted.
+
+`Bundle.estimator` returns it.
+"""
 
 from __future__ import annotations
 

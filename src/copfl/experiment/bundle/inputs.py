@@ -1,4 +1,7 @@
-"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or Python."""
+"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or Python.
+
+A `Bundle` prepares with it whatever it is asked to predict.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ from copfl.tables import listed
 USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
 
 
-class Prepared(NamedTuple):
+class PreparedInputs(NamedTuple):
     """The samples, and what is worth to know about them."""
 
     x: Inputs
@@ -74,11 +77,15 @@ class Preparation:
     output: Output
     tokenizer: Tokenizer | None = None  # of texts
 
-    def of(self, data: Any, missing: str | None = None) -> Prepared:
+    def of(self, data: Any, missing: str | None = None) -> PreparedInputs:
         """A data frame, columns by name, arrays, or texts; columns may be in any order.
 
         A missing value of a table is an error, or with missing="fill" the column's mean, no category or an
         empty text. By default it is filled where training did so.
+
+        Args:
+            data: The samples.
+            missing: "refuse" or "fill"; None: as in training.
         """
         one_of(("refuse", "fill"), **({} if missing is None else {"missing": missing}))
         missing = missing or ("fill" if self.input.missing == "fill" else "refuse")
@@ -88,7 +95,7 @@ class Preparation:
         if kind == TEXT and isinstance(data, str):
             raise DataError("pass a list of texts, not a single one")
         if kind == TEXT and not isinstance(data, Mapping) and all(isinstance(text, str) for text in data):
-            return Prepared(self.tokens(list(data)), [])
+            return PreparedInputs(self.tokens(list(data)), [])
         if kind == TABLE:
             array = np.asarray(data, dtype=object)
             names = [column.name for column in self.input.columns]
@@ -98,9 +105,9 @@ class Preparation:
                     f"array [n, {len(names)}] in this order, not {list(array.shape)}"
                 )
             return self.of_table(Table.of(dict(zip(names, array.T.tolist(), strict=True))), missing)
-        return Prepared(self._arrays(data), [])
+        return PreparedInputs(self._arrays(data), [])
 
-    def of_table(self, table: Table, missing: str) -> Prepared:
+    def of_table(self, table: Table, missing: str) -> PreparedInputs:
         """The rows of a table; the notes count missing values and unknown categories by column.
 
         Args:
@@ -121,7 +128,7 @@ class Preparation:
         notes = [*about_used, *_missing_notes(names, has_value, missing)]
         if self.input.kind == TEXT:
             texts = [str(text or "")[: tables.LONGEST_TEXT] for text in used.columns[names[0]].to_pylist()]
-            return Prepared(self.tokens(list(compress(texts, is_sample))), notes, is_sample)
+            return PreparedInputs(self.tokens(list(compress(texts, is_sample))), notes, is_sample)
         encoders = self.input.columns
         fitting = Table({e.name: _fitting(e, used.columns[e.name]) for e in encoders})
         notes += unknown_categories(encoders, fitting)
@@ -130,7 +137,7 @@ class Preparation:
             raise DataError(
                 f"row {int(np.argmin(is_finite)) + 1} has a number that is too far from those in training"
             )
-        return Prepared(x[is_sample], notes, is_sample)
+        return PreparedInputs(x[is_sample], notes, is_sample)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -183,6 +190,10 @@ class Preparation:
 
         A row of a table with a missing value is no sample; with missing="fill", as by default where training
         filled them, it is one, and with "refuse" it is an error.
+
+        Args:
+            path: Of the file or folder.
+            missing: "drop", "refuse" or "fill"; None: as in training.
         """
         missing = missing or ("fill" if self.input.missing == "fill" else "drop")
         suffix = path.suffix.lower()
@@ -210,7 +221,7 @@ class Preparation:
             return _without_targets(x)._replace(target=lacking)
         is_number = y.dtype.kind == "f"
         has_target = ~np.isnan(y).reshape(len(y), -1).any(1) if is_number else np.ones(len(y), np.bool_)
-        if len(y) != (size := len(Prepared(x, []))):
+        if len(y) != (size := len(PreparedInputs(x, []))):
             raise DataError(f"{path} has {size:,} samples and {len(y):,} targets")
         own_test = {"x_test", "y_test"} <= arrays.keys()
         test = (self.of(arrays["x_test"]).x, arrays["y_test"]) if own_test else None
@@ -320,7 +331,7 @@ def _table(data: Any) -> Table | None:
 
 
 def _without_targets(x: Inputs) -> Labelled:
-    return Labelled(x, None, np.zeros(len(Prepared(x, [])), np.bool_), [])
+    return Labelled(x, None, np.zeros(len(PreparedInputs(x, [])), np.bool_), [])
 
 
 def _fitting(encoder: Encoder, column: Column) -> Column:

@@ -13,15 +13,20 @@ SHOWN = 10  # names of clients in a message
 
 
 def located(path: Path, client: int | str | None = None) -> Path:
-    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node."""
+    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node.
+
+    Args:
+        path: A bundle, a run folder or the folder of a node.
+        client: Its number or name, in a run folder.
+    """
     if (path / FILE).is_file():
         if client is not None:
             raise UsageError(f"{path} is the bundle of one model; leave out the client")
         return path
-    if own := of_node(path):
+    if node_bundle := of_node(path):
         if client is not None:
             raise UsageError(f"{path} is of a node, which has the model of one client; leave out the client")
-        return own
+        return node_bundle
     models = path / "models"
     if not path.exists():
         raise RunError(f"there is no folder {path}; name a bundle, a run folder or the state-dir of a node")
@@ -37,8 +42,8 @@ def located(path: Path, client: int | str | None = None) -> Path:
                 f"{path} is of an earlier version of copfl, whose models lack what their use needs; run it "
                 f"again: `copfl run -c {path}/run.toml`"
             )
-        kept = toml.read_file(path / "run.toml").get("run", {}).get("save_models", True)
-        if not kept:
+        are_kept = toml.read_file(path / "run.toml").get("run", {}).get("save_models", True)
+        if not are_kept:
             again = f"`copfl run -c {path}/run.toml --set run.save_models=true`"
             raise RunError(f"{models} has no bundles, as run.save_models is off; {again} makes them")
         raise RunError(
@@ -49,12 +54,17 @@ def located(path: Path, client: int | str | None = None) -> Path:
 
 def of_node(path: Path) -> Path | None:
     """The bundle in the state-dir of a node, of its last run, or in its folder of one run."""
-    found = [*path.glob(f"{OF_NODE}/{FILE}"), *path.glob(f"*/{OF_NODE}/{FILE}")]
-    return max(found, key=lambda file: file.stat().st_mtime).parent if found else None
+    bundles = [*path.glob(f"{OF_NODE}/{FILE}"), *path.glob(f"*/{OF_NODE}/{FILE}")]
+    return max(bundles, key=lambda file: file.stat().st_mtime).parent if bundles else None
 
 
 def number_of(models: Path, client: int | str) -> int:
-    """The number of a client; a text may also be its name in the data's client column, or "0 (north)"."""
+    """The number of a client; a text may also be its name in the data's client column, or "0 (north)".
+
+    Args:
+        models: The folder of the models of a run.
+        client: Its number or name.
+    """
     folders = sorted(models.glob(f"client-*/{FILE}"))
     text = str(client)
     if text.isdecimal() and not isinstance(client, str):
@@ -65,11 +75,11 @@ def number_of(models: Path, client: int | str) -> int:
 
     names = {d.origin.client: d.origin.name for d in map(description.read, (p.parent for p in folders))}
     shown = {n: f"{n} ({name})" for n, name in names.items()}
-    found = [n for n in names if n is not None and (str(n) == text or client in (names[n], shown[n]))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        either = " or ".join(f'"{shown[n]}"' for n in found)
+    matching = [n for n in names if n is not None and (str(n) == text or client in (names[n], shown[n]))]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        either = " or ".join(f'"{shown[n]}"' for n in matching)
         raise UsageError(f"{client} is the number of a client and the name of another; write {either}")
     listed = [name for n, name in names.items() if name != str(n)]
     more = f": {', '.join(listed[:SHOWN])}{', ...' * (len(listed) > SHOWN)}" if listed else ""

@@ -1,4 +1,7 @@
-"""A model as one torch module: raw samples in, predictions out."""
+"""A model as one torch module: raw samples in, predictions out.
+
+`Bundle.module` returns it, and exports contain it.
+"""
 
 import torch
 from torch import Tensor, nn

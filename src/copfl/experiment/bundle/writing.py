@@ -1,4 +1,7 @@
-"""The bundles of a run: one for each client, and one of the global model."""
+"""The bundles of a run: one for each client, and one of the global model.
+
+A run writes its bundles at its end, and a node its own after each release.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +23,15 @@ from copfl.settings.toml import Tables
 
 
 def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Origin) -> Description:
-    """The description of a model of this run, without scores."""
+    """The description of a model of this run, without scores.
+
+    Args:
+        tables: The settings of the run.
+        task: With the model.
+        dataset: What it was trained on.
+        seed: Of the run.
+        origin: Where the model comes from.
+    """
     table = dataset.table
     names = () if dataset.kind == NEXT_TOKEN else dataset.classes
     return Description(
@@ -43,7 +54,13 @@ def describe(tables: Tables, task: Task, dataset: Dataset, seed: int, origin: Or
 
 
 def input_of(dataset: Dataset, task: Task, model: dict[str, Any]) -> Input:
-    """What a model takes that was trained on this data; `model` is its table."""
+    """What a model takes that was trained on this data; `model` is its table.
+
+    Args:
+        dataset: What the model was trained on.
+        task: With the model.
+        model: Its table of settings.
+    """
     table = dataset.table
     text = table.text if table is not None else None
     if text is None and "input_ids" in by_name(dataset.train.x) and _has_tokenizer(model):
@@ -115,6 +132,11 @@ def write_bundle(folder: Path, facts: Description, layout: Layout, model: Person
 
 
 def write_facts(folder: Path, facts: Description) -> None:
-    """The files of a bundle beside its weights; bundle.json is the last, so a folder with it is complete."""
+    """The files of a bundle beside its weights; bundle.json is the last, so a folder with it is complete.
+
+    Args:
+        folder: Of the bundle.
+        facts: Its description.
+    """
     write_bytes(folder / "README.md", card(facts, folder.name).encode(), durable=False)
     facts.write(folder)

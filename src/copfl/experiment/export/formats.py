@@ -1,4 +1,7 @@
-"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, MLflow, or a bundle to send."""
+"""A bundle for other programs: safetensors, torch, ONNX, an adapter of peft, MLflow, or a bundle to send.
+
+`copfl export` calls it.
+"""
 
 import contextlib
 import dataclasses
@@ -81,12 +84,17 @@ def _safetensors(bundle: Bundle) -> bytes:
 
 
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
-    """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names."""
+    """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names.
+
+    Args:
+        task: With the module.
+        model: A client's, or the global one.
+    """
     if set(task.layout.names) >= {name for name, _ in task.module.named_parameters()}:
         return named_tensors(task.layout, model)
     if isinstance(model, Experts):
-        parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
-        return parts | mixture_tensors(model)
+        of_experts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
+        return of_experts | mixture_tensors(model)
     tensors = adapters.merged(with_entries(task, model)).state_dict()
     return {name.removeprefix("net."): t.cpu().clone().contiguous() for name, t in tensors.items()}
 
@@ -95,7 +103,12 @@ def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
 
 
 def example(bundle: Bundle, count: int) -> Inputs:
-    """Inputs of the network, drawn: a program is traced with them and compared on them."""
+    """Inputs of the network, drawn: a program is traced with them and compared on them.
+
+    Args:
+        bundle: The model.
+        count: Samples.
+    """
     rng, tokens = np.random.default_rng(0), bundle.description.input
     sizes = (count, 7)
 
@@ -142,46 +155,46 @@ class Columns(nn.Module):
         scaled = (numbers - self.get_buffer("mean")) / self.get_buffer("std")
         is_missing = torch.isnan(scaled)
         scaled = torch.where(is_missing, torch.zeros_like(scaled), scaled).to(torch.float32)
-        parts, number, category = [], 0, 0
+        features, number, category = [], 0, 0
         for width, indicator in zip(self.widths, self.indicators, strict=True):
             if width:
-                places = torch.arange(width, device=categories.device)
-                parts.append((categories[:, category, None] == places).to(torch.float32))
+                codes = torch.arange(width, device=categories.device)
+                features.append((categories[:, category, None] == codes).to(torch.float32))
                 category += 1
             else:
-                parts.append(scaled[:, number, None])
-                parts += [is_missing[:, number, None].to(torch.float32)] if indicator else []
+                features.append(scaled[:, number, None])
+                features += [is_missing[:, number, None].to(torch.float32)] if indicator else []
                 number += 1
-        result: Tensor = self.predictor(torch.cat(parts, 1))
+        result: Tensor = self.predictor(torch.cat(features, 1))
         return result
 
 
 def _torch(bundle: Bundle) -> bytes:
     """A program that loads with torch alone; its extra file copfl.json has the description."""
     program: nn.Module = bundle.module
-    given: dict[str, Any] = {"x": each(torch.from_numpy, example(bundle, EXAMPLES))}
+    inputs: dict[str, Any] = {"x": each(torch.from_numpy, example(bundle, EXAMPLES))}
     if bundle.description.input.kind == TABLE:
         program = Columns(bundle).eval()
         counts = [sum(bool(w) == wanted for w in program.widths) for wanted in (False, True)]
-        given = {
+        inputs = {
             "numbers": torch.zeros(EXAMPLES, counts[0], dtype=torch.float64),
             "categories": torch.zeros(EXAMPLES, counts[1], dtype=torch.int64),
         }
     with quiet(), exporting("torch cannot trace this model ({}); export as safetensors"):
         exported = torch.export.export(
-            program, (), given, dynamic_shapes=dynamic(bundle, given), strict=False
+            program, (), inputs, dynamic_shapes=dynamic(bundle, inputs), strict=False
         )
         file = io.BytesIO()
         torch.export.save(exported, file, extra_files={"copfl.json": about(bundle.description)})
     return file.getvalue()
 
 
-def dynamic(bundle: Bundle, given: dict[str, Any]) -> dict[str, Any]:
+def dynamic(bundle: Bundle, inputs: dict[str, Any]) -> dict[str, Any]:
     """The axes of a program's inputs that may have any length: the samples, and the tokens of texts."""
     axes: dict[int, Any] = {0: torch.export.Dim("samples", min=1)}
     if bundle.description.input.text is not None:  # where the model allows it
         axes[1] = torch.export.Dim.AUTO
-    return {name: each(lambda _: axes, value) for name, value in given.items()}
+    return {name: each(lambda _: axes, value) for name, value in inputs.items()}
 
 
 @contextlib.contextmanager

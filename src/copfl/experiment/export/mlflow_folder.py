@@ -43,7 +43,12 @@ dependencies:
 
 
 def write(bundle: Bundle, path: Path) -> Path:
-    """The folder; it must not exist."""
+    """The folder; it must not exist.
+
+    Args:
+        bundle: The model.
+        path: Of the new folder.
+    """
     facts = bundle.description
     if facts.output.kind == NEXT_TOKEN:
         raise UsageError(

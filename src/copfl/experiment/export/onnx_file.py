@@ -47,7 +47,12 @@ TOKEN_RULES = {
 
 
 def write(bundle: Bundle, path: Path) -> list[Path]:
-    """The file, compared with the model before it is written; beside it, the tokenizer of a base."""
+    """The file, compared with the model before it is written; beside it, the tokenizer of a base.
+
+    Args:
+        bundle: The model.
+        path: Of the file.
+    """
     for name in EXTRAS["onnx"]:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")

@@ -1,4 +1,7 @@
-"""The adapter of a bundle as a folder that peft loads, with a model card."""
+"""The adapter of a bundle as a folder that peft loads, with a model card.
+
+`formats` calls it.
+"""
 
 import json
 import os
@@ -31,7 +34,12 @@ RANK_TOLERANCE = 1e-7  # of the largest singular value: rounding of float32
 
 
 def write(bundle: Bundle, path: Path) -> Path:
-    """The folder, with adapter_config.json, adapter_model.safetensors and README.md; it must not exist."""
+    """The folder, with adapter_config.json, adapter_model.safetensors and README.md; it must not exist.
+
+    Args:
+        bundle: The model.
+        path: Of the new folder.
+    """
     model, task = bundle.model, bundle.task
     if isinstance(model, Experts):
         raise UsageError("the client predicts with a mixture of models, which is no single adapter; use onnx")
@@ -79,10 +87,10 @@ def _write_files(bundle: Bundle, module: nn.Module, trained: set[str], folder: P
             tensors[f"{name}.base_layer.bias"] = layer.get_base_layer().bias
     within = tuple(f"{inner}{name}." for name in layers)
     beside = {name for name in trained if name.startswith(inner) and not name.startswith(within)}
-    kept = sorted({name.removeprefix(inner).rpartition(".")[0] for name in beside})
+    trained_modules = sorted({name.removeprefix(inner).rpartition(".")[0] for name in beside})
     task_type = TASK_TYPES.get(table.get("task", ""))
     # peft replaces every module whose name ends so, and wants the whole state of each.
-    ends = (*kept, *(CLASSIFIERS if task_type in ("SEQ_CLS", "TOKEN_CLS") else ()))
+    ends = (*trained_modules, *(CLASSIFIERS if task_type in ("SEQ_CLS", "TOKEN_CLS") else ()))
     for name, part in net.named_modules():
         if ends and name.endswith(ends):
             if not name or any(hasattr(inside, "lora_A") for inside in part.modules()):
@@ -100,7 +108,7 @@ def _write_files(bundle: Bundle, module: nn.Module, trained: set[str], folder: P
         alpha_pattern=ranks,  # such factors have the scale in them
         bias="all" if any(name.endswith(".base_layer.bias") for name in tensors) else "none",
         fan_in_fan_out=any(layer.fan_in_fan_out for layer in layers.values()),
-        modules_to_save=kept or None,
+        modules_to_save=trained_modules or None,
         task_type=task_type,
         base_model_name_or_path=table.get("name", "").partition(":")[2] or None,
         inference_mode=True,
@@ -151,7 +159,7 @@ def _card(bundle: Bundle) -> str:
     from jinja2 import StrictUndefined, Template
 
     facts, metric = bundle.description, bundle.task.metrics[0]
-    source, _, place = str(facts.model.get("name", facts.model.get("value", ""))).partition(":")
+    source, _, base_name = str(facts.model.get("name", facts.model.get("value", ""))).partition(":")
     task = facts.model.get("task", "") if source == "hf" else ""
     base = None if bundle.path is None else base_of(bundle.path, facts)
     licence = None if base is None else _licence(base / "README.md")
@@ -159,8 +167,8 @@ def _card(bundle: Bundle) -> str:
     template = Template(text, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     value = next((f"{score.value:.4f}" for score in facts.scores if score.metric == metric.name), "not known")
     card: str = template.render(
-        base=json.dumps(place),
-        quoted=repr(place),
+        base=json.dumps(base_name),
+        quoted=repr(base_name),
         licence=licence,
         data=facts.origin.data,
         note=facts.origin.note,
@@ -168,7 +176,7 @@ def _card(bundle: Bundle) -> str:
         count=facts.output.count,
         data_name=json.dumps(facts.origin.data),
         metric=metric.name,
-        source=f"{source}:{place}",
+        source=f"{source}:{base_name}",
         sha256=facts.model.get("sha256", "not known"),
         adapter=json.dumps(facts.adapter),
         method=facts.origin.title,
@@ -185,5 +193,5 @@ def _card(bundle: Bundle) -> str:
 def _licence(readme: Path) -> str | None:
     """The licence in the front matter of the base's own card."""
     lines = readme.read_text("utf-8", errors="replace").splitlines() if readme.is_file() else []
-    found = [line.partition(":")[2].strip() for line in lines[:50] if line.startswith("license:")]
-    return found[0] if found else None
+    licences = [line.partition(":")[2].strip() for line in lines[:50] if line.startswith("license:")]
+    return licences[0] if licences else None

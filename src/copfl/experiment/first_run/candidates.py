@@ -44,7 +44,7 @@ class Validated(NamedTuple):
         return {name: float(v[known].mean()) if known.any() else np.inf for name, v in self.by_site.items()}
 
 
-class Choice(NamedTuple):
+class FirstRunChoice(NamedTuple):
     """What the federation takes, and each site."""
 
     federation: str  # the name of a candidate
@@ -91,7 +91,7 @@ def chosen(
     *,
     alone: Collection[str],
     without_exceptions: Collection[str] = (),
-) -> Choice:
+) -> FirstRunChoice:
     """The candidate with the lowest mean loss over sites; a site departs to what it trains alone and is better at it.
 
     Of equals the first, which is the simplest.
@@ -114,10 +114,10 @@ def chosen(
         usual = losses[federation][n]
         better = [name for name in departures if is_better(losses[name][n], usual)]
         sites.append(min(better, key=lambda name: by_site[name][n], default=federation))
-    return Choice(federation, tuple(sites), validated)
+    return FirstRunChoice(federation, tuple(sites), validated)
 
 
-def with_network(choice: Choice, name: str, by_site: Numbers) -> Choice:
+def with_network(choice: FirstRunChoice, name: str, by_site: Numbers) -> FirstRunChoice:
     """The choice with one more candidate, whose models no site can exchange for one of its own.
 
     Args:
@@ -128,5 +128,5 @@ def with_network(choice: Choice, name: str, by_site: Numbers) -> Choice:
     validated = choice.validated._replace(by_site={**choice.validated.by_site, name: by_site})
     means = validated.means
     if means[name] < min(mean for other, mean in means.items() if other != name):
-        return Choice(name, (name,) * len(choice.sites), validated)
+        return FirstRunChoice(name, (name,) * len(choice.sites), validated)
     return choice._replace(validated=validated)

@@ -1,4 +1,7 @@
-"""From the settings of a first run to those that train: on a table by cross-validation, else the rounds alone."""
+"""From the settings of a first run to those that train: on a table by cross-validation, else the rounds alone.
+
+`copfl run` and `copfl.run` begin with `completed_run`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
 from copfl.errors import UsageError
 from copfl.experiment import preparation, texts_search
 from copfl.experiment.first_run import losses
-from copfl.experiment.first_run.candidates import Candidate, Choice, Losses, chosen, with_network
+from copfl.experiment.first_run.candidates import Candidate, FirstRunChoice, Losses, chosen, with_network
 from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Plan, plan_of, trained_rivals
+from copfl.experiment.rivals import RivalPlan, plan_of, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import CONSTANT, TITLES, Array
+from copfl.settings.complete import complete
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
@@ -50,9 +54,31 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
     return is_usual and not is_chosen and not has_own_models
 
 
+def completed_run(
+    *layers: Layer | Run, preset: str = "", tell: Tell | None = None
+) -> tuple[Run, FirstRunChoice | None]:
+    """The record of a run as it trains, and what was chosen on a table where nobody chose how to train.
+
+    `copfl run` and `copfl.run` begin here.
+
+    Args:
+        layers: Settings by title and key, or an incomplete record; later ones win.
+        preset: The name of a preset, which is below the layers.
+        tell: Gets a line about each step of a search.
+    """
+    run = complete(*layers, preset=preset)
+    if run.run.find_rounds != "first":
+        return run, None
+    plain = [layer for layer in layers if not isinstance(layer, Run)]
+    is_chosen = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
+    return first_run(
+        run, lambda layer: complete(*layers, layer, preset=preset), None if is_chosen else plain, tell
+    )
+
+
 def first_run(
     run: Run, completed: Completed, layers: Sequence[Layer] | None, tell: Tell | None = None
-) -> tuple[Run, Choice | None]:
+) -> tuple[Run, FirstRunChoice | None]:
     """The settings that train, and what was chosen on a table where nobody chose how to train.
 
     Args:
@@ -97,11 +123,11 @@ def _validated(
     run: Run,
     completed: Completed,
     alike: Experiment,
-    plan: Plan,
+    plan: RivalPlan,
     held_out: Folds,
     samples: Dataset,
     tell: Tell,
-) -> tuple[Choice, dict[str, Candidate]]:
+) -> tuple[FirstRunChoice, dict[str, Candidate]]:
     """The choice, and all candidates by name."""
     is_rmse = samples.kind == REGRESSION
     rows = sum(map(len, held_out.whole.train))
@@ -168,14 +194,18 @@ def _alone(kind: str) -> str:
     return kind if kind == CONSTANT else f"{kind} alone"
 
 
-def _seconds(plan: Plan, held_out: Folds, has_network: bool) -> float:
+def _seconds(plan: RivalPlan, held_out: Folds, has_network: bool) -> float:
     """How long the choice takes, about: measured on tables of 100 to 10,000 rows."""
     sites = len(held_out.of)
     return plan.effort.seconds + 2 * held_out.number * (0.5 + 0.01 * sites) + (30 if has_network else 0)
 
 
 def _run_of(
-    choice: Choice, candidates: dict[str, Candidate], completed: Completed, alike: Experiment, plan: Plan
+    choice: FirstRunChoice,
+    candidates: dict[str, Candidate],
+    completed: Completed,
+    alike: Experiment,
+    plan: RivalPlan,
 ) -> Run:
     """The settings of what was chosen."""
     base = candidates[choice.federation]
@@ -208,7 +238,7 @@ def title_of(name: str) -> str:
     return f"{TITLES[kind]} at each client alone" if kind in TITLES else name
 
 
-def text_of(choice: Choice) -> str:
+def text_of(choice: FirstRunChoice) -> str:
     """What was chosen and why, in a sentence or two."""
     validated = choice.validated
     means = ", ".join(f"{title_of(name)} {mean:.4g}" for name, mean in validated.means.items())

@@ -22,7 +22,12 @@ class Folds(NamedTuple):
     number: int  # folds that are held out, from the first; the others are always trained on
 
     def held_out(self, fold: int, client: int) -> Array:
-        """[rows] bool: those of a client that this fold holds out; one row at least is left."""
+        """[rows] bool: those of a client that this fold holds out; one row at least is left.
+
+        Args:
+            fold: Its number.
+            client: Its number.
+        """
         is_held = self.of[client] == fold
         return np.zeros_like(is_held) if is_held.all() else is_held
 

@@ -14,14 +14,15 @@ import torch
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import surprises
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import REGRESSION, Dataset
 from copfl.experiment.first_run.folds import Folds
 from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import Trained
-from copfl.experiment.rounds_search import PATIENCE, LossByRound, rounds_of
+from copfl.experiment.rivals import TrainedRivals
+from copfl.experiment.rounds_search import PATIENCE, LossByRound
+from copfl.experiment.training import rounds_left
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers, mean_of_known
@@ -40,7 +41,7 @@ def of_rows(answers: Array, y: Array, kind: str) -> Array:
     return np.where(np.isnan(answers).any(1), np.nan, surprises(answers, y))
 
 
-def of_rivals(trained: Trained, federation: Federation, kind: str) -> dict[str, list[Array]]:
+def of_rivals(trained: TrainedRivals, federation: FederatedData, kind: str) -> dict[str, list[Array]]:
     """By kind of model the losses of each site's rows; nan at sites without rivals.
 
     Args:
@@ -70,21 +71,31 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
     for fold in held_out:
         e, models = experiment_of(run, folds, samples, fold, eval_every=run.run.rounds), InMemory()
         with contextlib.ExitStack() as stack:
-            for _ in stack.enter_context(contextlib.closing(rounds_of(e, stack, models))):
+            for _ in stack.enter_context(contextlib.closing(rounds_left(e, stack, models=models))):
                 pass
         task = e.training.task
-        for site, own in enumerate(losses):
-            if (kept := models.get(site)) is None or not (is_held := folds.held_out(fold, site)).any():
+        for site, of_site in enumerate(losses):
+            if (client_model := models.get(site)) is None or not (
+                is_held := folds.held_out(fold, site)
+            ).any():
                 continue
             test = tree.row(e.training.federation.test.rows([site]), 0)
             with torch.no_grad():
-                answers, y = predicted(task, kept.model, test)
-            own[is_held] = of_rows(answers, y, task.criterion.kind)
+                answers, y = predicted(task, client_model.model, test)
+            of_site[is_held] = of_rows(answers, y, task.criterion.kind)
     return losses
 
 
 def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_every: int = 1) -> Experiment:
-    """The run on the other folds, with a fold for testing."""
+    """The run on the other folds, with a fold for testing.
+
+    Args:
+        run: The settings.
+        folds: Of the training rows.
+        samples: The data set.
+        fold: The number of the one that is tested on.
+        eval_every: Rounds between evaluations.
+    """
     settings = dataclasses.replace(
         run.run,
         find_rounds="off",
@@ -100,14 +111,14 @@ def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_ever
     return prepare(dataclasses.replace(run, partition=partition, data=data, run=settings))
 
 
-class Network(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A method that is trained by steps, after as many rounds as have the lowest loss."""
 
     rounds: int
     by_site: Numbers  # the loss of each site, as of `site_losses`
 
 
-def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]) -> Network:
+def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]) -> TrainedNetwork:
     """The losses of each site in the round whose mean over sites is the lowest.
 
     Args:
@@ -119,10 +130,10 @@ def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]
     experiments = [experiment_of(run, folds, samples, fold) for fold in held_out]
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     factor = float(np.mean(np.square(samples.target_scale[1]))) if samples.kind == REGRESSION else 1.0
-    best = Network(0, np.full(len(folds.of), np.nan))
+    best = TrainedNetwork(0, np.full(len(folds.of), np.nan))
     lowest = math.inf
     with contextlib.ExitStack() as stack:
-        loops = [stack.enter_context(contextlib.closing(rounds_of(e, stack))) for e in experiments]
+        loops = [stack.enter_context(contextlib.closing(rounds_left(e, stack))) for e in experiments]
         for rounds in zip(*loops, strict=True):
             for curve, round in zip(curves, rounds, strict=True):
                 curve.after(round)
@@ -130,7 +141,7 @@ def of_network(run: Run, folds: Folds, samples: Dataset, held_out: Sequence[int]
             by_site = np.sqrt(by_site) if samples.kind == REGRESSION else by_site
             number, mean = rounds[0].number + 1, float(mean_of_known(by_site))
             if mean < lowest or not best.rounds:
-                best, lowest = Network(number, by_site), mean
+                best, lowest = TrainedNetwork(number, by_site), mean
             if number - best.rounds >= max(PATIENCE, best.rounds // 2):
                 break
     return best

@@ -1,4 +1,7 @@
-"""Each client's model, as an evaluation measured it: in memory, or in a run folder."""
+"""Each client's model, as an evaluation measured it: in memory, or in a run folder.
+
+Training gives the models to a keeper, and a result asks it for them.
+"""
 
 import contextlib
 import copy
@@ -128,7 +131,14 @@ class InFolder:
 
 
 def write_weights(path: Path, layout: Layout, model: Personal, stage: Stage) -> None:
-    """The tensors by name, with the stage as metadata."""
+    """The tensors by name, with the stage as metadata.
+
+    Args:
+        path: Of the file.
+        layout: Of the vector.
+        model: That is written.
+        stage: Which round it is of.
+    """
     from safetensors.torch import save
 
     # One entry: safetensors writes several in any order, and the same model should be the same bytes.
@@ -138,7 +148,12 @@ def write_weights(path: Path, layout: Layout, model: Personal, stage: Stage) -> 
 
 
 def read_weights(path: Path, layout: Layout) -> ClientModel:
-    """The content of a file that `write_weights` wrote; RunError if it is damaged, or of another model."""
+    """The content of a file that `write_weights` wrote; RunError if it is damaged, or of another model.
+
+    Args:
+        path: Of the file.
+        layout: Of the vector.
+    """
     from safetensors.torch import load_file
 
     stage = read_stage(path)
@@ -162,7 +177,12 @@ def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def named_tensors(layout: Layout, model: Personal) -> dict[str, Tensor]:
-    """A model's tensors by name; a mixture's with the expert's number in front, and the shares."""
+    """A model's tensors by name; a mixture's with the expert's number in front, and the shares.
+
+    Args:
+        layout: Of the vector.
+        model: A vector, or a mixture of several.
+    """
     if isinstance(model, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in named_tensors(layout, w).items()}
         return parts | mixture_tensors(model)
@@ -178,7 +198,12 @@ def mixture_tensors(model: Experts) -> dict[str, Tensor]:
 
 
 def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
-    """The model, from its tensors by name: the inverse of `named_tensors`."""
+    """The model, from its tensors by name: the inverse of `named_tensors`.
+
+    Args:
+        layout: Of the vector.
+        tensors: By name.
+    """
     share = tensors.get("share")
     if share is None or "share" in layout.names:
         return _vector(layout, tensors)
@@ -199,7 +224,12 @@ def _vector(layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def with_entries(task: Task, w: Tensor) -> nn.Module:
-    """A copy of the task's module with the entries of w."""
+    """A copy of the task's module with the entries of w.
+
+    Args:
+        task: With the module.
+        w: A vector.
+    """
     net = copy.deepcopy(task.module)
     # Frozen tensors and integers keep their values.
     net.load_state_dict(named_tensors(task.layout, w), strict=False)
@@ -218,13 +248,24 @@ class Valve:
 
 
 def with_valve(net: nn.Module, head: str, valve: Tensor) -> nn.Module:
-    """The network, whose head now sees its features through this valve."""
+    """The network, whose head now sees its features through this valve.
+
+    Args:
+        net: The network.
+        head: The name of its head.
+        valve: A factor for each feature.
+    """
     net.get_submodule(head).register_forward_pre_hook(Valve(valve.cpu().clone()))
     return net
 
 
 def network_of(task: Task, model: Personal) -> nn.Module:
-    """A copy of the task's module with this model; of a mixture, with the expert of the largest share."""
+    """A copy of the task's module with this model; of a mixture, with the expert of the largest share.
+
+    Args:
+        task: With the module.
+        model: A vector, or a mixture of several.
+    """
     net = with_entries(task, vector_of(model))
     valve = model.valve if isinstance(model, Experts) else None
     return net if valve is None else with_valve(net, task.layout.head, valve)
@@ -236,7 +277,14 @@ def vector_of(model: Personal) -> Tensor:
 
 
 def received_model(algorithm: AnyAlgorithm, task: Task, state: State, client: int) -> Personal:
-    """The model that this client has after the last round, before it would train again."""
+    """The model that this client has after the last round, before it would train again.
+
+    Args:
+        algorithm: What the clients train with.
+        task: What they learn.
+        state: After the last round.
+        client: Its number.
+    """
     ids = torch.tensor([client], device=task.device)
     record, down = state.clients.rows(ids), algorithm.downlink(state.server, ids)
     model: Personal = algorithm.personal_model(task, tree.row(record, 0), tree.row(down, 0))

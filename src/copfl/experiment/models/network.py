@@ -1,4 +1,7 @@
-"""The model of a run, what of it is trained, and its tokenizer."""
+"""The model of a run, what of it is trained, and its tokenizer.
+
+`prepare` makes the model of a run with it, and a bundle again when it is loaded.
+"""
 
 import copy
 import dataclasses
@@ -79,7 +82,12 @@ def _model(name: str) -> str:
 
 
 def tokenized(dataset: Dataset, model: Model) -> Dataset:
-    """The data set with token numbers in place of sentences; any other data set unchanged."""
+    """The data set with token numbers in place of sentences; any other data set unchanged.
+
+    Args:
+        dataset: With texts, or not.
+        model: Its settings, which say how texts become tokens.
+    """
     splits = (dataset.train, dataset.test)
     if not all(isinstance(split.x, np.ndarray) and split.x.dtype.kind in "UO" for split in splits):
         return dataset
@@ -101,8 +109,8 @@ def tokenized(dataset: Dataset, model: Model) -> Dataset:
         arrays = {name: array[:, :-1] for name, array in arrays.items()}
         classes = tuple(map(str, range(tokenizer.vocabulary)))
     train = len(dataset.train)
-    parts = [
+    splits_of_tokens = [
         dataclasses.replace(split, x={name: a[some] for name, a in arrays.items()}, y=targets[some])
         for split, some in zip(splits, (slice(0, train), slice(train, None)), strict=True)
     ]
-    return dataclasses.replace(dataset, train=parts[0], test=parts[1], classes=classes)
+    return dataclasses.replace(dataset, train=splits_of_tokens[0], test=splits_of_tokens[1], classes=classes)

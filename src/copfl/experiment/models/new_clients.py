@@ -1,4 +1,7 @@
-"""Clients that never trained, fitted after the last round by the algorithm's own local update."""
+"""Clients that never trained, fitted after the last round by the algorithm's own local update.
+
+Training calls `fitted` at its end; a baseline uses `alone_of`.
+"""
 
 import dataclasses
 import json
@@ -24,10 +27,10 @@ from copfl.core.algorithm import (
 )
 from copfl.core.evaluation import VALIDATED
 from copfl.core.task import Data, Personal, Plan, Task
-from copfl.data.clients.federation import Federation
+from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import generator
 from copfl.engine import mapping
-from copfl.engine.rounds import Ids, Models, State
+from copfl.engine.rounds import Ids, ModelKeeper, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
@@ -103,7 +106,7 @@ class WithoutServer(Wrapper):
 class Renumbered:
     """The models of a federation of these clients alone, under their own numbers."""
 
-    models: Models
+    models: ModelKeeper
     clients: Ids
     round: int  # the last of the federation
 
@@ -118,41 +121,55 @@ class Renumbered:
 
 
 def fitted(
-    simulation: Simulation, state: State, trained: Ids, new: Ids, models: Models | None = None
+    simulation: Simulation, state: State, trained: Ids, new: Ids, models: ModelKeeper | None = None
 ) -> NewClients:
     """The new clients after the last round. Their updates depend on the seed and the client alone.
 
     `models` gets their models, fitted to all their samples.
+
+    Args:
+        simulation: What is the same in every round.
+        state: After the last round.
+        trained: The clients that trained.
+        new: Those that did not.
+        models: Gets the models of the new clients, fitted to all their samples.
     """
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
     honest = np.setdiff1d(trained, traits(algorithm).attackers)  # a new client attacks nothing
     message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
-    own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
-    found = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
+    fitting, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
+    result = NewClients(new.tolist(), {}, {}, np.full(len(new), np.nan))
     for name, count in SAMPLES.items():
         federation = _only(whole, new, count, simulation.seed, device)
-        kept = Renumbered(models, new, state.round) if models is not None and count is None else None
-        found.accuracy[name], found.validation[:] = _accuracies(simulation, own, federation, kept)
-        found.alone[name], _ = _accuracies(simulation, alone, federation)
-    return found
+        keeper = Renumbered(models, new, state.round) if models is not None and count is None else None
+        result.accuracy[name], result.validation[:] = _accuracies(simulation, fitting, federation, keeper)
+        result.alone[name], _ = _accuracies(simulation, alone, federation)
+    return result
 
 
 def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
     """Local training with the algorithm's optimizer and number of epochs, or its own rule; None: it has neither."""
     steps = traits(algorithm).local_steps
-    if (own := trained_alone(algorithm)) is not None:
-        return with_local_steps(own, steps)
+    if (alone := trained_alone(algorithm)) is not None:
+        return with_local_steps(alone, steps)
     optimizer = traits(algorithm).optimizer
     return None if optimizer is None else with_local_steps(Local(optimizer, algorithm.total_epochs), steps)
 
 
 def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:
-    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer."""
+    """Local training with the algorithm's optimizer, epochs and training add-ons; None: no optimizer.
+
+    Args:
+        algorithm: Of the run.
+        addons: Its training add-ons.
+    """
     local = local_baseline(algorithm)
     return build("addons", addons, algorithm=local) if local is not None and addons else local
 
 
-def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: torch.device) -> Federation:
+def _only(
+    whole: FederatedData, ids: Ids, count: int | None, seed: int, device: torch.device
+) -> FederatedData:
     """A federation of these clients, each with at most `count` of its training samples: the first drawn."""
     partition = whole.partition
     drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
@@ -160,14 +177,14 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     labels = None if partition.labels is None else partition.labels[ids]
     validation = tuple(partition.validation[n] for n in ids) if partition.validation else ()
     chosen = dataclasses.replace(partition, train=train, test=test, labels=labels, validation=validation)
-    return Federation(whole.dataset, chosen, device)
+    return FederatedData(whole.dataset, chosen, device)
 
 
 def _accuracies(
     simulation: Simulation,
     algorithm: AnyAlgorithm | None,
-    federation: Federation,
-    models: Models | None = None,
+    federation: FederatedData,
+    models: ModelKeeper | None = None,
 ) -> tuple[Numbers, Numbers]:
     """The primary metric of each client's model after all local updates, on test and validation samples.
 
@@ -190,9 +207,14 @@ def _accuracies(
     return last.clients[name], last.clients.get(f"{name}{VALIDATED}", unknown)
 
 
-def write(found: NewClients, folder: Path) -> None:
-    """Writes the file of a run folder."""
-    text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
+def write(new_clients: NewClients, folder: Path) -> None:
+    """Writes the file of a run folder.
+
+    Args:
+        new_clients: What was measured.
+        folder: Of the run.
+    """
+    text = json.dumps(plain({"updates": UPDATES, **new_clients._asdict()}), indent=1) + "\n"
     files.write_bytes(folder / NEW_CLIENTS, text.encode())
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from copfl import wire
-from copfl.data.contract.statistics import PASSES, Site, Vector, names_of, site_of, sums_of
+from copfl.data.contract.statistics import PASSES, SiteValues, Vector, names_of, site_of, sums_of
 from copfl.data.tables.files import read_table
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases
@@ -241,7 +241,7 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
     return SiteStatistics(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
 
 
-def node_site(terms: StatisticsTerms, node: Node) -> Site:
+def node_site(terms: StatisticsTerms, node: Node) -> SiteValues:
     """The rows of the node's table.
 
     Args:

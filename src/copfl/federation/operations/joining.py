@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.data.contract.check import Checked, check
+from copfl.data.contract.check import ContractCheck, check
 from copfl.data.contract.contract import Contract
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.node.acceptance import INVITATION, invitation_of
@@ -151,7 +151,7 @@ def parsed(policy: str) -> Policy:
     return policy_from(tomllib.loads(policy))
 
 
-def checked(invitation: Invitation, data: str) -> Checked | None:
+def checked(invitation: Invitation, data: str) -> ContractCheck | None:
     """How the site's data differ from the contract; None if there is no contract, or the data are a function.
 
     Args:
@@ -164,7 +164,7 @@ def checked(invitation: Invitation, data: str) -> Checked | None:
     return check(contract, Path(data))
 
 
-def described(invitation: Invitation, data: str, compared: Checked | None, policy: str) -> Iterator[str]:
+def described(invitation: Invitation, data: str, compared: ContractCheck | None, policy: str) -> Iterator[str]:
     """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
 
     Args:
@@ -288,7 +288,7 @@ def read(folder: Path) -> JoinedSite:
     return JoinedSite(folder.resolve(), signed.invitation, options)
 
 
-def answer(site: JoinedSite, compared: Checked | None = None) -> tuple[InvitationAnswer, bytes]:
+def answer(site: JoinedSite, compared: ContractCheck | None = None) -> tuple[InvitationAnswer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 
     Args:

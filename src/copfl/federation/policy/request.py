@@ -19,7 +19,7 @@ from copfl.federation.policy.fields import NAMED, refusals_of
 from copfl.federation.policy.names import COMPONENTS, USUAL_LOSS, USUAL_METRIC
 from copfl.federation.policy.record import SMALLEST_SUM, AllowedBase, AllowedCode, Policy, PrivacyRules
 from copfl.federation.policy.refusal import OPTION, PolicyError, Refusal, shown
-from copfl.settings.federation import RUN_KEYS, TITLES, Network, Samples
+from copfl.settings.federation import RUN_KEYS, TITLES, Network, SampleDescription
 from copfl.settings.flat import flattened, nested
 from copfl.settings.policy_lines import KEYS
 from copfl.settings.record import declared
@@ -29,7 +29,7 @@ from copfl.settings.toml import Tables
 # What a run config means that leaves keys out, of the tables whose values the policy bounds.
 DEFAULTS: dict[str, dict[str, Any]] = {
     title: {f.name: f.default for f in declared(record)}
-    for title, record in (("run", RunSettings), ("network", Network), ("samples", Samples))
+    for title, record in (("run", RunSettings), ("network", Network), ("samples", SampleDescription))
 } | {"algorithm": {"name": "copfl"}}
 DEFAULT_CLIP = 1.0  # of noised uploads
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from copfl.data.contract.contract import Contract
-from copfl.data.contract.statistics import Question, Vector
+from copfl.data.contract.statistics import ContractQuestion, Vector
 from copfl.errors import DataError, UsageError, WireError, raised_as
 from copfl.federation.protocol.secure_sum import Rules
 from copfl.federation.protocol.settings import Terms, contract_of, federation_of
@@ -29,7 +29,7 @@ class StatisticsTerms(Terms):
     """What the machines agree on to add up statistics."""
 
     contract: Contract
-    question: Question
+    question: ContractQuestion
 
     @property
     def rules(self) -> Rules:
@@ -61,7 +61,7 @@ def terms_of(run_config: Mapping[str, Any]) -> StatisticsTerms:
             "its epsilon: give the means, deviations and categories in the contract"
         )
     with raised_as(UsageError, "{}", DataError):
-        question = Question.of(contract)
+        question = ContractQuestion.of(contract)
     if federation.secure.aggregation:
         without_range = [c.name for c in question.numbers if c.minimum is None or c.maximum is None]
         if question.free:
@@ -77,7 +77,7 @@ def terms_of(run_config: Mapping[str, Any]) -> StatisticsTerms:
     return StatisticsTerms(federation, f"statistics-{contract.digest}", contract, question)
 
 
-def like_centres(question: Question) -> torch.Tensor:
+def like_centres(question: ContractQuestion) -> torch.Tensor:
     """The form of the server's message: a number for each column of numbers."""
     return torch.zeros(max(len(question.numbers), 1), dtype=torch.float64)
 

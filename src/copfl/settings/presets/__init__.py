@@ -18,7 +18,12 @@ def names() -> list[str]:
 
 
 def preset(name: str, rounds: int) -> Tables:
-    """The settings of a preset for a run of so many rounds."""
+    """The settings of a preset for a run of so many rounds.
+
+    Args:
+        name: Of the preset.
+        rounds: Of the run.
+    """
     return counted(content(name), rounds)
 
 
@@ -30,7 +35,12 @@ def content(name: str) -> Tables:
 
 
 def counted(tables: Mapping[str, Mapping[str, Any]], rounds: int) -> Tables:
-    """The tables with numbers of rounds in place of percentages such as "50%"."""
+    """The tables with numbers of rounds in place of percentages such as "50%".
+
+    Args:
+        tables: Settings by title and key.
+        rounds: Of the run.
+    """
 
     def number(value: Any) -> Any:
         is_part = isinstance(value, str) and PERCENTAGE.fullmatch(value)

@@ -15,11 +15,16 @@ def federation(means: list[float], rows: int, seed: int = 0, noise: float = 0.3)
     """Our losses and theirs: at each site theirs are higher by a mean, with noise."""
     rng = np.random.default_rng(seed)
     theirs = [1 + noise * rng.normal(size=rows) for _ in means]
-    return [own - mean - noise * rng.normal(size=rows) for own, mean in zip(theirs, means, strict=True)], theirs
+    return [
+        own - mean - noise * rng.normal(size=rows) for own, mean in zip(theirs, means, strict=True)
+    ], theirs
 
 
 def test_a_gain_is_a_fraction_of_both_losses_and_has_at_least_the_pooled_variance() -> None:
-    ours, theirs = [np.array([1.0, 1.0, NAN]), np.array([1.0, 3.0])], [np.array([3.0, 3.0, 9.0]), np.array([2.0, 2.0])]
+    ours, theirs = (
+        [np.array([1.0, 1.0, NAN]), np.array([1.0, 3.0])],
+        [np.array([3.0, 3.0, 9.0]), np.array([2.0, 2.0])],
+    )
     found = gains(ours, theirs)
     assert found.mean == pytest.approx([0.5, 0.0])
     # Rows of the second site: 1/4 and -1/4, a variance of 1/8 with one degree of freedom; of the first site: none.

@@ -96,7 +96,11 @@ def chosen(
     usual = losses[federation]
     better = {name: are_better(losses[name], usual) for name in departures if name != federation}
     sites = [
-        min((name for name in better if better[name][n]), key=lambda name: by_site[name][n], default=federation)
+        min(
+            (name for name in better if better[name][n]),
+            key=lambda name: by_site[name][n],
+            default=federation,
+        )
         for n in range(len(usual))
     ]
     return Choice(federation, tuple(sites), validated)

@@ -39,6 +39,7 @@ class Records(NamedTuple):
     values: dict[tuple[str, str, int], dict[str, list[float | None]]]
     trained: dict[tuple[str, str], Counter[str]]
     seconds: dict[tuple[str, str], list[float]]
+    probabilities: dict[str, list[dict[str, float]]]  # of the default, by federation
 
     def of(self, federation: str, model: str, metric: str) -> dict[int, float]:
         """By split, the mean over sites."""
@@ -53,7 +54,7 @@ class Records(NamedTuple):
 
 def read(path: Path) -> Records:
     """The records of a file."""
-    records = Records({}, {}, {})
+    records = Records({}, {}, {}, {})
     for line in gzip.decompress(path.read_bytes()).decode().splitlines():
         run = json.loads(line)
         if "error" in run:
@@ -61,6 +62,8 @@ def read(path: Path) -> Records:
         key = run["federation"], run["method"]
         records.trained.setdefault(key, Counter())[run["trained"]] += 1
         records.seconds.setdefault(key, []).append(run["seconds"])
+        if run["method"] == DEFAULT and "probabilities" in run:
+            records.probabilities.setdefault(run["federation"], []).append(run["probabilities"])
         for model, metrics in run["values"].items():
             records.values[run["federation"], model, run["split"]] = metrics
     return records
@@ -76,6 +79,7 @@ def page_of(path: Path) -> str:
         parts.append(as_markdown(_means(records, federations, error)))
     for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
         parts.append(as_markdown(_judged(records, federations, error)))
+    parts.append(as_markdown(_calibrated(records, classes)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -85,15 +89,15 @@ def _models(records: Records) -> list[str]:
 
 
 def _means(records: Records, federations: list[str], error: Error) -> Table:
-    """A row per federation, a column per model."""
+    """A row per federation, a column per model, of the splits that all models have."""
     models, rows = _models(records), []
+    scale = 100 if error is WRONG else 1
     for federation in federations:
-        row = [federation]
-        for model in models:
-            found = list(records.of(federation, model, error.metric).values())
-            scale = 100 if error is WRONG else 1
-            row.append(f"{scale * np.mean(found):.{error.digits}f}" if found else "")
-        rows.append(row)
+        by_model = {model: records.of(federation, model, error.metric) for model in models}
+        known = [set(found) for found in by_model.values() if found]
+        common = set.intersection(*known) if known else set()
+        means = {m: scale * np.mean([found[s] for s in common]) for m, found in by_model.items() if found}
+        rows.append([federation, *(f"{means[m]:.{error.digits}f}" if m in means else "" for m in models)])
     return Table(f"{error.title}: means over sites and splits", ["", *models], rows)
 
 
@@ -125,6 +129,22 @@ def _judged(records: Records, federations: list[str], error: Error) -> Table:
         "s",
     ]
     return Table(f"{error.title} of the default, negative is better", head, rows)
+
+
+def _calibrated(records: Records, federations: list[str]) -> Table:
+    """What the default's probabilities are worth, a row per federation."""
+    rows = []
+    for federation in federations:
+        if found := records.probabilities.get(federation):
+            error = 100 * np.mean([of_split["calibration_error"] for of_split in found])
+            sites, above, shown = (
+                int(sum(of_split[name] for of_split in found)) for name in ("sites", "above", "shown_above")
+            )
+            rows.append([federation, f"{len(found)}", f"{error:.1f}", f"{above} of {sites}", f"{shown}"])
+    head = ["", "splits", "calibration error, %", "sites above the class frequencies", "by more than noise"]
+    return Table(
+        "probabilities of the default: calibration error of all test rows, log loss at sites", head, rows
+    )
 
 
 def _best(by_model: dict[str, dict[int, float]], splits: dict[int, float]) -> str:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import copfl
+from copfl.experiment.probabilities import Probabilities
 from copfl.rivals import file as rivals_file
 
 DATA = "studies.tables.federations:natural"
-DEFAULT, CHOOSE, FIRST = "default", "choose", "levels"  # the first run has the rivals, too
+DEFAULT, CHOOSE, FIRST = "default", "choose", "levels"  # the first of each have the rivals, too
 BUDGET = "2m"  # of a choice
 
 METHODS: dict[str, Mapping[str, Any]] = {
@@ -37,7 +38,7 @@ class Job(NamedTuple):
 
 
 def record(job: Job, folder: Path | None) -> dict[str, Any]:
-    """By model, its metrics at each site, and how long it took.
+    """By model, its metrics at each site; what its probabilities are worth, and how long it took.
 
     Args:
         job: What is trained.
@@ -59,24 +60,39 @@ def record(job: Job, folder: Path | None) -> dict[str, Any]:
                 code=["studies.tables.federations"],
             )
             rivals = rivals_file.read(Path(out) / "chosen")
-            trained = choice.rival or choice.chosen
+            trained, probabilities = choice.rival or choice.chosen, None
     else:
         options: dict[str, Any] = {"threads": 1, "workers": 1, "seed": job.split, **METHODS[job.method]}
         if folder is not None:
             options["data_dir"] = folder
         result = copfl.run(options.pop("algorithm", None), DATA, data_options=of_data, **options)
-        rivals, trained = result.rivals, result.experiment.run.algorithm.name
+        rivals, probabilities = result.rivals, result.probabilities
+        chosen = result.choice
+        trained = result.experiment.run.algorithm.name if chosen is None else chosen.federation
     if rivals is None:
         raise ValueError("a run on a table has rivals")
     alone = {name: of_kind.tested for name, of_kind in rivals.values.items()}
     values = {job.method: alone.get(trained, rivals.personal)}
-    if job.method == FIRST:
+    if job.method in (FIRST, DEFAULT):
         values |= alone
     seconds = round(time.monotonic() - started, 2)
     return {
         "values": {name: _rounded(of_sites) for name, of_sites in values.items()},
         "trained": trained,
         "seconds": seconds,
+        **({} if probabilities is None else {"probabilities": _judged(probabilities)}),
+    }
+
+
+def _judged(found: Probabilities) -> dict[str, float]:
+    """The calibration error of all test rows together, and at how many sites the class frequencies are better."""
+    rows = sum(bin.samples for bin in found.calibration)
+    gaps = sum(bin.samples * abs(bin.confidence - bin.accuracy) for bin in found.calibration)
+    return {
+        "calibration_error": float(f"{gaps / rows:.5g}"),
+        "sites": int(np.isfinite(found.log_loss).sum()),
+        "above": int((found.log_loss > found.reference).sum()),
+        "shown_above": len(found.worse),
     }
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from copfl.core.metrics import METRICS
+from copfl.core.calibration import frequencies
+from copfl.core.metrics import METRICS, surprises
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION
 from copfl.rivals.effort import FEWEST_TREES, FOLDS, MOST_TREES, ONE_PENALTY, PENALTIES, Effort, effort_of
 from copfl.rivals.estimators import folds_of
@@ -167,12 +168,30 @@ def test_what_is_validated_is_of_models_that_did_not_see_the_row() -> None:
     assert found[FOREST].validated < 0.7
 
 
-def test_folds_spread_every_class() -> None:
-    y = np.repeat([0, 1, 2], [30, 6, 3])
-    folds = folds_of(y, 3, 0)
-    counts = np.array([[np.sum((folds == fold) & (y == c)) for c in range(3)] for fold in range(FOLDS)])
-    assert (np.ptp(counts, axis=0) <= 1).all()
-    assert folds_of(np.zeros(2, np.int64), 1, 0).tolist() in ([0, 1], [1, 0])
+def test_folds_are_of_equal_size_and_of_two_rows_there_are_two() -> None:
+    assert np.ptp(np.bincount(folds_of(39, 0), minlength=FOLDS)) <= 1
+    assert folds_of(2, 0).tolist() in ([0, 1], [1, 0])
+
+
+def test_the_constant_answer_does_not_seem_better_at_small_sites_than_it_is() -> None:
+    """Its cross-validated log loss is that of new rows; if folds had the classes of the site, it would be lower."""
+    rng = np.random.default_rng(0)
+    draws = rng.random((4000, 11)) < 0.3  # sites of ten rows, and a new one
+    inside, new = [], []
+    for row in draws.astype(np.int64):
+        folds, y = folds_of(10, int(row @ 2 ** np.arange(11))), row[:10]
+        answers = np.stack([frequencies(y[folds != fold], 2) for fold in folds])
+        inside.append(surprises(answers, y).mean())
+        new.append(surprises(frequencies(y[:8], 2)[None], row[10:])[0])
+    error = np.std(np.subtract(inside, new)) / np.sqrt(len(draws))
+    assert abs(np.mean(inside) - np.mean(new)) < 3 * error
+
+
+def test_a_site_whose_rows_are_all_different_has_a_forest_out_of_the_bag() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)), np.arange(60) % 2
+    plain, marked = (of(SiteRows(x, y, x, y, unit))[FOREST].inside for unit in (None, np.arange(60) * 7))
+    assert np.array_equal(plain, marked)
 
 
 def test_log_loss_by_hand_and_bounded() -> None:

@@ -26,7 +26,8 @@ def choice_table(choice: FirstRunChoice) -> Table:
     if choice.exceptions:
         names = [f"client {n} ({title_of(name)})" for n, name in choice.exceptions.items()]
         notes.append(
-            "A client keeps another model where that is better on its own rows by two standard errors: "
+            "A client keeps another model where that is better on its own rows by two standard errors, given what all "
+            "clients show: "
             f"{listed(names, NAMED)}."
         )
     notes += [f"Left out: {title_of(name)}, {why}." for name, why in validated.left_out.items()]

@@ -95,7 +95,7 @@ def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
     # A row is answered with the penalty that the other folds choose, so that its own target has no say.
     validated = answers[0].copy()
     unit = None if problem.unit is None else problem.unit[known]
-    folds = folds_of(problem.y[known], problem.classes, problem.seed, unit)
+    folds = folds_of(len(known), problem.seed, unit)
     for fold in np.unique(folds).tolist():
         others = losses[:, folds != fold]
         best = int(others.mean(1).argmin()) if others.size else 0
@@ -174,23 +174,22 @@ def quietly() -> AbstractContextManager[None]:
     return stack  # type: ignore[return-value]
 
 
-def folds_of(y: Array, classes: int, seed: int, unit: Array | None = None) -> Array:
-    """The fold of each row, from 0; the rows of a class are spread over the folds.
+def folds_of(count: int, seed: int, unit: Array | None = None) -> Array:
+    """The fold of each row, from 0, by chance.
+
+    Classes are not spread evenly over the folds. With a few rows of a site that would tell the constant answer what
+    it is tested on, and it would seem better than it is.
 
     Args:
-        y: The targets.
-        classes: Their number; 0: values.
+        count: Of the rows.
         seed: Of the order.
-        unit: Rows with the same number are in one fold; its target is that of its first row. None: each is alone.
+        unit: Rows with the same number are in one fold. None: each is alone.
     """
     if unit is not None:
-        first, member = np.unique(unit, return_index=True, return_inverse=True)[1:]
-        return folds_of(y[first], classes, seed)[member]
-    order = np.random.default_rng(seed % 2**32).permutation(len(y))
-    if classes:
-        order = order[np.argsort(y[order], kind="stable")]
-    folds = np.empty(len(y), np.int64)
-    folds[order] = np.arange(len(y)) % FOLDS
+        kinds, member = np.unique(unit, return_inverse=True)
+        return folds_of(len(kinds), seed)[member]
+    folds = np.empty(count, np.int64)
+    folds[np.random.default_rng(seed % 2**32).permutation(count)] = np.arange(count) % FOLDS
     return folds
 
 
@@ -211,7 +210,7 @@ def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
     used = np.arange(len(y))
     if most is not None and len(y) > most:
         used = np.linspace(0, len(y) - 1, most).astype(np.int64)
-    folds = folds_of(y[used], classes, problem.seed, None if problem.unit is None else problem.unit[used])
+    folds = folds_of(len(used), problem.seed, None if problem.unit is None else problem.unit[used])
     for fold in np.unique(folds).tolist() if len(used) > 1 else ():
         inside, outside = used[folds != fold], used[folds == fold]
         answers[outside] = fit(x[inside], y[inside])(x[outside])

@@ -61,12 +61,15 @@ def site_rivals(
 
 def _problems(rows: SiteRows, kind: str, classes: int, seed: int) -> list[Problem]:
     """One for each column of targets: a label has two classes, 0 and 1."""
+    unit = rows.unit
+    if unit is not None and len(np.unique(unit)) == len(unit):
+        unit = None
     if kind == CLASSIFICATION:
-        return [Problem(rows.x, rows.y, classes, seed, rows.unit)]
+        return [Problem(rows.x, rows.y, classes, seed, unit)]
     columns = np.asarray(rows.y, np.float64).reshape(len(rows.y), -1).T
     if kind == MULTILABEL:
-        return [Problem(rows.x, (y > 0.5).astype(np.int64), 2, seed, rows.unit) for y in columns]
-    return [Problem(rows.x, y, 0, seed, rows.unit) for y in columns]
+        return [Problem(rows.x, (y > 0.5).astype(np.int64), 2, seed, unit) for y in columns]
+    return [Problem(rows.x, y, 0, seed, unit) for y in columns]
 
 
 def _joined(columns: list[Array], y: Array, kind: str) -> Array:

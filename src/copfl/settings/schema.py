@@ -440,7 +440,7 @@ class RunSettings:
         "",
         "Clients that keep a model of scikit-learn that they train alone, in place of the federation's: a kind for "
         "all, such as forest, or each with its number, such as 3:forest,5:constant. The model has to be trees.",
-        shown="in `copfl run` on a table, those for which it is better by two standard errors",
+        shown="in `copfl run` on a table, those for which it is better by two standard errors, given all clients",
     )
     benefit: bool = in_federation(
         False,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from copfl.experiment.first_run import file
-from copfl.experiment.first_run.candidates import chosen, is_better, site_losses, with_network
+from copfl.experiment.first_run.candidates import chosen, site_losses, with_network
 
 NAN = np.nan
 ALONE = ("constant", "alone", "forest alone")
@@ -38,24 +38,6 @@ def test_a_site_that_some_candidate_does_not_know_does_not_count() -> None:
         "levels": [np.array([2.0]), np.array([0.0])],
     }
     assert chosen(losses, is_rmse=False, folds=5, alone=ALONE).federation == "constant"
-
-
-def test_better_is_by_two_standard_errors_of_the_paired_differences() -> None:
-    rng = np.random.default_rng(0)
-    theirs = rng.normal(size=400)
-    noise = rng.normal(size=400)
-    noise -= noise.mean()
-    error = noise.std(ddof=1) / 20
-    assert is_better(theirs - noise - 2.2 * error, theirs)
-    assert not is_better(theirs - noise - 1.8 * error, theirs)
-    assert not is_better(theirs, theirs)
-
-
-def test_few_rows_need_more_and_two_rows_are_never_enough() -> None:
-    gains = np.array([0.5, 1.0, 1.5])  # 3.5 standard errors
-    assert not is_better(-gains, np.zeros(3))
-    assert not is_better(np.array([-1.0, -1.0]), np.zeros(2))
-    assert is_better(np.array([-1.0, -1.0, -1.0]), np.zeros(3))
 
 
 def test_a_site_departs_where_another_candidate_is_better_on_its_own_rows() -> None:

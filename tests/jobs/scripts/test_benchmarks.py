@@ -397,6 +397,23 @@ def sizes(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @smoke
+def tables(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def cost_of(*words: str) -> Any:
+        commands.append(words)
+        return module.Cost(2.0, 3.0)
+
+    monkeypatch.setattr(module, "cost_of", cost_of)
+    assert main_of(module, monkeypatch, "--sites", "2", "--rows", "5") == 0
+    assert len(commands) == 2
+    module.table_of(folder / "table.csv", 2, 5)
+    assert len((folder / "table.csv").read_text().splitlines()) == 11
+    monkeypatch.undo()
+    assert module.cost_of("--version").processor > 0
+
+
+@smoke
 def zoo(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.MODELS, "tiny", lambda size: Tiny())
     row = module.measured("tiny", module.Size(clients=2, batch=2, pixels=8, tokens=4, rounds=1), "cpu")

@@ -44,10 +44,17 @@ def test_the_page_has_means_and_differences_to_the_best(tmp_path: Path) -> None:
         values = {name: {"log_loss": losses} for name, losses in models.items()}
         run = {"federation": "heart", "split": split, "method": "levels", "trained": "levels", "seconds": 1.0}
         lines.append({**run, "values": values})
-        lines.append({**run, "method": "default", "values": {"default": {"log_loss": [0.3, 0.5]}}})
+        worth = {"calibration_error": 0.05, "sites": 2, "above": 1, "shown_above": 0}
+        default = {"default": {"log_loss": [0.3, 0.5]}}
+        lines.append({**run, "method": "default", "values": default, "probabilities": worth})
+    run = {"federation": "heart", "split": 2, "method": "levels", "trained": "levels", "seconds": 1.0}
+    lines.append(
+        {**run, "values": {"levels": {"log_loss": [9.0, 9.0]}}}
+    )  # a split that the default does not have
     file = tmp_path / "records.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
     page = page_of(file)
     assert page.startswith(INTRODUCTION.read_text("utf-8").strip())
     assert "| heart | 0.600 | 0.500 | 0.500 | 0.400 | 0.400 |" in page
     assert "| heart | 2 | levels 2 | -33.3 " in page
+    assert "| heart | 2 | 5.0 | 2 of 4 | 0 |" in page

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
+from copfl.experiment.first_run.exceptions import are_better
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
 
-ERRORS = 2.0  # standard errors by which a site's exception is better on its own rows
 Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
 
 
@@ -68,21 +67,6 @@ def site_losses(losses: Losses, is_rmse: bool) -> Numbers:
     return np.sqrt(means) if is_rmse else means
 
 
-def is_better(ours: Array, theirs: Array) -> bool:
-    """Whether our losses are lower by two standard errors, paired; of few rows by as rare a t.
-
-    Args:
-        ours: [rows], nan: not known.
-        theirs: Of the same rows.
-    """
-    gains = theirs - ours
-    gains = gains[~np.isnan(gains)]
-    if len(gains) < 3 or not (gains.mean() > 0):
-        return False
-    bound = stats.t.ppf(stats.norm.cdf(ERRORS), len(gains) - 1)
-    return bool(gains.mean() > bound * gains.std(ddof=1) / np.sqrt(len(gains)))
-
-
 def chosen(
     losses: Mapping[str, Losses],
     is_rmse: bool,
@@ -108,12 +92,17 @@ def chosen(
     validated = Validated(by_site, dict(left_out or {}), is_rmse, folds)
     means = validated.means
     federation = min(means, key=lambda name: means[name])
-    sites = []
-    departures = [] if federation in without_exceptions else [name for name in losses if name in alone]
-    for n in range(len(by_site[federation])):
-        usual = losses[federation][n]
-        better = [name for name in departures if is_better(losses[name][n], usual)]
-        sites.append(min(better, key=lambda name: by_site[name][n], default=federation))
+    departures = () if federation in without_exceptions else [name for name in losses if name in alone]
+    usual = losses[federation]
+    better = {name: are_better(losses[name], usual) for name in departures if name != federation}
+    sites = [
+        min(
+            (name for name in better if better[name][n]),
+            key=lambda name: by_site[name][n],
+            default=federation,
+        )
+        for n in range(len(usual))
+    ]
     return FirstRunChoice(federation, tuple(sites), validated)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.data.clients.partition import Partition
-from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.samples import Dataset
 from copfl.rivals.effort import FOLDS
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import Array
@@ -56,10 +56,6 @@ def folds(whole: Partition, samples: Dataset, seed: int) -> Folds:
         samples: The rows.
         seed: Of the run.
     """
-    classes = len(samples.classes) if samples.kind == CLASSIFICATION else 0
     units = samples.train.unit
-    of = tuple(
-        folds_of(samples.train.y[rows], classes, seed, None if units is None else units[rows])
-        for rows in whole.train
-    )
+    of = tuple(folds_of(len(rows), seed, None if units is None else units[rows]) for rows in whole.train)
     return Folds(whole, of, FOLDS if sum(map(len, whole.train)) < MANY_ROWS else 1)

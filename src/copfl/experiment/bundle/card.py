@@ -20,8 +20,14 @@ copfl evaluate {folder} --data {file}
 ```"""
 
 
-def card(description: Description, folder: str) -> str:
-    """What the model is, takes and returns, how good it is, and how it is used."""
+def card(description: Description, folder: str, remembers_samples: bool = False) -> str:
+    """What the model is, takes and returns, how good it is, and how it is used.
+
+    Args:
+        description: That of the bundle.
+        folder: Its name.
+        remembers_samples: Whether the weights have features of training samples.
+    """
     origin, output = description.origin, description.output
     who = "The global model" if origin.client is None else f"The model of client {origin.client}"
     who += f" ({origin.name})" if origin.name and origin.name != str(origin.client) else ""
@@ -48,6 +54,8 @@ def card(description: Description, folder: str) -> str:
         *([f"- **Needs:** {', '.join(code)}, code of its author that is not in the bundle; name its module when the "
            f"model is opened: `--code {code[0].partition(':')[0]}`"]
           if (code := [*own_code(description.model), *own_code(description.task)]) else []),
+        *(["- **Contains:** features of training samples, one by one. Keep it where the samples are"]
+          if remembers_samples else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",
     ]  # fmt: skip

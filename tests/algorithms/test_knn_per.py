@@ -39,7 +39,7 @@ def drawn(count: int, seed: int = 0) -> tuple[Array, NDArray[np.int64]]:
 
 def as_data(x: Array, y: Any, padding: int = 0) -> Data:
     padded = [np.concatenate([a, np.zeros((padding, *a.shape[1:]), a.dtype)]) for a in (x, y)]
-    return Data(*map(torch.from_numpy, padded), torch.tensor(len(x)))
+    return Data(torch.from_numpy(padded[0]), torch.from_numpy(padded[1]), torch.tensor(len(x)))
 
 
 # -- the method in numpy, sample by sample -------------------------------------------------------------------
@@ -60,7 +60,8 @@ def voted(point: Array, keys: Array, labels: NDArray[np.int64], k: int, scale: f
     nearest = sorted(range(len(keys)), key=distances.__getitem__)[:k]
     for place in nearest:
         found[labels[place]] += np.exp(-distances[place] / (scale * FEATURES))
-    return found / found.sum()
+    result: Array = found / found.sum()
+    return result
 
 
 def chosen_share(
@@ -179,7 +180,7 @@ def test_settings_and_tasks_that_make_no_sense_are_refused() -> None:
         ({"holdout": 1}, "holdout=1 leaves no sample"),
     ):
         with pytest.raises(UsageError, match=message):
-            KNNPer(**wrong)  # type: ignore[arg-type]
+            KNNPer(**wrong)
     with pytest.raises(
         UsageError, match="knn_per mixes classes, labels or values of samples; this task is next_token"
     ):

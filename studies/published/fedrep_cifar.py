@@ -82,9 +82,9 @@ def table(classes: int, body_epochs: int, published: Mapping[str, float]) -> Tab
         rows=rows(body_epochs, published),
         seeds=1,
         tolerance="which images each client has, initial weights and the order of the batches",
-        unsaid="the epochs of the methods beside FedRep and FedAvg, and their own options (here ten epochs where a part "
-        "is personal, and copfl's defaults); after the last round a client trains its head alone there, and here as in "
-        "every other round; weights alone decay there, and biases too here",
+        unsaid="the epochs of the methods beside FedRep and FedAvg, and their own options (here ten epochs where a "
+        "part is personal, and copfl's defaults); after the last round a client trains its head alone there, and here "
+        "as in every other round; weights alone decay there, and biases too here",
         model=Network,
     )
 

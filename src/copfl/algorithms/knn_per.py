@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from copfl.core import ClientOutput, Data, Experts, Plan, State, Task, training_split, tree, validation_split
 from copfl.core.memory import Memory, recalled, vote
@@ -81,16 +81,17 @@ class KNNPer(Averaging):
         )
         # Local statistics are those of the received weights, and not of the trained ones: features depend on them.
         received = task.with_local_statistics(w, data) if task.buffers == "local" else w
-        memory, places = self._remembered(task, received, data, client.memory)
-        memory = memory._replace(share=self._best_share(task, received, data, memory, places))
+        filled, places = self._remembered(task, received, data, client.memory)
+        share = self._best_share(task, received, data, filled, places)
+        memory = self._with_empty_places(filled._replace(share=share))
         (personal, moments), upload, _, metrics = self.output(task, trained, data)
         after = Client(personal, moments, received, memory)
         predicts = _with_memory(received, memory)
         return ClientOutput(after, upload, predicts, {**metrics, "vote": memory.share})
 
     def _remembered(self, task: Task, w: Tensor, data: Data, before: Memory) -> tuple[Memory, Tensor]:
-        """The memory, and [m] the sample at each of its places."""
-        places = torch.arange(self.samples, device=data.size.device)
+        """The memory, without the places that no client of this batch fills, and [m] the sample at each place."""
+        places = torch.arange(min(self.samples, data.y.shape[0]), device=data.size.device)
         kept = data.size.clamp(max=self.samples)
         chosen = (places * data.size // kept.clamp(min=1)).clamp(max=data.y.shape[0] - 1)
         x, y = tree.each(lambda t: t[chosen], (data.x, data.y))
@@ -98,8 +99,14 @@ class KNNPer(Averaging):
         used = places < kept
         features = torch.where(used[:, None], torch.cat(parts), 0)
         targets = one_hot(y, task.classes) if task.criterion.kind == "classification" else y
-        targets = torch.where(used[:, None], targets.to(w.dtype).view(self.samples, task.classes), 0)
+        targets = torch.where(used[:, None], targets.to(w.dtype).view(len(places), task.classes), 0)
         return before._replace(features=features, targets=targets, used=used), torch.where(used, chosen, -1)
+
+    def _with_empty_places(self, memory: Memory) -> Memory:
+        """With as many places as the record of every client has."""
+        missing = self.samples - memory.used.shape[0]
+        rows = {name: pad(getattr(memory, name), (0, 0, 0, missing)) for name in ("features", "targets")}
+        return memory._replace(**rows, used=pad(memory.used, (0, missing)))
 
     def _best_share(self, task: Task, w: Tensor, data: Data, memory: Memory, places: Tensor) -> Tensor:
         """[], of the shares that are tried the one with the lowest loss on the samples held out; 0 without any."""

@@ -13,6 +13,7 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedavg_ft import FedAvgFT
 from copfl.algorithms.feddpa import FedDPA
 from copfl.algorithms.fedpoe import FedPOE
+from copfl.algorithms.knn_per import KNNPer
 from copfl.core import AnyAlgorithm, Experts
 from copfl.core.evaluation import with_statistics
 from copfl.testing import small_federation
@@ -36,6 +37,7 @@ AROUND_FEDAVG: dict[str, AnyAlgorithm] = {
     "fedavg_ft": FedAvgFT(tune_epochs=1),
     "feddpa": FedDPA(),
     "fedpoe": FedPOE(holdout=0),
+    "knn_per": KNNPer(holdout=0, samples=16),
     "fedavg, bn_stats": with_addons(FedAvg(), bn_stats="local"),
     "fedavg, ema": with_addons(FedAvg(), ema=0.9),
     "apfl, bn_stats, ema": with_addons(APFL(), bn_stats="local", ema=0.9),

@@ -54,6 +54,7 @@ def test_paces_by_hand() -> None:
     for schedule, wanted in (
         ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
         ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5]),
+        ("steps", [1, 1, 0.1, 0.01, 0.01]),
     ):
         algorithm = LrSchedule(FedAvg(), schedule, 4)
         server = algorithm.server_init(task, 1)

@@ -25,6 +25,7 @@ from copfl.algorithms.ffa_lora import FFALoRA as FFALoRA
 from copfl.algorithms.flex_lora import FlexLoRA as FlexLoRA
 from copfl.algorithms.gpfl import GPFL as GPFL
 from copfl.algorithms.ifca import IFCA as IFCA
+from copfl.algorithms.knn_per import KNNPer as KNNPer
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
 from copfl.algorithms.levels import Levels as Levels
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg

@@ -4,13 +4,14 @@ Accuracy and loss are sums over samples, computed with the model. Other metrics 
 the collected predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from copfl.core import tree
+from copfl.core.memory import Memory
 from copfl.core.metrics import Array, Metric
 from copfl.core.task import EVAL_BATCH, Data, Experts, Personal, Task
 
@@ -107,10 +108,17 @@ def without_model(metrics: dict[str, Tensor]) -> tuple[dict[str, Tensor], Measur
     """The clients' metrics alone, and their models where the evaluation was asked for them."""
     if FINITE not in metrics:
         return metrics, None
-    fields = {name: metrics[f"{MODEL}.{name}"] for name in Experts._fields if f"{MODEL}.{name}" in metrics}
-    model: Personal = Experts(**fields) if fields else metrics[MODEL]
+    parts = {name.removeprefix(f"{MODEL}."): t for name, t in metrics.items() if name.startswith(f"{MODEL}.")}
+    model: Personal = metrics[MODEL] if MODEL in metrics else mixture_of(parts)
     rest = {name: t for name, t in metrics.items() if name.partition(".")[0] != MODEL}
     return rest, Measured(model, metrics[FINITE])
+
+
+def mixture_of(tensors: Mapping[str, Tensor]) -> Experts:
+    """The mixture, from its tensors by the paths of `tree.named`; other names are none of its."""
+    whole = {name: tensors[name] for name in Experts._fields if name in tensors}
+    remembered = {name: tensors[f"memory.{name}"] for name in Memory._fields if f"memory.{name}" in tensors}
+    return Experts(**whole, memory=Memory(**remembered) if remembered else None)
 
 
 def global_statistics(algorithm: Any, task: Task, client: Any) -> Tensor | None:

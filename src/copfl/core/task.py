@@ -21,6 +21,7 @@ from copfl.core import tree
 from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
+from copfl.core.memory import Memory, recalled, vote
 from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
@@ -81,6 +82,8 @@ class Experts(NamedTuple):
     near: Tensor | None = None
     # [2, f]: the head of each model sees relu(valve[0] * feature + valve[1]) in place of a feature.
     valve: Tensor | None = None
+    # Samples whose nearest vote, by the features of the first model; the vote is mixed with the models'.
+    memory: Memory | None = None
 
 
 Personal = Tensor | Experts  # a client's model: one vector, or a mixture of several
@@ -378,7 +381,10 @@ class Task:
             similarity = (nn.functional.normalize(outputs[0][1]) @ personal.near).clamp(0, 1)  # [b]
             first = share[:-1, None] * similarity
             share = torch.cat([first, 1 - first.sum(0, keepdim=True)])  # [k, b]
-        return criterion.mixed(torch.stack([criterion.predictions(logits) for logits, _ in outputs]), share)
+        mixed = criterion.mixed(torch.stack([criterion.predictions(logits) for logits, _ in outputs]), share)
+        if (memory := personal.memory) is None:
+            return mixed
+        return recalled(criterion, vote(memory, outputs[0][1]), mixed, memory.share)
 
     def head_outputs(self, head: Tensor, features: Tensor) -> Tensor:
         """The outputs [b, C] of a Linear head [h] for features [b, f] that are not those of the body."""

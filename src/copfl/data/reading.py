@@ -34,7 +34,13 @@ LARGEST_IMAGE_FILE = 32 * MIB
 LARGEST_IMAGE_SIDE = 4096  # pixels
 ORIENTATION, QUARTER_TURNS = 0x112, (5, 6, 7, 8)  # in EXIF, and its values that exchange height and width
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
-_PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
+_PICKLED_NUMPY = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),  # since numpy 2
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+_NUMBERS = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f2", "f4", "f8", "b1"}
 
 
 @contextmanager
@@ -180,17 +186,29 @@ class _StrictTarInfo(tarfile.TarInfo):
 def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 that has only containers, numbers, bytes and numpy arrays.
 
-    The three numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing
-    else, is called. Any other name is refused. `pickled_bytes` turns a record into an array.
+    `pickled_bytes` turns the record of an array into an array.
 
     Args:
         raw: The content of the file.
         source: Its name, for the error.
     """
+    content = _unpickled(raw, source)
+    if not isinstance(content, dict):
+        raise DataError(f"{source} contains a {type(content).__name__}; a dictionary was expected")
+    return content
+
+
+def _unpickled(raw: bytes, source: str) -> Any:
+    """The content of a pickle, with a record of `arguments` and `state` in place of each object of numpy.
+
+    The few numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing
+    else, is called. Any other name is refused.
+    """
 
     # A class per call: a pickle that sets attributes of the class changes it for no other call.
     class Inert:
         def __init__(self, *arguments: object) -> None:
+            self.arguments = arguments
             self.state: object = None
 
         def __setstate__(self, state: object) -> None:
@@ -208,10 +226,7 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
             # Python allocates as many memo entries as a number in the file claims, gigabytes for five bytes.
             if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(position or 0) > len(raw):
                 raise DataError(f"{source} is refused: its pickle claims {position} memo entries")
-        content = Reader(io.BytesIO(raw), encoding="bytes").load()
-    if not isinstance(content, dict):
-        raise DataError(f"{source} contains a {type(content).__name__}; a dictionary was expected")
-    return content
+        return Reader(io.BytesIO(raw), encoding="bytes").load()
 
 
 def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8]:
@@ -230,6 +245,46 @@ def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8
     raise DataError(f"{source} contains no image array of the form uint8 [n, {columns}]")
 
 
+def pickled_array(record: object, source: str) -> NDArray[Any]:
+    """The array of numbers of a record that `_unpickled` returned."""
+    match getattr(record, "state", None):
+        case (_, tuple(shape), dtype, in_fortran_order, bytes(raw)):
+            match getattr(dtype, "arguments", None), getattr(dtype, "state", None):
+                case (str(code), *_), (_, "<" | ">" | "|" as order, *_) if code in _NUMBERS:
+                    kind = np.dtype(f"{order}{code}")
+                    sizes = [n for n in shape if type(n) is int and n >= 0]
+                    if len(sizes) == len(shape) and math.prod(sizes) * kind.itemsize == len(raw):
+                        array = np.frombuffer(raw, kind).reshape(
+                            shape, order="F" if in_fortran_order else "C"
+                        )
+                        return np.ascontiguousarray(array, kind.newbyteorder("="))
+    raise DataError(f"{source} is no array of numbers")
+
+
+def pickled_npz(path: Path, entry: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a dictionary that numpy.savez pickled into an entry of a .npz file, without unpickling it.
+
+    Args:
+        path: The file.
+        entry: The name under which the dictionary was saved.
+    """
+    source = f"{path} ({entry})"
+    with data_errors(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
+        if f"{entry}.npy" not in [member.filename for member in _npz_entries(archive, path)]:
+            raise DataError(f'{path} lacks the entry "{entry}"')
+        with archive.open(f"{entry}.npy") as file:
+            if npy.read_magic(file) != (1, 0):
+                raise DataError(f"{source} is of another .npy version; 1.0 was expected")
+            shape, _, dtype = npy.read_array_header_1_0(file)
+            if shape != () or not dtype.hasobject:
+                raise DataError(f"{source} is an array {list(shape)} of {dtype}; a dictionary was expected")
+            raw = file.read()
+    match getattr(_unpickled(raw, source), "state", None):
+        case (_, (), _, _, [dict(content)]) if all(isinstance(name, str) for name in content):
+            return {name: pickled_array(record, f"{source}, {name!r}") for name, record in content.items()}
+    raise DataError(f"{source} contains no dictionary of arrays")
+
+
 def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[np.generic]:
     """The array of a .npy file, left on disk, or of `length` bytes of another file from `offset` on."""
     with data_errors(str(path), ".npy file"), path.open("rb") as file:
@@ -243,17 +298,21 @@ def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """The arrays of a .npz file by name."""
     arrays: dict[str, NDArray[np.generic]] = {}
     with data_errors(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        # Compressed zeros can grow a thousandfold: a small file must not fill the memory.
-        limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
-        if total > limit:
-            raise DataError(f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted")
-        for entry in entries:
+        for entry in _npz_entries(archive, path):
             with archive.open(entry) as file:
                 _npy_header(file, f"{path} ({entry.filename})", entry.file_size)
                 file.seek(0)
                 arrays[entry.filename.removesuffix(".npy")] = npy.read_array(file, allow_pickle=False)
     return arrays
+
+
+def _npz_entries(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
+    """The entries of a .npz file, if they fit into memory: compressed zeros can grow a thousandfold."""
+    entries = archive.infolist()
+    limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
+    if total > limit:
+        raise DataError(f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted")
+    return entries
 
 
 def _npy_header(file: IO[bytes], source: str, end: int) -> tuple[tuple[int, ...], np.dtype[np.generic]]:

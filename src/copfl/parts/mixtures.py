@@ -97,12 +97,12 @@ def mean_direction(task: Task, w: Tensor, data: Data) -> Tensor:
     return total / data.size.clamp(min=1)
 
 
-def feature_size(task: Task) -> int:
-    """f, the columns of the head's matrix."""
+def feature_size(task: Task, who: str = "feddpa") -> int:
+    """f, the columns of the head's matrix; UsageError where there is none, in the name of the algorithm."""
     shape = task.layout.head_shape
     if len(shape) != 2 or task.criterion.kind == "next_token":
         raise UsageError(
-            f'feddpa compares the features before a trained Linear head; "{task.layout.head}" is none, or '
+            f'{who} compares the features before a trained Linear head; "{task.layout.head}" is none, or '
             'predicts tokens. Name another head, as head="classifier", or choose another algorithm'
         )
     return shape[1]

@@ -25,6 +25,7 @@ from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.sets import datasets
 from copfl.data.sets.hub import PREFIX
 from copfl.data.sets.image_folder import image_folder
+from copfl.data.sets.pfllib import pfllib
 from copfl.data.sets.published import leaf
 from copfl.errors import how_to_set
 from copfl.models import pretrained
@@ -42,7 +43,7 @@ SMALL_TABLE: Tables = {
     "partition": {"name": "dirichlet"},
     "model": {"name": "mlp"},
 }
-READ_FOR_CLIENTS = (npz_file, leaf, image_folder)  # the samples say whether there are natural clients
+READ_FOR_CLIENTS = (npz_file, leaf, pfllib, image_folder)  # the samples say whether there are natural clients
 BY_GROUP: Tables = {"partition": {"name": "by_group"}}
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.

@@ -11,7 +11,7 @@ from copfl.wrappers.bn_stats import LocalBnStats
 from copfl.wrappers.ema import Ema
 from copfl.wrappers.lr_schedule import LrSchedule
 
-SCHEDULES = ("constant", "cosine", "linear")
+SCHEDULES = ("constant", "cosine", "linear", "steps")
 STATISTICS = ("running", "local")
 
 
@@ -24,7 +24,8 @@ def with_addons(
 ) -> AnyAlgorithm:
     """The algorithm with these training add-ons; at their defaults it is unchanged.
 
-    The learning rate falls to zero in `lr_rounds` rounds.
+    The learning rate falls to zero in `lr_rounds` rounds; in steps, to a tenth at half of them and to a hundredth at
+    three quarters.
     """
     one_of(SCHEDULES, **{"addons.lr_schedule": lr_schedule})
     one_of(STATISTICS, **{"addons.bn_stats": bn_stats})

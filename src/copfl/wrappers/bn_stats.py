@@ -6,8 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import ClientOutput, Data, Personal, Plan, Task
+from copfl.core import ClientOutput, Data, Experts, Personal, Plan, Task
 from copfl.core.evaluation import vectors_of, with_statistics
+from copfl.errors import UsageError
 from copfl.wrappers.base import Wrapper, initial_model
 
 
@@ -36,6 +37,12 @@ class LocalBnStats(Wrapper):
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         w = vectors_of(output.trained)
+        has_memory = isinstance(output.trained, Experts) and output.trained.memory is not None
+        if has_memory and w.shape[-1] > task.d and task.buffers != "local":
+            raise UsageError(
+                "addons.bn_stats=local would change the features that a client remembers; use bn_stats=running, "
+                "or statistics that stay with the client"
+            )
         models = [task.with_local_statistics(model, data) for model in w.reshape(-1, w.shape[-1])]
         statistics = torch.stack(models).reshape(w.shape)[..., task.d :]
         after = BnStatsClient(output.client, statistics, torch.ones_like(client.ever))

@@ -1,6 +1,7 @@
 """Predictions with an exponential moving average of the weights that a client's rounds ended in."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -34,13 +35,23 @@ class Ema(Wrapper):
 
     def client_update(self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
-        sum = tree.each(lambda s, t: self.decay * s + (1 - self.decay) * t, client.sum, output.trained)
+        sum = tree.each(self._added, client.sum, output.trained)
         weight = self.decay * client.weight + (1 - self.decay)
-        averaged = tree.each(lambda s: s / weight, sum)
+        averaged = tree.each(partial(_mean, weight=weight), sum)
         return output._replace(client=EmaClient(output.client, sum, weight), trained=averaged)
 
     def personal_model(self, task: Task, client: EmaClient, down: Any) -> Personal:
         current, trained = super().personal_model(task, client, down), client.weight > 0
         weight = torch.where(trained, client.weight, 1)
-        model: Personal = tree.each(lambda s, c: torch.where(trained, s / weight, c), client.sum, current)
+        model: Personal = tree.each(
+            lambda s, c: torch.where(trained, _mean(s, weight), c), client.sum, current
+        )
         return model
+
+    def _added(self, sum: Tensor, new: Tensor) -> Tensor:
+        return self.decay * sum + (1 - self.decay) * new if new.is_floating_point() else new
+
+
+def _mean(sum: Tensor, weight: Tensor) -> Tensor:
+    """What is no number, such as which places of a memory are used, is that of the last round."""
+    return sum / weight if sum.is_floating_point() else sum

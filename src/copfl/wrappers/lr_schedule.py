@@ -19,7 +19,7 @@ class ScheduledDown(NamedTuple):
 
 @dataclass(frozen=True)
 class LrSchedule(RoundWrapper):
-    """The algorithm whose learning rate falls from round to round, to zero after `rounds`."""
+    """The algorithm whose learning rate falls from round to round, to zero after `rounds`, or in two steps."""
 
     schedule: str = "cosine"
     rounds: int = 100
@@ -31,7 +31,10 @@ class LrSchedule(RoundWrapper):
 
     def downlink(self, server: Any, ids: Tensor) -> ScheduledDown:
         done = (server.round.double() / self.rounds).clamp(max=1)
-        lr_factor = 1 - done if self.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
+        if self.schedule == "steps":
+            lr_factor = 0.1 ** ((done >= 0.5).double() + (done >= 0.75).double())
+        else:
+            lr_factor = 1 - done if self.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
         return ScheduledDown(super().downlink(server, ids), lr_factor.expand(len(ids)))
 
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:

@@ -65,7 +65,7 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
 
 # Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client,
 # and adapters. COPFL_SLOW=1: of every algorithm.
-KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "ktpfl", "fedsa_lora", "fedex_lora")
+KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "knn_per", "ktpfl", "fedsa_lora", "fedex_lora")
 CASES = [
     pytest.param(name, addons, marks=[] if name in KINDS else slow)
     for name in ALGORITHMS

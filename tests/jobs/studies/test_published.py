@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+from copfl.data.samples import Dataset, Samples
 from studies.published import __main__ as command
-from studies.published import flamby_heart
+from studies.published import cifar, fedrep_cifar, flamby_heart
 from studies.published.table import Row, Table, outcome, run_row, run_table
 from tests.slow import slow
 
@@ -67,3 +70,123 @@ def test_a_number_that_is_outside_fails(
 def test_without_a_name_the_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 0
     assert "flamby_heart: FLamby" in capsys.readouterr().out
+
+
+# -- CIFAR-10 ------------------------------------------------------------------------------------------------
+
+ON_IMAGES = {
+    name: row
+    for name, row in zip(command.TABLES, ("", "FedRep", "FedAvg", "kNN-Per", "FedAvg+"), strict=True)
+    if row
+}
+
+
+def images(train: int, test: int = 200) -> Dataset:
+    """As many made-up images as these, of ten classes."""
+    rng = np.random.default_rng(0)
+    parts = [
+        Samples(rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), np.arange(n) % 10)
+        for n in (train, test)
+    ]
+    classes = tuple("0123456789")
+    return Dataset("cifar10", parts[0], parts[1], classes, mean=(0.5,) * 3, std=(0.2,) * 3, augment=True)
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "load", lambda name, folder: images(1000))
+
+
+def test_the_clients_of_fedrep_have_as_many_images_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "load", lambda name, folder: images(2000))
+    monkeypatch.setattr(cifar, "TRAIN", 2000)
+    for classes in (2, 5):
+        federation = cifar.by_classes(None, clients=10, classes=classes, train=200, test=20)
+        assert federation.changed == ""
+        for train, test in zip(federation.partition.train, federation.partition.test, strict=True):
+            counts = np.bincount(federation.dataset.train.y[train], minlength=10)
+            assert sorted(counts) == [0] * (10 - classes) + [200 // classes] * classes
+            of_test = np.bincount(federation.dataset.test.y[test], minlength=10)
+            assert (of_test > 0).tolist() == (counts > 0).tolist()
+
+
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.parametrize("test_share", [0.0, 0.25])
+def test_all_images_are_divided_once(test_share: float) -> None:
+    federation = cifar.by_labels(None, clients=5, alpha=10.0, seed=0, test_share=test_share)
+    partition = federation.partition
+    assert sorted(np.concatenate([*partition.train, *partition.test])) == list(range(1200))
+    if test_share:
+        for train, test in zip(partition.train, partition.test, strict=True):
+            assert len(test) == pytest.approx(test_share * (len(train) + len(test)), abs=0.5)
+    else:
+        assert all((part < 1000).all() for part in partition.train)
+        assert all((part >= 1000).all() for part in partition.test)
+    assert federation.changed.startswith(
+        "1,000 of 50,000 training images are there, so 1,200 of 60,000 images are divided"
+    )
+
+
+def test_a_small_alpha_gives_clients_of_few_classes() -> None:
+    y = np.arange(10_000) % 10
+    spread, narrow = (
+        np.mean([len(np.unique(y[part])) for part in cifar.divided(y, 20, alpha, np.random.default_rng(0))])
+        for alpha in (100.0, 0.01)
+    )
+    assert spread == 10
+    assert narrow < 4
+
+
+class Tiny(nn.Module):
+    """Colours, averaged over the image: there is no time for a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x.mean((2, 3))))
+        return logits
+
+
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_a_row_of_each_table_of_cifar_works(name: str) -> None:
+    """A round of all clients on made-up images, with a tiny model: the division, the settings and the metric."""
+    table = command.table_of(name)
+    rest = {kind: values for kind, values in table.settings.items() if kind != "model"}
+    table = table._replace(model=Tiny, settings=rest)
+    row = next(row for row in table.rows if row.name == ON_IMAGES[name])
+    (value,) = run_row(table, row, table.federations(None)[""], range(1), rounds=1)
+    assert 0 <= value <= 1
+
+
+def test_fedreps_network_has_its_shapes() -> None:
+    net = fedrep_cifar.Network()
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert sum(p.numel() for p in net.parameters()) == 4_864 + 102_464 + 192_120 + 7_744 + 650
+
+
+def test_all_clients_are_evaluated_where_a_round_has_a_part_of_them() -> None:
+    table, row = flamby_heart.TABLE, flamby_heart.TABLE.rows[2]
+    federation = table.federations(None)[""]
+    quick = {**table.settings, "run": {"rounds": 1, "steps": 2, "batch": 4, "participation": 0.25}}
+    (one,) = run_row(table._replace(settings=quick), row, federation, range(1))
+    (weighted,) = run_row(table._replace(settings=quick, by_rows=True), row, federation, range(1))
+    sizes = [len(part) for part in federation.partition.test]
+    # Means of four fractions of test rows: of the hospitals, and of all their rows.
+    assert (weighted * sum(sizes)) == pytest.approx(round(weighted * sum(sizes)), abs=1e-3)
+    assert one != weighted
+
+
+@pytest.mark.usefixtures("few_images")
+def test_other_data_than_the_published_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fedrep_cifar, "TWO", fedrep_cifar.TWO._replace(model=Tiny))
+    assert command.main(["fedrep_cifar_2", "--row", "FedAvg", "--rounds", "1", "--seeds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "published 0.427" in out
+    assert "no number is inside or outside: 1 rounds; 1,000 of 50,000 training images are there" in out
+    with pytest.raises(SystemExit):
+        command.main(["fedrep_cifar_2", "--row", "FedNothing"])

@@ -20,7 +20,7 @@ from copfl.data.arrays import npz_file, statistics
 from copfl.data.held_out import held_out, rank_within_class
 from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Samples, shown
-from copfl.data.sets import overview, published
+from copfl.data.sets import overview, pfllib, published
 from copfl.data.sets.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.sets.download import TABLE, advice
 from copfl.data.sets.hub import PREFIX, hub_dataset
@@ -33,7 +33,7 @@ REMEDIES = {
     (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar"): "unpack it",
     (".xlsx", ".xls", ".ods"): "save the sheet as CSV UTF-8",
 }
-OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"
+OTHER_KINDS = "an .npz file with x and y, a folder of images, LEAF's .json, or PFLlib's train/ and test/"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CINIC_MEAN, CINIC_STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -56,6 +56,8 @@ def reader(name: str) -> Callable[..., Dataset]:
                 f"{path} is a list in JSON, and not LEAF's; a table is .jsonl, an object per line"
             )
         return published.leaf
+    if pfllib.is_pfllib(path):
+        return pfllib.pfllib
     if os.path.isdir(name):
         return image_folder
     if exists and path.suffix == ".npz":

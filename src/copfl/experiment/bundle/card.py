@@ -23,12 +23,13 @@ copfl evaluate {folder} --data {file}
 ```"""
 
 
-def card(description: Description, folder: str) -> str:
+def card(description: Description, folder: str, remembers_samples: bool = False) -> str:
     """What the model is, takes and returns, how good it is, and how it is used.
 
     Args:
         description: Of the bundle.
         folder: Its name, for the example.
+        remembers_samples: Whether the weights have features of training samples.
     """
     origin, output = description.origin, description.output
     who = "The global model" if origin.client is None else f"The model of client {origin.client}"
@@ -56,6 +57,8 @@ def card(description: Description, folder: str) -> str:
         *([f"- **Needs:** {', '.join(code)}, code of its author that is not in the bundle; name its module when the "
            f"model is opened: `--code {code[0].partition(':')[0]}`"]
           if (code := [*own_code(description.model), *own_code(description.task)]) else []),
+        *(["- **Contains:** features of training samples, one by one. Keep it where the samples are"]
+          if remembers_samples else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",
     ]  # fmt: skip

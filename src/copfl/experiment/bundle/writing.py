@@ -16,7 +16,15 @@ from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
 from copfl.experiment.bundle.places import BASE, OF_SERVER
-from copfl.experiment.models.client_models import GLOBAL, TRAINED, WEIGHTS, InFolder, Stage, write_weights
+from copfl.experiment.models.client_models import (
+    GLOBAL,
+    TRAINED,
+    WEIGHTS,
+    InFolder,
+    Stage,
+    remembers_samples,
+    write_weights,
+)
 from copfl.files import write_bytes
 from copfl.models.networks import OF_HASHED_WORDS
 from copfl.settings.toml import Tables
@@ -138,5 +146,6 @@ def write_facts(folder: Path, facts: Description) -> None:
         folder: Of the bundle.
         facts: Its description.
     """
-    write_bytes(folder / "README.md", card(facts, folder.name).encode(), durable=False)
+    text = card(facts, folder.name, remembers_samples(folder / WEIGHTS))
+    write_bytes(folder / "README.md", text.encode(), durable=False)
     facts.write(folder)

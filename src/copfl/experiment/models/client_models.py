@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.evaluation import mixture_of
 from copfl.core.layout import Layout
 from copfl.core.task import Experts, Personal, Task, opened
 from copfl.engine.rounds import State
@@ -161,6 +162,15 @@ def read_weights(path: Path, layout: Layout) -> ClientModel:
         return ClientModel(joined(layout, load_file(path)), stage)
 
 
+def remembers_samples(path: Path) -> bool:
+    """Whether the model in this file has features of training samples."""
+    from safetensors import safe_open
+
+    with _reading(path), safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        return "memory.used" in names and bool(file.get_tensor("memory.used").any())
+
+
 def read_stage(path: Path) -> Stage:
     """The stage of the model in this file."""
     from safetensors import safe_open
@@ -193,8 +203,7 @@ def named_tensors(layout: Layout, model: Personal) -> dict[str, Tensor]:
 
 def mixture_tensors(model: Experts) -> dict[str, Tensor]:
     """What a mixture has beside its models, by name."""
-    own = {"share": model.share, "near": model.near, "valve": model.valve}
-    return {name: t.cpu().clone() for name, t in own.items() if t is not None}
+    return {name: t.cpu().clone() for name, t in tree.named(model) if name != "w"}
 
 
 def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
@@ -213,7 +222,7 @@ def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
         )
         for n in range(len(share))
     ]
-    return Experts(torch.stack(experts), share, tensors.get("near"), tensors.get("valve"))
+    return mixture_of({**tensors, "w": torch.stack(experts)})
 
 
 def _vector(layout: Layout, tensors: dict[str, Tensor]) -> Tensor:

@@ -164,7 +164,9 @@ def checked(invitation: Invitation, data: str) -> ContractCheck | None:
     return check(contract, Path(data))
 
 
-def described(invitation: Invitation, data: str, compared: ContractCheck | None, policy: str) -> Iterator[str]:
+def described(
+    invitation: Invitation, data: str, compared: ContractCheck | None, policy: str
+) -> Iterator[str]:
     """What the owner reads: who invites, what is trained, what leaves, what it costs, and how the data differ.
 
     Args:

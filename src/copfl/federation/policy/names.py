@@ -29,6 +29,7 @@ ALGORITHMS = (
     "flex_lora",
     "gpfl",
     "ifca",
+    "knn_per",
     "ktpfl",
     "levels",
     "lg_fedavg",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from studies.published.table import Table, as_text, run_table
 
-TABLES = ("flamby_heart",)
+TABLES = ("flamby_heart", "flamby_tcga")
 
 
 def table_of(name: str) -> Table:

@@ -14,7 +14,7 @@ from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import Federation
 from copfl.data.clients.partition import Partition, hold_out, with_validation
-from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
+from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import Training
 from copfl.engine.machine import processors
@@ -139,6 +139,13 @@ def dataset(run: Run, tell: Tell) -> Dataset:
             f'all training samples of "{samples.name}" have the same value, so there is nothing to learn: is it '
             "the right target?"
         )
+    if samples.kind == SURVIVAL and not samples.train.y[:, 1].any():
+        raise DataError(
+            f'no training sample of "{samples.name}" has the event: all times are censored, so there is nothing to '
+            "learn: is the column of the event the right one?"
+        )
+    if samples.kind == SURVIVAL and run.task.cuts:  # an output for each interval
+        samples = dataclasses.replace(samples, classes=tuple(f"{cut:g}" for cut in run.task.cuts))
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):
         tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")

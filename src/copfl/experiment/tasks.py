@@ -46,7 +46,7 @@ def build_task(
             raise SettingError(
                 "task.loss", loss, f"is not defined for {kind}; defined are {known} and mymodule:myfunction"
             )
-        options |= {"loss": loss} if kind == "regression" else {}
+        options |= {"loss": loss} if kind in ("regression", "survival") else {}
     criterion = CRITERIA[kind](**options)
     if user_code.is_reference(loss):
         criterion = with_losses(criterion, _function(loss, code))

@@ -31,6 +31,8 @@ class Criterion:
     mixed: Callable[[Tensor, Tensor], Tensor]
     test_losses: Callable[[Tensor, Tensor], Tensor]  # predictions, targets -> [b]
     correct: Callable[[Tensor, Tensor], Tensor] | None  # predictions, targets -> [b] in 0..1, for an accuracy
+    # Of survival in discrete time: predictions are the probabilities that the event has happened by these times.
+    cuts: tuple[float, ...] = ()
 
     @property
     def logarithmic(self) -> bool:
@@ -146,6 +148,7 @@ def survival(loss: str = "cox", ties: str = "efron", cuts: Sequence[float] = ())
         _mean,
         partial(_incidence_losses, ends),
         None,
+        ends,
     )
 
 

@@ -3,6 +3,7 @@
 Targets are rows [time, event]: the event was seen at this time (1), or the sample was lost sight of then (0, censored).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +128,33 @@ def medians(risk: Numbers, hazard: Curve) -> Numbers:
     needed = np.log(2) * np.exp(-risk)
     place = np.searchsorted(hazard.values, needed, side="left")
     return np.concatenate([hazard.times, [np.inf]])[place]
+
+
+def survival_in_intervals(times: Numbers, incidences: Numbers, cuts: Sequence[float]) -> Numbers:
+    """[n, k], the probability that there is no event up to each of k times, linear between the cuts; nan beyond them.
+
+    Args:
+        times: [k].
+        incidences: [n, cuts], the probability that the event has happened by each cut.
+        cuts: The ends of the intervals, ascending.
+    """
+    at, known = (
+        np.array([0.0, *cuts]),
+        np.concatenate([np.ones((len(incidences), 1)), 1 - incidences], axis=1),
+    )
+    rows = [np.interp(times, at, row, right=np.nan) for row in known]
+    return np.array(rows).reshape(len(incidences), len(times))
+
+
+def medians_in_intervals(incidences: Numbers, cuts: Sequence[float]) -> Numbers:
+    """[n], when half are left, linear between the cuts; infinite if more are left at the last one.
+
+    Args:
+        incidences, cuts: As of `survival_in_intervals`.
+    """
+    at = np.array([0.0, *cuts])
+    known = np.concatenate([np.zeros((len(incidences), 1)), incidences], axis=1)
+    return np.array([np.interp(0.5, row, at, right=np.inf) for row in known]).reshape(len(incidences))
 
 
 def brier_scores(

@@ -26,7 +26,7 @@ from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
-from copfl.experiment.tasks import check_task, learned_task
+from copfl.experiment.tasks import check_task, learned_task, with_intervals
 from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build
@@ -144,8 +144,7 @@ def dataset(run: Run, tell: Tell) -> Dataset:
             f'no training sample of "{samples.name}" has the event: all times are censored, so there is nothing to '
             "learn: is the column of the event the right one?"
         )
-    if samples.kind == SURVIVAL and run.task.cuts:  # an output for each interval
-        samples = dataclasses.replace(samples, classes=tuple(f"{cut:g}" for cut in run.task.cuts))
+    samples = with_intervals(samples, run.task)
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):
         tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")

@@ -1,5 +1,6 @@
 """The objective and the metrics of a run, those of copfl or the user's own."""
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
 from copfl.core.evaluation import collected, on_host_arrays
 from copfl.core.metrics import Metric, metric, usual_metrics
 from copfl.core.task import Data, Task, task_of
+from copfl.data.samples import SURVIVAL, Dataset
 from copfl.errors import UsageError
 from copfl.settings import schema, user_code
 from copfl.settings.checking import SettingError
@@ -54,6 +56,13 @@ def build_task(
     if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
         raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
     return criterion, tuple(named) or usual_metrics(kind)
+
+
+def with_intervals(dataset: Dataset, task: schema.Task) -> Dataset:
+    """The data set with an output for each interval of discrete time, named by its end; any other one unchanged."""
+    if dataset.kind != SURVIVAL or not task.cuts:
+        return dataset
+    return dataclasses.replace(dataset, classes=tuple(f"{cut:g}" for cut in task.cuts))
 
 
 def learned_task(

@@ -179,6 +179,8 @@ class Samples(Checked):
         if self.kind == "next_token":
             return ()
         numbers = tuple(map(str, range(self.outputs)))
+        if self.kind == "survival":
+            return ("risk",) if self.outputs == 1 else numbers
         return (self.names if self.kind == "classification" else others) or numbers
 
     @property

@@ -3,15 +3,16 @@
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
 best; where clients have no class in common it was below training alone, and APFL equals it. For values it is
 Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is
-FedPer where a client sees few samples, else LG-FedAvg. For the next token it is FedAvg with fine-tuning. The
-batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds;
-a named algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
+FedPer where a client sees few samples, else LG-FedAvg. For the next token and for survival it is FedAvg with
+fine-tuning. The batch size and the learning rate follow from the number of samples that a client has, and sees
+in all rounds; a named algorithm has them too. In runs that are long enough a client predicts with an average
+of its weights.
 """
 
 import math
 from typing import NamedTuple
 
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
@@ -118,6 +119,8 @@ def first_choice(known: Known) -> FirstChoice:
     if known.kind == MULTILABEL:
         server = "mean" if known.sums_only or known.pretrained else "fedexp"
         return FirstChoice("fedper", {}, server, training, ema)
+    if known.kind == SURVIVAL:
+        return FirstChoice("fedavg_ft", {}, "mean", training, ema)
     if known.kind == NEXT_TOKEN and not known.sums_only:
         # From scratch a common head had the lower perplexity; pretrained models were not compared.
         return FirstChoice("fedper" if known.pretrained else "fedavg_ft", {}, "fedexp", training, ema)
@@ -152,6 +155,8 @@ def why(run: Run) -> str:
         return "seldom far from the best in 22 federations"
     if run.algorithm.name == "apfl":
         return "hardly any class is at two clients, where a common model is worse than training alone"
+    if run.algorithm.name == "fedavg_ft" and (run.data.event or run.data.kind == SURVIVAL):
+        return "few events at a client do not determine a model of its own, and FedPAC needs classes"
     if run.algorithm.name == "fedavg_ft":
         return "FedPAC needs classes, and a body that is shared beside a personal head"
     if run.algorithm.name == "lg_fedavg":

@@ -9,9 +9,10 @@ from typing import Any
 
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset
 from copfl.errors import RunError, UsageError
 from copfl.experiment.models.network import tokenized
+from copfl.experiment.tasks import with_intervals
 from copfl.federation.machines.deployed import write_connection
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing
@@ -170,7 +171,10 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
         )
     dataset = data_of(run.data) if example is None else example
-    agreed = {} if contract is None else samples_of(contract)
+    agreed: dict[str, Any] = {} if contract is None else samples_of(contract)
+    dataset = with_intervals(dataset, run.task)
+    if dataset.kind == SURVIVAL:  # a contract does not say how many intervals there are
+        agreed["classes"] = len(dataset.classes)
     samples = {**samples_like(dataset, run.model), **agreed, **own.pop("samples")}
     records = {title: own_record(title, table) for title, table in own.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)

@@ -22,6 +22,8 @@ from copfl.rivals.records import (
     BOOSTED,
     FOREST,
     LINEAR,
+    OF_SCIKIT_LEARN,
+    OF_SURVIVAL,
     Array,
     Rival,
     Rivals,
@@ -245,6 +247,7 @@ def _judged(trained: Trained, clients: int, answers_of: Callable[[int], Array | 
         interval=tuple(intervals),
         left_out=left_out(trained.inputs, trained.effort),
         inputs=SHOWN[trained.inputs.how],
+        models=OF_SURVIVAL if trained.inputs.is_survival else OF_SCIKIT_LEARN,
     )
 
 

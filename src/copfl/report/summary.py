@@ -126,7 +126,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         chosen = result.rivals.chosen
         which = "" if chosen == CONSTANT else f"{chosen}: {TITLES[chosen]} that each client trains alone; "
         notes.append(
-            f"constant: the most frequent class or the mean; {which}verdict: personal against "
+            f"constant: the most frequent class, the mean, or the same risk for all; {which}verdict: personal against "
             f"{chosen}, by the interval over the client's test rows."
         )
     if experiment.clients > ROWS:

@@ -31,6 +31,7 @@ def as_json(rivals: Rivals) -> dict[str, Any]:
                 "interval": [list(bounds) for bounds in rivals.interval],
                 "left_out": dict(rivals.left_out),
                 "inputs": rivals.inputs,
+                "models": rivals.models,
             }
         )
     )
@@ -70,4 +71,5 @@ def from_json(content: dict[str, Any]) -> Rivals:
         ),
         left_out=content["left_out"],
         inputs=content["inputs"],
+        models=content["models"],
     )

@@ -124,9 +124,10 @@ def test_other_programs_get_the_same_outputs(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The export compares the file's outputs with the model's, and fails where they differ."""
-    for kind in ("onnx", "torch", "mlflow", "bundle"):
+    files = {"onnx": "model.onnx", "torch": "model.pt2", "mlflow": "mlflow", "bundle": "bundle"}
+    for kind, name in files.items():
         done = called(
-            capsys, "export", folder / run, "--client", 0, "--format", kind, "--out", tmp_path / kind
+            capsys, "export", folder / run, "--client", 0, "--format", kind, "--out", tmp_path / name
         )
         assert done.code == 0, done.err
     again = copfl.load(tmp_path / "bundle")
@@ -154,7 +155,7 @@ def test_the_run_says_what_probabilities_are_worth(folder: Path) -> None:
         assert [third.name for third in found.thirds] == ["low risk", "medium risk", "high risk"]
         assert "integrated Brier score" in survival.in_words(found)[0]
         page = sections(read_all([folder / run]))
-        (section,) = (one for one in page if one.title == "Survival")
+        (section,) = (one for one in page if one.name == "survival")
         assert [chart.name for chart in section.charts] == ["kaplan-meier", "brier"]
 
 

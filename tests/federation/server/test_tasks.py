@@ -65,7 +65,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "task", [{}, {"task.loss": "discrete_time", "task.cuts": "0.5,1", "samples.classes": 2}]
+    "task", [{}, {"task.loss": "discrete_time", "task.cuts": [0.5, 1], "samples.classes": 2}]
 )
 def test_survival_has_the_models_and_metrics_of_the_simulation(task: dict[str, Any], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -204,8 +204,8 @@ def read(folder: Path) -> Survival | None:
         )
         for one in content["thirds"]
     )
-    scores = (np.array(content[name], np.float64) for name in ("brier", "reference"))
-    return Survival(*scores, thirds, ())
+    brier, reference = (np.array(content[name], np.float64) for name in ("brier", "reference"))
+    return Survival(brier, reference, thirds, ())
 
 
 def in_words(found: Survival) -> list[str]:

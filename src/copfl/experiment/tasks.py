@@ -87,6 +87,10 @@ def learned_task(
     """
     mean, std = getattr(module, "normalization", None) or channels
     criterion, metrics = build_task(run.task, kind, scale)
+    if kind == SURVIVAL and outputs != (needed := len(criterion.cuts) or 1):
+        raise SettingError(
+            "samples.classes", outputs, f"must be {needed}, the outputs of this objective of survival"
+        )
     return task_of(
         module,
         outputs,

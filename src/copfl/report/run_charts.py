@@ -203,8 +203,8 @@ def _stairs(one: Observed, end: float, place: int) -> Line:
         return [value for value in steps for _ in range(2)]
 
     x = [0.0, *(time for time in one.times for _ in range(2)), end]
-    columns = (both(values) for values in (one.survival, one.low, one.high))
-    return Line(f"{one.name}, {one.samples} samples", *columns, colour=place, x=x)
+    y, low, high = (both(values) for values in (one.survival, one.low, one.high))
+    return Line(f"{one.name}, {one.samples} samples", y, low, high, colour=place, x=x)
 
 
 def similar(run: RunData) -> Iterator[Chart]:

@@ -96,6 +96,15 @@ def test_survival_has_the_models_and_metrics_of_the_simulation(task: dict[str, A
     assert ((survival[:, 1] <= survival[:, 0]) & (survival[:, 0] < 1)).all()
 
 
+def test_the_outputs_are_those_of_the_objective_of_survival() -> None:
+    config = {key: value for key, value in NUMBERS.items() if not key.startswith("samples.target")}
+    config |= {"samples.kind": "survival", "task.metrics": "c_index", "samples.classes": 3}
+    with pytest.raises(UsageError, match=r"samples\.classes.* must be 1"):
+        settings_of(config)
+    with pytest.raises(UsageError, match=r"samples\.classes.* must be 2"):
+        settings_of(config | {"task.loss": "discrete_time", "task.cuts": [1, 2]})
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "classification": {"samples.classes": 3, "task.metrics": "accuracy,auc"},
     "multilabel": {"samples.classes": 3, "task.metrics": "macro_f1"},

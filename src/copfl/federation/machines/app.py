@@ -9,7 +9,7 @@ from typing import Any
 
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
 from copfl.experiment.models.network import tokenized
 from copfl.experiment.tasks import with_intervals
@@ -171,10 +171,8 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
             "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
         )
     dataset = data_of(run.data) if example is None else example
-    agreed: dict[str, Any] = {} if contract is None else samples_of(contract)
+    agreed = {} if contract is None else samples_of(contract)
     dataset = with_intervals(dataset, run.task)
-    if dataset.kind == SURVIVAL:  # a contract does not say how many intervals there are
-        agreed["classes"] = len(dataset.classes)
     samples = {**samples_like(dataset, run.model), **agreed, **own.pop("samples")}
     records = {title: own_record(title, table) for title, table in own.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)

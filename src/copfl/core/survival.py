@@ -27,7 +27,7 @@ def risks(predictions: NDArray[np.floating]) -> Numbers:
     Args:
         predictions: Risks [n, 1], or the probabilities [n, k] that the event has happened by each of k times.
     """
-    return np.asarray(predictions, np.float64).reshape(len(predictions), -1).sum(1)
+    return np.asarray(predictions.sum(tuple(range(1, predictions.ndim)), dtype=np.float64))
 
 
 def concordance(risk: Numbers, targets: NDArray[np.floating]) -> float:
@@ -80,7 +80,7 @@ def kaplan_meier(targets: NDArray[np.floating]) -> KaplanMeier:
     """Kaplan and Meier's estimate, with Greenwood's variance; at least one row."""
     time, seen = times_and_events(targets)
     times, events, at_risk = _steps(time, seen)
-    survival = np.cumprod(1 - events / at_risk)
+    survival: Numbers = np.cumprod(1 - events / at_risk, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(events / (at_risk * (at_risk - events)))
         spread = NORMAL * np.sqrt(variance) / np.abs(np.log(survival))
@@ -122,7 +122,7 @@ def survival_at(times: Numbers, risk: Numbers, hazard: Curve) -> Numbers:
         hazard: The cumulative hazard of a sample of risk 0.
     """
     with np.errstate(over="ignore"):
-        return np.exp(-np.exp(risk)[:, None] * hazard.at(times)[None])
+        return np.asarray(np.exp(-np.exp(risk)[:, None] * hazard.at(times)[None]))
 
 
 def medians(risk: Numbers, hazard: Curve) -> Numbers:

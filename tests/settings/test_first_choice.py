@@ -170,7 +170,7 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
         ),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "and a body"),
-        (survival, "fedavg_ft (server step fedexp, adam", "few events at a client"),
+        (survival, "fedavg_ft (server step mean, adam 0.01, batches of 128", "few events at a client"),
     ):
         run = complete(layer)
         assert run.method_text.startswith(method)

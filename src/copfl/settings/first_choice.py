@@ -18,6 +18,7 @@ from copfl.settings.toml import Tables
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 FEW_SEEN = 6_400  # samples that a client sees in all rounds: in batches of 32 a run would have too few steps
+AT_RISK = 128  # samples of a batch of survival, whose risks are compared: all of a small client's
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
 MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
@@ -94,6 +95,8 @@ def training_of(known: Known) -> Training:
     Args:
         known: The federation.
     """
+    if known.kind == SURVIVAL:
+        return Training(1e-2 if known.head_only else 3e-3, "constant", AT_RISK)
     has_few = known.samples < FEW_SAMPLES or known.seen < FEW_SEEN
     batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
@@ -108,6 +111,8 @@ def first_choice(known: Known) -> FirstChoice:
         known: The federation.
     """
     training = training_of(known)
+    if known.kind == SURVIVAL:
+        return FirstChoice("fedavg_ft", {}, "mean", training)
     if known.head_only:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
@@ -119,8 +124,6 @@ def first_choice(known: Known) -> FirstChoice:
     if known.kind == MULTILABEL:
         server = "mean" if known.sums_only or known.pretrained else "fedexp"
         return FirstChoice("fedper", {}, server, training, ema)
-    if known.kind == SURVIVAL:
-        return FirstChoice("fedavg_ft", {}, "mean", training, ema)
     if known.kind == NEXT_TOKEN and not known.sums_only:
         # From scratch a common head had the lower perplexity; pretrained models were not compared.
         return FirstChoice("fedper" if known.pretrained else "fedavg_ft", {}, "fedexp", training, ema)

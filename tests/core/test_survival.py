@@ -154,7 +154,7 @@ def test_coxs_loss_and_gradient_by_hand() -> None:
     losses = survival().losses(risk, FIVE)
     expected = [math.log(15), math.log(14 / 2), math.log(11.5 / 3), 0, 0]
     torch.testing.assert_close(losses, torch.tensor(expected))
-    losses.sum().backward()
+    losses.sum().backward()  # type: ignore[no-untyped-call]
     slopes = [
         1 / 15 - 1,
         2 / 15 + 2 / 14 + 1 / 11.5 - 1,
@@ -235,7 +235,7 @@ def test_padding_changes_neither_loss_nor_gradient(outputs: int, criterion: Crit
 def test_a_batch_without_an_event_has_no_gradient() -> None:
     risk = torch.randn(4, 1, requires_grad=True)
     losses = survival().losses(risk, torch.tensor([[1.0, 0.0]] * 4))
-    losses.sum().backward()
+    losses.sum().backward()  # type: ignore[no-untyped-call]
     assert risk.grad is not None
     assert not losses.any()
     assert not risk.grad.any()

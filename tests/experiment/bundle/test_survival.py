@@ -146,7 +146,9 @@ def test_a_new_site_has_its_own_hazard(
     assert copfl.load(tmp_path / "model").has_curve
 
 
-def test_the_run_says_what_probabilities_are_worth(folder: Path) -> None:
+def test_the_run_says_what_probabilities_are_worth(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for run in ("cox", "discrete"):
         found = survival.read(folder / run)
         assert found is not None
@@ -157,6 +159,9 @@ def test_the_run_says_what_probabilities_are_worth(folder: Path) -> None:
         page = sections(read_all([folder / run]))
         (section,) = (one for one in page if one.name == "survival")
         assert [chart.name for chart in section.charts] == ["kaplan-meier", "brier"]
+    done = called(capsys, "report", folder / "cox", "--out", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    assert "Survival by predicted risk" in (tmp_path / "page.html").read_text()
 
 
 def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:

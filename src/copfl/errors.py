@@ -113,7 +113,7 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     if name == "name":
         return f"{table}={text}"
-    if key in ("data.target", "data.client", "data.text", "data.group", "data.time"):
+    if key in ("data.target", "data.client", "data.text", "data.group", "data.time", "data.event"):
         return f"{name}={text}"
     if table in ("algorithm", "data", "model", "partition"):
         return f"{table}_options={{{name!r}: {text}}}"

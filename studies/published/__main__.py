@@ -15,6 +15,7 @@ from studies.published.table import Table, as_text, run_table
 
 TABLES = {  # by name, the module and its table
     "flamby_heart": ("flamby_heart", "TABLE"),
+    "flamby_tcga": ("flamby_tcga", "TABLE"),
     "fedrep_cifar_2": ("fedrep_cifar", "TWO"),
     "fedrep_cifar_5": ("fedrep_cifar", "FIVE"),
     "knnper_cifar": ("knnper_cifar", "TABLE"),

@@ -152,6 +152,10 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
     sums = {"privacy": {"clip": 1.0, "noise": 1.0}}
     (tmp_path / "values.csv").write_text("x,y\n" + "".join(f"{n},{n / 7}\n" for n in range(100)))
     values = {"data": {"name": str(tmp_path / "values.csv"), "target": "y", "kind": REGRESSION}}
+    (tmp_path / "stays.csv").write_text(
+        "x,days,left\n" + "".join(f"{n},{n + 1},{n % 2}\n" for n in range(100))
+    )
+    survival = {"data": {"name": str(tmp_path / "stays.csv"), "target": "days", "event": "left"}}
     for layer, method, reason in (
         ({}, "fedpac (server step fedexp, adam 0.003, batches of 8, averaged weights)", "seldom far"),
         (
@@ -166,6 +170,7 @@ def test_it_says_what_is_trained_and_why(tmp_path: Path) -> None:
             "FedPAC needs classes; lam=0.037 pulls",  # 30 over 100 rounds of 8 rows
         ),
         ({"model": {"train": "head"}}, "fedavg_ft (server step fedexp,", "and a body"),
+        (survival, "fedavg_ft (server step mean, adam 0.01, batches of 128", "few events at a client"),
     ):
         run = complete(layer)
         assert run.method_text.startswith(method)

@@ -41,6 +41,9 @@ def describe(
     target: Annotated[str | None, option("Data", "The column of a table to predict.")] = None,
     client: Annotated[str | None, option("Data", "The column that names the client.")] = None,
     text: Annotated[str | None, option("Data", "The column of the texts to learn from.")] = None,
+    event: Annotated[
+        str | None, option("Data", "Of survival, the column that says whether the event was seen.")
+    ] = None,
     settings: Annotated[
         list[str] | None, option("Data", "Any option as data.KEY=VALUE; repeatable.", "--set -s")
     ] = None,
@@ -52,7 +55,7 @@ def describe(
     from copfl.settings import named_code
     from copfl.settings.data import data_of, data_record
 
-    line = {"name": name, "target": target, "client": client, "text": text}
+    line = {"name": name, "target": target, "client": client, "text": text, "event": event}
     line |= {"dir": None if data_dir is None else str(data_dir)}
     table = {key: value for key, value in line.items() if value is not None}
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}

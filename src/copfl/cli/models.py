@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from copfl.cli import options
 from copfl.cli.options import argument, option
-from copfl.errors import UsageError
+from copfl.errors import UsageError, raised_as
 from copfl.files import write_bytes
 
 if TYPE_CHECKING:
@@ -120,13 +120,20 @@ def predict(
     ] = None,
     sentence: Annotated[list[str] | None, option("Data", "A sentence to classify; repeatable.")] = None,
     missing: Missing = None,
+    times: Annotated[
+        str | None,
+        option("Data", "Of survival, times with commas: the probability that there is no event up to each."),
+    ] = None,
     out: Annotated[
         Path | None,
         option("Output", "An .npz or .csv file for the predictions; default: print them.", "--out -o"),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict new samples: a line each with its class and probability, its labels or its values."""
+    """Predict new samples: a line each with its class and probability, its labels, its values or its risk.
+
+    Of survival, the model of a client has the median time beside the risk, and with --times probabilities.
+    """
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     loaded = _chosen(bundle, client, of_server, before_training)
@@ -147,7 +154,10 @@ def predict(
             except DataError as error:  # which is no reason to predict nothing
                 notes.append(f"the predictions are not scored: {error}")
     is_sample = np.ones(len(outputs), np.bool_) if is_sample is None else is_sample
-    predicted, metric = loaded.columns(outputs), loaded.task.metrics[0]
+    wanted = _times(times)
+    if wanted is None and loaded.has_curve:
+        wanted = []
+    predicted, metric = loaded.columns(outputs, wanted), loaded.task.metrics[0]
     predicted = {"file": list(files), **predicted} if files else predicted
     columns = {name: _in_rows(is_sample, values) for name, values in predicted.items()}
     if out is not None:
@@ -157,13 +167,22 @@ def predict(
         return
     _report(notes)
     if out is None:
-        printed = {n: values for n, values in columns.items() if n == "file" or n.startswith("prediction")}
+        shown_too = ("file", "prediction", "survival_", "median")
+        printed = {n: values for n, values in columns.items() if n.startswith(shown_too)}
         if loaded.description.output.kind == "classification":
             printed["probability"] = _in_rows(is_sample, outputs.max(1).tolist())
         _print(printed)
     if score is not None:
         shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
         print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
+
+
+def _times(text: str | None) -> list[float] | None:
+    """The numbers of a list with commas."""
+    if text is None:
+        return None
+    with raised_as(UsageError, "--times are numbers with commas, such as 365,730: {}", ValueError):
+        return [float(part) for part in text.split(",")]
 
 
 def _in_rows(is_sample: "NDArray[np.bool_]", values: list[Any]) -> list[Any]:
@@ -204,7 +223,15 @@ def _file(
     }
     if "file" in columns:
         arrays["file"] = np.array(columns["file"])
-    if not bundle.description.output.is_regression:
+    if bundle.description.output.is_survival:
+        of_curve = {
+            name: values for name, values in columns.items() if name.startswith(("survival_", "median"))
+        }
+        arrays |= {
+            name: np.array([v for v, s in zip(values, is_sample, strict=True) if s], np.float64)
+            for name, values in of_curve.items()
+        }
+    elif not bundle.description.output.is_regression:
         arrays["probability"] = outputs
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Spread, difference, for_all, spread_of
-from copfl.tables import Table
+from copfl.tables import Table, capital
 
 
 class SeedRivals(NamedTuple):
@@ -95,7 +95,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
         cells = [other.text(*means[other.name]) for other in rivals.metrics]
         alone.append([TITLES[name], *cells, "best" if name == rivals.chosen else ""])
     how = (
-        f"Scikit-learn's models, trained at each client alone on {first.inputs}. best: by cross-validation "
+        f"{capital(first.models)}, trained at each client alone on {first.inputs}. best: by cross-validation "
         "within training rows, test rows have no say. --no-rivals leaves them out."
     )
     left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]

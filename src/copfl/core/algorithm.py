@@ -202,7 +202,7 @@ def blank_samples(task: Task, shape: Any) -> Data:
         x: Any = {name: zeros(2, *part) for name, part in shape.items()}
     else:
         x = zeros(2, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
-    shapes = {"classification": (2,), "next_token": tree.leaves(x)[0].shape}
+    shapes = {"classification": (2,), "next_token": tree.leaves(x)[0].shape, "survival": (2, 2)}
     y = zeros(shapes.get(task.criterion.kind, (2, task.classes)))
     return Data(x, y, torch.tensor(2, device=task.device))
 

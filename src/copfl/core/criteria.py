@@ -1,12 +1,13 @@
 """The meaning of a model's outputs for each kind of target: the training loss, and predictions.
 
-A criterion's functions are elementwise in the samples and have no branch on a tensor's value, so they run
-under vmap.
+A criterion's functions have no branch on a tensor's value, so they run under vmap. They are elementwise in the
+samples, but for Cox's: there a sample's loss is among those of the same batch that are at risk.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,14 +23,16 @@ log_softmax: Callable[[Tensor], Tensor] = partial(F.log_softmax, dim=-1)
 class Criterion:
     """The loss of targets of one kind, and the predictions that are evaluated and mixed."""
 
-    kind: str  # "classification", "multilabel", "regression" or "next_token"
+    kind: str  # of copfl.data.samples.KINDS
     losses: Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> [b], in training
-    # outputs -> log-probabilities (classes, tokens), probabilities (labels) or values (regression)
+    # outputs -> log-probabilities (classes, tokens), probabilities (labels), values (regression), or risks (survival)
     predictions: Callable[[Tensor], Tensor]
     # predictions [k, b, ...] of k models, weights [k] or [k, b] -> [b, ...]
     mixed: Callable[[Tensor, Tensor], Tensor]
     test_losses: Callable[[Tensor, Tensor], Tensor]  # predictions, targets -> [b]
     correct: Callable[[Tensor, Tensor], Tensor] | None  # predictions, targets -> [b] in 0..1, for an accuracy
+    # Of survival in discrete time: predictions are the probabilities that the event has happened by these times.
+    cuts: tuple[float, ...] = ()
 
     @property
     def logarithmic(self) -> bool:
@@ -42,6 +45,10 @@ class Criterion:
             return valid
         has_token = (y != PADDING).any(-1)
         return has_token if valid is None else valid & has_token
+
+    def at_risk(self, y: Tensor, valid: Tensor | None) -> Tensor:
+        """The targets, those of samples that are not valid before all times: they are at risk at no event."""
+        return y if valid is None or self.kind != "survival" else torch.where(valid[:, None], y, -1)
 
 
 def classification(class_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> Criterion:
@@ -110,18 +117,56 @@ def next_token() -> Criterion:
     return Criterion("next_token", _token_losses, log_softmax, _mixed_logs, _token_nll, _tokens_right)
 
 
+def survival(loss: str = "cox", ties: str = "efron", cuts: Sequence[float] = ()) -> Criterion:
+    """The time until an event, [time, 1 if the event was seen and 0 if the time was censored]; more is riskier.
+
+    Args:
+        loss: "cox" has one output, the logarithm of a hazard, and minus the log partial likelihood within the batch:
+            a client is a stratum of its own. "discrete_time" has an output for each interval, the logit of its hazard
+            (Gensheimer and Narasimhan 2019).
+        ties: Of events at the same time in Cox's likelihood, "efron" or "breslow".
+        cuts: Of discrete time, the ends of the intervals, in the unit of the times. What is predicted is the
+            probability that the event has happened by each of them.
+    """
+    one_of(SURVIVAL_LOSSES, loss=loss)
+    one_of(("efron", "breslow"), ties=ties)
+    if loss == "cox":
+        if cuts:
+            raise UsageError('cuts are of the objective "discrete_time"; Cox\'s has none')
+        losses = partial(_partial_likelihood, ties)
+        return Criterion("survival", losses, _as_they_are, _mean, losses, None)
+    ends = tuple(float(cut) for cut in cuts)
+    if not ends or ends[0] <= 0 or any(b <= a for a, b in pairwise(ends)):
+        raise UsageError(
+            f"cuts={list(ends)} must be one or several times above 0, each later than the one before: "
+            "discrete_time has an interval up to each of them"
+        )
+    return Criterion(
+        "survival",
+        partial(_interval_losses, ends),
+        _incidences,
+        _mean,
+        partial(_incidence_losses, ends),
+        None,
+        ends,
+    )
+
+
 CRITERIA: dict[str, Callable[..., Criterion]] = {
     "classification": classification,
     "multilabel": multilabel,
     "regression": regression,
     "next_token": next_token,
+    "survival": survival,
 }
 REGRESSION_LOSSES = ("squared", "absolute", "huber")
+SURVIVAL_LOSSES = ("cox", "discrete_time")
 LOSSES = {  # by the kind of the targets
     "classification": ("cross_entropy",),
     "multilabel": ("binary_cross_entropy",),
     "regression": REGRESSION_LOSSES,
     "next_token": ("cross_entropy",),
+    "survival": SURVIVAL_LOSSES,
 }
 
 
@@ -259,3 +304,57 @@ def _tokens_right(logs: Tensor, y: Tensor) -> Tensor:
     counted = y != PADDING
     right = (logs.argmax(-1) == y) & counted
     return right.sum(-1).to(logs.dtype) / counted.sum(-1).clamp(min=1)
+
+
+# Times until an event: targets [b, 2] are the time, from 0 on, and whether the event was seen then
+
+
+def _as_they_are(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def _partial_likelihood(ties: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """Of each event, minus the logarithm of its share in the hazards of those at risk; of a censored time 0.
+
+    With Efron's rule, the l-th of d events at one time has l / d of their own hazards taken away.
+    """
+    risk, time, seen = outputs[:, 0], y[:, 0], y[:, 1] > 0.5
+    weight = (time >= time[:, None]).to(risk.dtype)  # [event, at risk]
+    if ties == "efron":
+        tied = ((time == time[:, None]) & seen).to(risk.dtype)
+        earlier = tied.tril(-1).sum(1) / tied.sum(1).clamp(min=1)
+        weight = weight - earlier[:, None] * tied
+    return torch.where(seen, torch.logsumexp(risk + weight.log(), 1) - risk, 0)
+
+
+def _interval_losses(ends: tuple[float, ...], logits: Tensor, y: Tensor) -> Tensor:
+    """Minus the log-likelihood of the intervals that a sample went through, and of its event."""
+    total = logits.new_zeros(len(y))
+    for logit, begin, end in zip(logits.unbind(1), (-1.0, *ends), ends, strict=False):
+        survived, ended = _passage(y, begin, end)
+        total = (
+            total + torch.where(survived, F.softplus(logit), 0) + torch.where(ended, F.softplus(-logit), 0)
+        )
+    return total
+
+
+def _passage(y: Tensor, begin: float, end: float) -> tuple[Tensor, Tensor]:
+    """Whether a sample went through this interval whole, and whether its event was in it."""
+    time, seen = y[:, 0], y[:, 1] > 0.5
+    return (time > end) | ((time == end) & ~seen), seen & (time > begin) & (time <= end)
+
+
+def _incidences(logits: Tensor) -> Tensor:
+    """The probability that the event has happened by the end of each interval."""
+    return -torch.expm1(-F.softplus(logits).cumsum(1))
+
+
+def _incidence_losses(ends: tuple[float, ...], incidences: Tensor, y: Tensor) -> Tensor:
+    """`_interval_losses` of what is predicted, which may be of a mixture of models."""
+    before, likelihood = torch.zeros_like(incidences[:, 0]), torch.ones_like(incidences[:, 0])
+    for incidence, begin, end in zip(incidences.unbind(1), (-1.0, *ends), ends, strict=False):
+        survived, ended = _passage(y, begin, end)
+        likelihood = torch.where(survived, 1 - incidence, likelihood)
+        likelihood = torch.where(ended, incidence - before, likelihood)
+        before = incidence
+    return -likelihood.clamp(min=1e-12).log()

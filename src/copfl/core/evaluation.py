@@ -174,7 +174,12 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
     losses, values = [], []  # of the samples, in parts
     for inputs, targets, _ in Data(x, y, torch.tensor(len(y), device=y.device)).in_parts(EVAL_BATCH):
         predicted = task.predict(personal, inputs)
-        losses.append(task.criterion.test_losses(predicted, targets))
+        # In common passes no risk set is a client's: of a survival, only what is not finite is looked for.
+        losses.append(
+            predicted.sum(1)
+            if task.criterion.kind == "survival"
+            else task.criterion.test_losses(predicted, targets)
+        )
         values.append(correct(predicted, targets) if correct else collected(task, [predicted], targets))
 
     def of_client(loss: Tensor, value: Tensor, target: Tensor) -> float:

@@ -1,7 +1,8 @@
 """Metrics of a model on one client's test samples, as named values; scikit-learn computes them.
 
 Predictions are probabilities [n, k] (classification, multilabel), values [n] or [n, k] (regression), or the
-log-probabilities of every token [n, T, k], or of the right token [n, T] (next_token). Targets are as in
+log-probabilities of every token [n, T, k], or of the right token [n, T] (next_token), or risks [n, k] (survival).
+Targets are as in
 `copfl.data.samples.Samples.y`. A metric that these samples do not define, such as the AUC of one class, is
 nan: missing, and not 0.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.core.survival import concordance, risks
 from copfl.errors import UsageError, unknown
 from copfl.tables import interval, with_spread
 
@@ -37,7 +39,7 @@ class MetricInfo:
     @property
     def title(self) -> str:
         """Such as "macro F1"."""
-        return " ".join(TITLES.get(word, word) for word in self.name.split("_"))
+        return TITLES.get(self.name) or " ".join(TITLES.get(word, word) for word in self.name.split("_"))
 
     @property
     def label(self) -> str:
@@ -115,7 +117,7 @@ class MetricInfo:
         return {"name": self.name, "higher_is_better": self.higher_is_better, "fraction": self.fraction}
 
 
-TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index"}
 ACCURACY = MetricInfo()
 
 
@@ -246,6 +248,10 @@ def _perplexity(predictions: Array, targets: Array) -> float:
     return float(np.exp(-predictions[counts].mean())) if counts.any() else float("nan")
 
 
+def _c_index(predictions: Array, targets: Array) -> float:
+    return concordance(risks(predictions), targets)
+
+
 def _labels(predictions: Array) -> Array:
     """Probabilities of labels as 0 and 1."""
     return (predictions > 0.5).astype(np.float64)
@@ -264,6 +270,7 @@ METRICS: dict[str, Metric] = {
         Metric("mae", False, False, ("regression",), partial(_of_values, "mean_absolute_error")),
         Metric("r2", True, False, ("regression",), partial(_of_values, "r2_score", force_finite=False)),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
+        Metric("c_index", True, True, ("survival",), _c_index),
     )
 }
 USUAL = {
@@ -271,6 +278,7 @@ USUAL = {
     "multilabel": "macro_f1",
     "regression": "rmse",
     "next_token": "perplexity",
+    "survival": "c_index",
 }
 
 

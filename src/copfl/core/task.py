@@ -248,7 +248,8 @@ class Task:
 
     def objective(self, logits: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
         """The mean loss over the valid samples."""
-        return mean_of_valid(self.criterion.losses(logits, targets), self.criterion.counted(targets, valid))
+        losses = self.criterion.losses(logits, self.criterion.at_risk(targets, valid))
+        return mean_of_valid(losses, self.criterion.counted(targets, valid))
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -402,7 +403,7 @@ class Task:
         predictions = []
         for x, y, valid in data.in_parts(EVAL_BATCH):
             predicted = self.predict(personal, x)
-            losses = self.criterion.test_losses(predicted, y)
+            losses = self.criterion.test_losses(predicted, self.criterion.at_risk(y, valid))
             counted = self.criterion.counted(y, valid)
             assert counted is not None
             count = count + counted.sum()

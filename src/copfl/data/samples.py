@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from copfl.errors import DataError
 
-KINDS = ("classification", "multilabel", "regression", "next_token")
-CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS
+KINDS = ("classification", "multilabel", "regression", "next_token", "survival")
+CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN, SURVIVAL = KINDS
+RISK = ("risk",)  # the output of a model of survival
 Inputs = Any  # one array [n, ...], or several by name, dict[str, NDArray], with the same first axis
 Shape = Any  # of one sample: a tuple of numbers, or one by name
 
@@ -53,7 +54,8 @@ class Samples:
     """One split. Images are uint8 [n, channels, height, width]; other data is of any dtype, [n, ...].
 
     Targets: classes int64 [n]; labels float [n, k], 0 or 1 (multilabel); values float [n] or [n, k]
-    (regression); tokens int64 [n, T] (next_token). Text that is not yet tokens is a str array x [n].
+    (regression); tokens int64 [n, T] (next_token); time and event float [n, 2] (survival). Text that is not
+    yet tokens is a str array x [n].
     """
 
     x: Inputs

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION
+from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION, RISK, SURVIVAL
 from copfl.errors import DataError, how_to_set, one_of, raised_as
 from copfl.tables import listed
 
@@ -36,8 +36,8 @@ def targets_of(
     """The targets of train, and of test if there are two, with their kind; without one, it is inferred.
 
     Whole numbers and texts [n] are classes, and so are rows with one 1 [n, k]; other rows of 0 and 1 are
-    labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens. Messages say
-    what the targets are `called`.
+    labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens. Times until an
+    event are not inferred. Messages say what the targets are `called`.
 
     Args:
         splits: Of train, and of test if there are two.
@@ -67,6 +67,8 @@ def targets_of(
         raise DataError(f"{called} has dtype {y.dtype}; {kind} needs numbers")
     if kind == NEXT_TOKEN:
         return _tokens(parts, classes)
+    if kind == SURVIVAL:
+        return _survival(parts, names_of_parts)
     for name, part in zip(names_of_parts, parts, strict=False):
         if not (finite := np.abs(part) <= LARGEST_NUMBER).all():
             first = int(np.argwhere(~finite)[0][0])
@@ -222,3 +224,26 @@ def _tokens(parts: list[NDArray[Any]], names: Sequence[str] | None) -> Targets:
     if largest >= len(shown):
         raise DataError(f"there is a token {largest}, but only {len(shown)} names")
     return Targets([part.astype(np.int64) for part in parts], shown, NEXT_TOKEN)
+
+
+def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
+    """Times until an event [n, 2]: the time, and whether the event was seen then or the sample was lost sight of."""
+    for name, part in zip(names, parts, strict=False):
+        if part.ndim != 2 or part.shape[1] != 2:
+            raise DataError(
+                f"{name} has shape {list(part.shape)}; survival has two columns, the time and the event"
+            )
+        time, event = part[:, 0], part[:, 1]
+        if len(wrong := np.flatnonzero(~((time > 0) & (time <= LARGEST_NUMBER)))):
+            raise DataError(
+                f"{name} has the time {time[wrong[0]]:g} in sample {wrong[0]}; times are above 0: leave out what was "
+                "not followed, or add what is shorter than the unit, such as half a day"
+            )
+        if len(wrong := np.flatnonzero(~np.isin(event, (0, 1)))):
+            raise DataError(
+                f"{name} has the event {event[wrong[0]]:g} in sample {wrong[0]}; it is 1 where the event was seen at "
+                "the time, and 0 where the time is censored"
+            )
+    seen = sum(int(part[:, 1].sum()) for part in parts)
+    note = f"{seen:,} of {sum(map(len, parts)):,} times end with the event, the others are censored"
+    return Targets([part.astype(np.float32) for part in parts], RISK, SURVIVAL, note)

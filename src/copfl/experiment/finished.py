@@ -58,9 +58,9 @@ def received_bundle(path: str | Path, client: int | str, **values: Any) -> Bundl
     origin = dataclasses.replace(facts.origin, stage=RECEIVED, round=state.round, select="last")
     trained = load(path, number, model=values.get("model"))
     model = received_model(e.algorithm, e.task, state, number)
-    return dataclasses.replace(
-        trained, description=dataclasses.replace(facts, origin=origin, scores=()), model=model
-    )
+    output = dataclasses.replace(facts.output, hazard=None)  # it is of the trained model
+    own = dataclasses.replace(facts, origin=origin, output=output, scores=())
+    return dataclasses.replace(trained, description=own, model=model)
 
 
 class CrossSite(NamedTuple):

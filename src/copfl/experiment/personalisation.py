@@ -31,6 +31,7 @@ from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models.client_models import TRAINED, vector_of
+from copfl.experiment.survival import hazard_of
 from copfl.settings import named_code
 from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
@@ -163,17 +164,20 @@ class Personalisation:
         others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
         measured = scores(models)
         return FineTunedModel(
-            self._bundle(models[-1], measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
+            self._bundle(models[-1], own, measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
             scores(others), len(own), len(test),
         )  # fmt: skip
 
-    def _bundle(self, model: Tensor, score: float, samples: int) -> Bundle:
+    def _bundle(self, model: Tensor, own: Samples, score: float, samples: int) -> Bundle:
         """The bundle of a new client's model; its base is that of the run."""
+        output, task = self.shared.description.output, self.shared.task
+        if output.is_survival:
+            output = dataclasses.replace(output, hazard=hazard_of(task, model, data_of(own)))
         facts, metric = self.shared.description, self.shared.task.metrics[0].name
         origin = dataclasses.replace(facts.origin, stage=TRAINED, round=0, name="a new client")
         found = (Score(metric, "test", score, samples),) if math.isfinite(score) else ()
-        own = dataclasses.replace(facts, origin=origin, scores=found)
-        return dataclasses.replace(self.shared, description=own, model=model)
+        described = dataclasses.replace(facts, origin=origin, output=output, scores=found)
+        return dataclasses.replace(self.shared, description=described, model=model)
 
     def _starts(self, own: Samples) -> dict[str, Tensor]:
         """The models a new client may start from, by name."""

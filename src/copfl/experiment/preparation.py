@@ -17,7 +17,7 @@ from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition, hold_out, with_validation
-from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset
+from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import TrainedPart
 from copfl.engine.machine import processors
@@ -29,7 +29,7 @@ from copfl.experiment.analysis.halves import check_benefit, check_evidence
 from copfl.experiment.models.network import build_model, tokenized
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment
-from copfl.experiment.tasks import check_task, learned_task
+from copfl.experiment.tasks import check_task, learned_task, with_intervals
 from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build
@@ -152,6 +152,12 @@ def dataset(run: Run, tell: Tell) -> Dataset:
             f'all training samples of "{samples.name}" have the same value, so there is nothing to learn: is it '
             "the right target?"
         )
+    if samples.kind == SURVIVAL and not samples.train.y[:, 1].any():
+        raise DataError(
+            f'no training sample of "{samples.name}" has the event: all times are censored, so there is nothing to '
+            "learn: is the column of the event the right one?"
+        )
+    samples = with_intervals(samples, run.task)
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):
         tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")

@@ -29,12 +29,12 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records
+from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.analysis.hints import hints, warnings_of
 from copfl.experiment.bundle.bundle import Bundle
-from copfl.experiment.bundle.description import Description, Origin, Score
+from copfl.experiment.bundle.description import Description, Hazard, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.first_run import file as choice_file
@@ -50,6 +50,7 @@ from copfl.experiment.models.client_models import (
 )
 from copfl.experiment.models.new_clients import NewClients
 from copfl.experiment.probabilities import MEASURED, Probabilities
+from copfl.experiment.survival import Survival
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.identity import settings_digest
@@ -177,6 +178,7 @@ class Result:
         kept: The weights of each client's own model, see `models`; None with run.save_models=False.
         rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
         probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
+        survival: The probabilities of survival by the clients' models; None of other targets.
         choice: Why this was trained, by cross-validation; None where somebody named it, or it is no table.
     """
 
@@ -190,6 +192,7 @@ class Result:
     kept: ClientModels | None = None
     rivals: Rivals | None = None
     probabilities: Probabilities | None = None
+    survival: Survival | None = None
     choice: FirstRunChoice | None = None
 
     def __str__(self) -> str:
@@ -226,6 +229,8 @@ class Result:
                 self.write_bundles(models)
             if self.probabilities is not None:
                 probabilities.write(self.probabilities, folder.path)
+            if self.survival is not None:
+                survival.write(self.survival, folder.path)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
             if self.choice is not None:
@@ -242,7 +247,17 @@ class Result:
         e, partition = self.experiment, self.experiment.federation.partition
         names, scores = names_of_clients(e.federation.dataset, partition), self._scores(models)
         tables, server = e.run.tables(), self._global_model()
-        write_bundles(models, self._description(), e.task, tables, server, names, scores, self._temperatures)
+        write_bundles(
+            models,
+            self._description(),
+            e.task,
+            tables,
+            server,
+            names,
+            scores,
+            self._temperatures,
+            self._hazards,
+        )
 
     def _description(self) -> Description:
         """What the models take and return, and where they come from."""
@@ -256,6 +271,11 @@ class Result:
         """Of each client's probabilities."""
         found = self.probabilities
         return [1.0] * self.experiment.clients if found is None else found.temperature.tolist()
+
+    @property
+    def _hazards(self) -> Sequence[Hazard | None]:
+        """Of each client's site."""
+        return [None] * self.experiment.clients if self.survival is None else self.survival.hazards
 
     def _scores(self, models: ClientModels) -> list[list[Score]]:
         """The metrics of each client's model, in the round that it was taken from."""
@@ -337,7 +357,9 @@ class Result:
         if client == GLOBAL:
             return Bundle(general, task, self._global_model())
         number = self.number_of(client)
-        output = dataclasses.replace(general.output, temperature=self._temperatures[number])
+        output = dataclasses.replace(
+            general.output, temperature=self._temperatures[number], hazard=self._hazards[number]
+        )
         origin = dataclasses.replace(general.origin, client=number, name=self.client_names[number])
         facts = dataclasses.replace(general, output=output, origin=origin)
         return Bundle(facts, task, self.client_model(number))

@@ -15,16 +15,18 @@ from copfl.core.evaluation import predicted
 from copfl.core.metrics import Metric
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.experiment.result import Experiment
 from copfl.models import pretrained
 from copfl.rivals.choice import best_of, best_of_sites
-from copfl.rivals.effort import MOST_SITES, Effort, effort_of
+from copfl.rivals.effort import MOST_SITES, Effort, effort_of, effort_of_survival
 from copfl.rivals.paired import gain_interval, is_fast
 from copfl.rivals.records import (
     BOOSTED,
     FOREST,
     LINEAR,
+    OF_SCIKIT_LEARN,
+    OF_SURVIVAL,
     Array,
     Rival,
     Rivals,
@@ -54,10 +56,11 @@ class Inputs(NamedTuple):
 
     how: str  # COLUMNS, WORDS or FEATURES
     none: str = ""  # why there are no rivals
+    is_survival: bool = False
 
     @property
     def trees(self) -> bool:
-        return self.how == COLUMNS
+        return self.how == COLUMNS and not self.is_survival
 
 
 def inputs_of(task: Task, x: Any, model: str) -> Inputs:
@@ -72,12 +75,15 @@ def inputs_of(task: Task, x: Any, model: str) -> Inputs:
         return Inputs("", "there are none for the next token")
     if task.criterion.kind != CLASSIFICATION and task.classes > MOST_LABELS:
         return Inputs("", f"there are none for more than {MOST_LABELS} labels or values")
+    is_table = isinstance(x, torch.Tensor) and x.dim() == 2
+    if task.criterion.kind == SURVIVAL and (pretrained.is_pretrained(model) or not is_table):
+        return Inputs("", "those of survival learn from columns of numbers")
     if pretrained.is_pretrained(model):
         return Inputs(FEATURES)
     if isinstance(x, dict) and "input_ids" in x:
         return Inputs(WORDS)
     if all(array.dim() == 2 for array in (x.values() if isinstance(x, dict) else [x])):
-        return Inputs(COLUMNS)
+        return Inputs(COLUMNS, is_survival=task.criterion.kind == SURVIVAL)
     return Inputs("", "there are none for images and other arrays without a pretrained model")
 
 
@@ -147,6 +153,8 @@ def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Eff
         columns: Of the table.
     """
     classes = task.classes
+    if task.criterion.kind == SURVIVAL:
+        return effort_of_survival(rows, columns)
     outputs = 1 if task.criterion.kind == CLASSIFICATION and classes == 2 else classes
     is_values = task.criterion.kind == REGRESSION
     return effort_of(rows, columns, outputs, values=is_values, trees=inputs.trees)
@@ -254,6 +262,7 @@ def _judged(trained: TrainedRivals, clients: int, answers_of: Callable[[int], Ar
         interval=tuple(intervals),
         left_out=left_out(trained.inputs, trained.effort),
         inputs=SHOWN[trained.inputs.how],
+        models=OF_SURVIVAL if trained.inputs.is_survival else OF_SCIKIT_LEARN,
     )
 
 

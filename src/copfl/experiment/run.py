@@ -147,7 +147,8 @@ def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
     own = {"data" if name == "dataset" else name: value for name, value in values.items()}
     options: dict[str, Any] = {**own.pop("data_options", {})}
-    options |= {name: own.pop(name) for name in ("target", "client", "text", "group", "time") if name in own}
+    columns = ("target", "client", "text", "group", "time", "event")
+    options |= {name: own.pop(name) for name in columns if name in own}
     kinds = ("algorithm", "dataset", "model", "optimizer", "partition")
     for kind in own:
         if kind not in (*kinds, "data"):

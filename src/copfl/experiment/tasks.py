@@ -3,6 +3,7 @@
 `prepare` makes the task of a run with it, and a bundle again when it is loaded.
 """
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
 from copfl.core.evaluation import collected, on_host_arrays
 from copfl.core.metrics import Metric, metric, usual_metrics
 from copfl.core.task import Data, Task, task_of
+from copfl.data.samples import SURVIVAL, Dataset
 from copfl.errors import UsageError
 from copfl.settings import schema, user_code
 from copfl.settings.checking import SettingError
@@ -49,7 +51,7 @@ def build_task(
             raise SettingError(
                 "task.loss", loss, f"is not defined for {kind}; defined are {known} and mymodule:myfunction"
             )
-        options |= {"loss": loss} if kind == "regression" else {}
+        options |= {"loss": loss} if kind in ("regression", "survival") else {}
     criterion = CRITERIA[kind](**options)
     if user_code.is_reference(loss):
         criterion = with_losses(criterion, _function(loss, code))
@@ -57,6 +59,13 @@ def build_task(
     if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
         raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
     return criterion, tuple(named) or usual_metrics(kind)
+
+
+def with_intervals(dataset: Dataset, task: schema.Task) -> Dataset:
+    """The data set with an output for each interval of discrete time, named by its end; any other one unchanged."""
+    if dataset.kind != SURVIVAL or not task.cuts:
+        return dataset
+    return dataclasses.replace(dataset, classes=tuple(f"{cut:g}" for cut in task.cuts))
 
 
 def learned_task(
@@ -81,6 +90,10 @@ def learned_task(
     """
     mean, std = getattr(module, "normalization", None) or channels
     criterion, metrics = build_task(run.task, kind, scale)
+    if kind == SURVIVAL and outputs != (needed := len(criterion.cuts) or 1):
+        raise SettingError(
+            "samples.classes", outputs, f"must be {needed}, the outputs of this objective of survival"
+        )
     return task_of(
         module,
         outputs,

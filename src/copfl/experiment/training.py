@@ -19,7 +19,7 @@ from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records
+from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.first_run import file as choice_file
@@ -172,6 +172,9 @@ def execute(
         result.probabilities = probabilities.measured(*e.training[:2], models)
         if result.probabilities is not None and folder is not None:
             probabilities.write(result.probabilities, folder.path)
+        result.survival = survival.measured(*e.training[:2], models)
+        if result.survival is not None and folder is not None:
+            survival.write(result.survival, folder.path)
         if isinstance(models, InFolder):
             result.write_bundles(models)
     return result

@@ -63,7 +63,7 @@ def target_of(criterion: Criterion, classes: int, like: Tensor) -> Target:
         classes: Or labels, or values.
         like: Of the device and the precision of the sums.
     """
-    if criterion.kind == "next_token" or not is_log_likelihood(criterion):
+    if criterion.kind in ("next_token", "survival") or not is_log_likelihood(criterion):
         raise UsageError(
             "trees predict values by squared error, or classes and labels by plain cross-entropy; leave out other "
             "losses, weights and smoothing, or choose another algorithm"

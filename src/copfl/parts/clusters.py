@@ -13,7 +13,8 @@ def training_loss(task: Task, w: Tensor, data: Data) -> Tensor:
         logits, _ = task.forward(w, task.numbers(x), training=True, valid=valid)
         counted = task.criterion.counted(y, valid)
         assert counted is not None
-        total = total + torch.where(counted, task.criterion.losses(logits, y), 0).sum()
+        losses = task.criterion.losses(logits, task.criterion.at_risk(y, valid))
+        total = total + torch.where(counted, losses, 0).sum()
         count = count + counted.sum()
     return total / count.clamp(min=1)
 

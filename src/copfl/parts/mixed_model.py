@@ -55,7 +55,7 @@ def responses(criterion: Criterion, classes: int, device: torch.device, dtype: t
         device: Of the contrasts.
         dtype: Of the contrasts.
     """
-    if criterion.kind == "next_token" or not is_log_likelihood(criterion):
+    if criterion.kind in ("next_token", "survival") or not is_log_likelihood(criterion):
         raise UsageError(
             "a linear model with levels predicts values by squared error, or classes and labels by plain "
             "cross-entropy; leave out other losses, weights and smoothing, or choose another algorithm"

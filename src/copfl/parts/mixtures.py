@@ -31,7 +31,7 @@ class Predictions:
 
         def objective(outputs: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
             mixed = mixture(task, task.criterion.predictions(outputs), of_w, alpha)
-            losses = task.criterion.test_losses(mixed, targets)
+            losses = task.criterion.test_losses(mixed, task.criterion.at_risk(targets, valid))
             return mean_of_valid(losses, task.criterion.counted(targets, valid))
 
         return {"objective": objective}
@@ -43,7 +43,7 @@ class Predictions:
         _, targets = task.batch(data, batch)
 
         def loss(mixed: Tensor) -> tuple[Tensor, tuple[()]]:
-            losses = task.criterion.test_losses(mixed, targets)
+            losses = task.criterion.test_losses(mixed, task.criterion.at_risk(targets, batch.valid))
             return mean_of_valid(losses, task.criterion.counted(targets, batch.valid)), ()
 
         if task.criterion.logarithmic:

@@ -179,9 +179,10 @@ class Pwpm:
         counted = task.criterion.counted(unseen.y, valid)
         assert counted is not None
         valid, size = counted, counted.sum().clamp(min=2).to(own.dtype)
+        y = task.criterion.at_risk(unseen.y, valid)
 
         def losses(w: Tensor) -> Tensor:
-            return torch.where(valid, task.criterion.test_losses(task.predict(w, unseen.x), unseen.y), 0)
+            return torch.where(valid, task.criterion.test_losses(task.predict(w, unseen.x), y), 0)
 
         groups, personal = _groups(task.layout, own.device), torch.zeros_like(mask[:d])
         if self.head == "personal":

@@ -155,7 +155,7 @@ def _alone(rivals: Mapping[str, Any]) -> Table:
         ]
         for name, means in rivals["mean"].items()
     ]
-    note = "Scikit-learn's models, at each client alone. best: by cross-validation within training rows."
+    note = "Models of each client alone. best: by cross-validation within training rows."
     return Table("What each client has alone", ["", *(metric.label for metric in metrics), ""], rows, [note])
 
 

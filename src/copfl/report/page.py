@@ -93,6 +93,7 @@ def sections(runs: Runs) -> list[Section]:
         Section(
             "probabilities", "Probabilities", "What are probabilities worth?", each(run_charts.probabilities)
         ),
+        Section("survival", "Survival", "Does the risk order the events?", each(run_charts.survival)),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),

@@ -123,7 +123,7 @@ def means_table(rivals: Rivals) -> Table:
 
 def note(rivals: Rivals) -> str:
     """How the rivals were trained and chosen."""
-    how = f"scikit-learn's models, trained at each client alone on {rivals.inputs}"
+    how = f"{rivals.models}, trained at each client alone on {rivals.inputs}"
     chosen = f"best: by cross-validation within training rows, test rows have no say: {TITLES[rivals.chosen]}"
     left = [f"Without {TITLES[name]}: {why}." for name, why in rivals.left_out.items()]
     return " ".join([f"{capital(how)}; {chosen}. --no-rivals leaves them out.", *left])

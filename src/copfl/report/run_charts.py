@@ -4,13 +4,14 @@
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.analysis.gains import similar_first
+from copfl.experiment.survival import Observed
 from copfl.report import contributions
 from copfl.report.choice import choice_table
 from copfl.report.rivals import means_table, note, sites_table
@@ -166,6 +167,52 @@ def probabilities(run: RunData) -> Iterator[Chart]:
         Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
     ]
     yield Dots("log-loss", "Log loss per client", about, run.client_names, "log loss", series, digits=3)
+
+
+def survival(run: RunData) -> Iterator[Chart]:
+    """Kaplan and Meier's curve per third of predicted risk, and each client's Brier score beside that of its curve."""
+    found = run.survival
+    if found is None or not run.records:
+        return
+    if len(found.brier) != len(run.client_names):
+        raise ValueError("survival.json has another number of clients")
+    if curves := [one for one in found.thirds if one.times]:
+        about = (
+            "Test samples of all clients without an event, by Kaplan and Meier, in thirds by the risk that each "
+            "client's model predicts among its own; the bands are 95 % intervals. Where the risk orders the events, "
+            "the curves are apart."
+        )
+        end = max(one.times[-1] for one in curves)
+        lines = [_stairs(one, end, place) for place, one in enumerate(curves)]
+        title, x_title = "Survival by predicted risk", "time"
+        x = sorted({time for line in lines for time in line.x})
+        yield Lines("kaplan-meier", title, about, x, "without an event, %", lines, " %", x_title=x_title)
+    if np.isfinite(found.brier).any():
+        about = (
+            "The integrated Brier score of each client's model on its test samples, lower is better. A model right of "
+            "Kaplan and Meier's curve of the client's training samples, which is the same for all, has probabilities "
+            "that are worth nothing."
+        )
+        series = [
+            Line("personal model", values_of(found.brier), symbol=0),
+            Line("Kaplan-Meier", values_of(found.reference), colour=1, symbol=1),
+        ]
+        yield Dots(
+            "brier", "Brier score per client", about, run.client_names, "Brier score", series, digits=3
+        )
+
+
+def _stairs(one: Observed, end: float, place: int) -> Line:
+    """The curve with both ends of every step, in %."""
+
+    def both(values: Sequence[float]) -> list[float]:
+        """From the values after each time, those before and after it, from all at the start to the end."""
+        steps = [100.0, *(100 * value for value in values)]
+        return [value for value in steps for _ in range(2)]
+
+    x = [0.0, *(time for time in one.times for _ in range(2)), end]
+    y, low, high = (both(values) for values in (one.survival, one.low, one.high))
+    return Line(f"{one.name}, {one.samples} samples", y, low, high, colour=place, x=x)
 
 
 def similar(run: RunData) -> Iterator[Chart]:

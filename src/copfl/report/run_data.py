@@ -23,7 +23,7 @@ from copfl.core.selection import BestRounds
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.experiment import probabilities, records
+from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.first_run import file as choice_file
@@ -32,6 +32,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.probabilities import Probabilities
+from copfl.experiment.survival import Survival
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.schema import optimizer_text
@@ -71,6 +72,7 @@ class RunData:
     rivals: Rivals | None = None  # rivals.json, if there is one
     choice: FirstRunChoice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
+    survival: Survival | None = None  # survival.json, if there is one
 
     @property
     def algorithm(self) -> str:
@@ -281,6 +283,7 @@ def read(path: Path, label: str) -> RunData:
         rivals=_extra(path / rivals_file.FILE, rivals_file.read),
         choice=_extra(path / choice_file.FILE, choice_file.read),
         probabilities=_extra(path / probabilities.FILE, probabilities.read),
+        survival=_extra(path / survival.FILE, survival.read),
     )
 
 

@@ -16,7 +16,7 @@ from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import names_of_clients
 from copfl.errors import how_to_set
-from copfl.experiment import probabilities
+from copfl.experiment import probabilities, survival
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
@@ -99,6 +99,8 @@ def as_json(result: Result) -> dict[str, Any]:
         content["converged"] = coefficients.converged
     if result.probabilities is not None:
         content["probabilities"] = probabilities.as_json(result.probabilities)
+    if result.survival is not None:
+        content["survival"] = survival.as_json(result.survival)
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
@@ -127,7 +129,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         chosen = result.rivals.chosen
         which = "" if chosen == CONSTANT else f"{chosen}: {TITLES[chosen]} that each client trains alone; "
         notes.append(
-            f"constant: the most frequent class or the mean; {which}verdict: personal against "
+            f"constant: the most frequent class, the mean, or the same risk for all; {which}verdict: personal against "
             f"{chosen}, by the interval over the client's test rows."
         )
     if experiment.clients > ROWS:
@@ -137,6 +139,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     notes += [_selection(result), _found_rounds(result), *_others(result)]
     if result.probabilities is not None:
         notes += probabilities.in_words(result.probabilities, client_names(experiment.federation))
+    if result.survival is not None:
+        notes += survival.in_words(result.survival)
     if text := still_rises(*_honest_curves(result), result.primary):
         notes.append(f"{capital(text)}.")
     if experiment.settings.select == "last" and (text := got_worse(*_honest_curves(result), result.primary)):

@@ -16,6 +16,13 @@ MOST_TREES, FEWEST_TREES = 100, 20
 MOST_SITES = 300  # of more sites than these, evenly chosen ones have rivals
 BAG = 5_000  # rows that a tree of a forest is grown on at most
 VALIDATED_ROWS = 5_000  # on which a linear model is cross-validated at most; it is trained on all rows
+RIDGES = (
+    0.1,
+    1.0,
+    10.0,
+    100.0,
+    1000.0,
+)  # of Cox's model, for columns of deviation 1; chosen by cross-validation
 LEAF = 20  # rows of a leaf of boosted trees, scikit-learn's default: fewer than two leaves are a constant
 LEAVES = 31  # of a boosted tree, scikit-learn's default
 
@@ -23,6 +30,7 @@ LEAVES = 31  # of a boosted tree, scikit-learn's default
 LINEAR_SECONDS, FOREST_SECONDS, BOOSTED_SECONDS = 5.0, 6.0, 5.0  # for all sites together, at most
 MOST_LINEAR_SECONDS = 20.0  # with one penalty: a linear model is the last that is left out
 FIT, FIT_NUMBER = 2e-3, 5e-7  # of a linear model, and per row, column and class
+COX, COX_NUMBER, COX_STEPS = 2e-3, 3e-9, 10  # of Cox's model, and per step, row and squared column
 TREE, TREE_NUMBER = 2e-3, 4e-8  # of a forest, and per row, column that is tried, and level
 BOOST, BOOST_NUMBER = 3e-4, 5e-6  # of a boosted tree, and per leaf and column
 
@@ -70,6 +78,19 @@ def effort_of(rows: Sequence[int], columns: int, outputs: int, *, values: bool, 
     boost *= FOLDS + 1
     forest, boosted = _trees(FOREST_SECONDS, tree), _trees(BOOSTED_SECONDS, boost)
     return Effort(penalties, forest, boosted, seconds + forest * tree + boosted * boost)
+
+
+def effort_of_survival(rows: Sequence[int], columns: int) -> Effort:
+    """The ridges of which Cox's model has the best; none where it would take long.
+
+    Args:
+        rows: Training rows of each site that has rivals.
+        columns: Of a row.
+    """
+    fits = 1 + FOLDS * len(RIDGES)
+    numbers = COX_STEPS * fits * float(np.sum(np.minimum(rows, VALIDATED_ROWS))) * columns**2
+    seconds = fits * len(rows) * COX + numbers * COX_NUMBER
+    return Effort(RIDGES if seconds <= MOST_LINEAR_SECONDS else (), 0, 0, seconds)
 
 
 def _trees(seconds: float, of_one: float) -> int:

@@ -34,6 +34,7 @@ def as_json(rivals: Rivals) -> dict[str, Any]:
                 "interval": [list(bounds) for bounds in rivals.interval],
                 "left_out": dict(rivals.left_out),
                 "inputs": rivals.inputs,
+                "models": rivals.models,
             }
         )
     )
@@ -77,4 +78,5 @@ def from_json(content: dict[str, Any]) -> Rivals:
         ),
         left_out={str(name): str(why) for name, why in content["left_out"].items()},
         inputs=str(content["inputs"]),
+        models=str(content["models"]),
     )

@@ -23,6 +23,9 @@ TITLES = {
     FOREST: "a random forest",
     BOOSTED: "boosted trees",
 }
+# What they are, in words.
+OF_SCIKIT_LEARN = "scikit-learn's models"
+OF_SURVIVAL = "Kaplan and Meier's curve (the constant answer) and Cox's model with a ridge (the linear one)"
 
 
 class SiteRows(NamedTuple):
@@ -64,6 +67,7 @@ class Rivals:
         interval: By site, of the gain of its model over the chosen kind, over the site's test rows.
         left_out: Why a kind of model was not trained, by its name.
         inputs: What the models were trained on, in words.
+        models: What they are, in words.
     """
 
     metrics: tuple[MetricInfo, ...]
@@ -74,6 +78,7 @@ class Rivals:
     interval: tuple[Interval, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     inputs: str = "the same rows and columns"
+    models: str = OF_SCIKIT_LEARN
 
     @property
     def metric(self) -> MetricInfo:

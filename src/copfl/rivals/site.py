@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from copfl.core.metrics import METRICS, Metric
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, SURVIVAL
 from copfl.rivals import estimators
 from copfl.rivals.effort import Effort
 from copfl.rivals.estimators import Answers, Problem
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Array, Rival, SiteRows
+from copfl.rivals.survival import survival_rivals
 
 
 def judged_by(kind: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
@@ -40,6 +41,8 @@ def site_rivals(
     """
     if kind == NEXT_TOKEN:
         raise ValueError("there are no rivals for the next token")
+    if kind == SURVIVAL:
+        return survival_rivals(rows, metric, effort.penalties, seed)
     models: dict[str, Callable[[Problem], Answers]] = {
         CONSTANT: estimators.constant,
         LINEAR: lambda problem: estimators.linear(problem, effort.penalties),

@@ -86,6 +86,10 @@ class Everyday(TypedDict, total=False):
         str, "The column of a table that says what belongs together, on one side of every split."
     ]
     time: Annotated[str, "The column of a table that says when: the later rows of each client are test."]
+    event: Annotated[
+        str,
+        "Of survival, the column of a table that says whether the event was seen at the time in `target`.",
+    ]
     adapter: Annotated[str | Options, 'Such as "lora:r=8".']
     preset: Annotated[str, 'Settings below all others, such as "demo".']
     base_tables: Annotated[
@@ -163,6 +167,7 @@ PLACES = {
     "text": ("data", "text"),
     "group": ("data", "group"),
     "time": ("data", "time"),
+    "event": ("data", "event"),
 }
 F = TypeVar("F", bound=Callable[..., Any])
 

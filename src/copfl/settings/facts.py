@@ -21,7 +21,7 @@ from copfl.core.algorithm import traits
 from copfl.core.optim import is_chosen
 from copfl.data.arrays import npz_file
 from copfl.data.clients.groups import number_of_groups
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset
 from copfl.data.sets import datasets
 from copfl.data.sets.hub import PREFIX
 from copfl.data.sets.image_folder import image_folder
@@ -284,7 +284,12 @@ def usual_model(table: Mapping[str, Any], dataset: object = None) -> str:
         return _model_for(dataset)
     if _of_tokens(table):
         return "causal_cnn"
-    if is_own(str(table.get("name", "digits"))) and not table.get("text") and not table.get("target"):
+    is_survival = bool(table.get("event")) or table.get("kind") == SURVIVAL
+    if (
+        is_own(str(table.get("name", "digits")))
+        and not table.get("text")
+        and (is_survival or not table.get("target"))
+    ):
         return facts_of_table(table).model
     return "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
 
@@ -294,6 +299,8 @@ def _model_for(dataset: Dataset) -> str:
     x = dataset.train.x
     if dataset.kind == NEXT_TOKEN:
         return "causal_cnn"
+    if dataset.kind == SURVIVAL and not isinstance(x, dict) and x.ndim == 2 and x.dtype.kind not in "US":
+        return LINEAR
     if isinstance(x, dict) or x.dtype.kind in "US":
         return "resnet18" if isinstance(x, dict) else "embedding"
     if x.ndim == 4 and dataset.name not in datasets.DATASETS and max(x.shape[2:]) <= SMALL_IMAGE:

@@ -16,7 +16,7 @@ from copfl.settings.record import checked_fields, declared, setting
 from copfl.settings.schema import Run, in_federation
 
 WIRES = ("fp32", "fp16", "bf16")
-KINDS = ("classification", "multilabel", "regression", "next_token")
+KINDS = ("classification", "multilabel", "regression", "next_token", "survival")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # What of a run the machines of a federation are told. A node has its own data, and decides how it computes:
 # of [run] they are told what a policy can allow.
@@ -179,6 +179,8 @@ class SampleDescription(CheckedRecord):
         if self.kind == "next_token":
             return ()
         numbers = tuple(map(str, range(self.outputs)))
+        if self.kind == "survival":
+            return ("risk",) if self.outputs == 1 else numbers
         return (self.names if self.kind == "classification" else others) or numbers
 
     @property

@@ -3,20 +3,22 @@
 It uses only what is known before training. FedPAC with FedExP's step of the server was rarely far from the
 best; where clients have no class in common it was below training alone, and APFL equals it. For values it is
 Ditto, with a pull to the common model that falls with the samples that a client sees. For labels it is
-FedPer where a client sees few samples, else LG-FedAvg. For the next token it is FedAvg with fine-tuning. The
-batch size and the learning rate follow from the number of samples that a client has, and sees in all rounds;
-a named algorithm has them too. In runs that are long enough a client predicts with an average of its weights.
+FedPer where a client sees few samples, else LG-FedAvg. For the next token and for survival it is FedAvg with
+fine-tuning. The batch size and the learning rate follow from the number of samples that a client has, and sees
+in all rounds; a named algorithm has them too. In runs that are long enough a client predicts with an average
+of its weights.
 """
 
 import math
 from typing import NamedTuple
 
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
 FEW_SAMPLES = 200  # of a client: in batches of 32 a round would have too few steps
 FEW_SEEN = 6_400  # samples that a client sees in all rounds: in batches of 32 a run would have too few steps
+AT_RISK = 128  # samples of a batch of survival, whose risks are compared: all of a small client's
 SHORT_RUN = 3_200  # samples that a client sees in all rounds: with a small rate it would not get far
 LONG_RUN = 20  # rounds: over fewer, an average of a client's weights lags behind the last ones
 MOST_EPOCHS = 5  # of FedPAC's body in a round of a shorter run, as in its paper
@@ -93,6 +95,8 @@ def training_of(known: Known) -> UsualTraining:
     Args:
         known: The federation.
     """
+    if known.kind == SURVIVAL:
+        return UsualTraining(1e-2 if known.head_only else 3e-3, "constant", AT_RISK)
     has_few = known.samples < FEW_SAMPLES or known.seen < FEW_SEEN
     batch = 16 if known.pretrained else 8 if has_few else 32
     if known.model in TEXT_MODELS:
@@ -107,6 +111,8 @@ def first_choice(known: Known) -> FirstChoice:
         known: The federation.
     """
     training = training_of(known)
+    if known.kind == SURVIVAL:
+        return FirstChoice("fedavg_ft", {}, "mean", training)
     if known.head_only:
         return FirstChoice("fedavg_ft", {}, "mean" if known.sums_only else "fedexp", training)
     ema = AVERAGE if known.rounds >= LONG_RUN and not known.pretrained else 0.0
@@ -152,6 +158,8 @@ def why(run: Run) -> str:
         return "seldom far from the best in 22 federations"
     if run.algorithm.name == "apfl":
         return "hardly any class is at two clients, where a common model is worse than training alone"
+    if run.algorithm.name == "fedavg_ft" and (run.data.event or run.data.kind == SURVIVAL):
+        return "few events at a client do not determine a model of its own, and FedPAC needs classes"
     if run.algorithm.name == "fedavg_ft":
         return "FedPAC needs classes, and a body that is shared beside a personal head"
     if run.algorithm.name == "lg_fedavg":

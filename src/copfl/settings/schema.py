@@ -80,6 +80,9 @@ class Optimizer(Component):
     )
 
 
+OPTIONS_OF_LOSSES = ("delta", "class_weights", "label_smoothing", "ties", "cuts")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data(Component):
     """[data]: the samples."""
@@ -101,7 +104,15 @@ class Data(Component):
         None, "Seed of the draw of a table's test rows.", "--split", minimum=0, shown="0"
     )
     kind: str | None = in_data(
-        None, "classification, multilabel, regression or next_token.", "--task", shown="by the targets"
+        None,
+        "classification, multilabel, regression, next_token or survival.",
+        "--task",
+        shown="by the targets",
+    )
+    event: str | None = in_data(
+        None,
+        "Of survival, the column that says whether the event was seen at the time in the target (1) or not (0).",
+        "--event",
     )
     skip_corrupt: bool | None = in_data(None, "Leave out damaged images of a folder.", "--skip-corrupt")
 
@@ -188,7 +199,7 @@ class Task:
 
     loss: str | None = in_training(
         None,
-        "squared, absolute, huber or module:function.",
+        "squared, absolute or huber; of survival cox or discrete_time; or module:function.",
         "--objective",
         shown="by the targets",
         policy=FunctionNames("losses"),
@@ -207,6 +218,15 @@ class Task:
     label_smoothing: float | None = setting(
         None, "The probability that is given to all classes alike.", policy=Option()
     )
+    ties: str | None = setting(
+        None,
+        "Of events at the same time in Cox's likelihood: efron or breslow.",
+        shown="efron",
+        policy=Option(),
+    )
+    cuts: tuple[float, ...] = setting(
+        (), "Of discrete_time, the ends of the intervals, in the unit of the times.", policy=Option()
+    )
     code: str | None = setting(
         None, "SHA-256 of the modules of functions of yours, when they were trained.", policy=HASH_OF_CODE
     )
@@ -217,7 +237,7 @@ class Task:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the objective."""
-        own_options = {name: getattr(self, name) for name in ("delta", "class_weights", "label_smoothing")}
+        own_options = {name: getattr(self, name) for name in OPTIONS_OF_LOSSES}
         return {name: value for name, value in own_options.items() if value not in (None, ())}
 
 

@@ -14,6 +14,7 @@
 | round without uploads | 0 / 0 |
 | one client | 1 / (1 - alpha) |
 | numbers as targets | losses that assume classes; one that needs them refuses the task with a UsageError |
+| times until an event | losses that assume one target per output, and padding that is at risk |
 | samples of two arrays | indexing `data.x` instead of each of its arrays |
 """
 

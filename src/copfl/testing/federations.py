@@ -13,7 +13,7 @@ from copfl.core import Task, task_of, tree
 from copfl.core.criteria import CRITERIA
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
-from copfl.data.samples import Dataset, Samples
+from copfl.data.samples import RISK, SURVIVAL, Dataset, Samples
 from copfl.kernels.draws import seeded
 
 SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three
@@ -93,18 +93,19 @@ class TwoInputs(nn.Module):
 
 
 def other_federation(kind: str, trains: str = "") -> tuple[Task, FederatedData]:
-    """Samples of two arrays with four classes, or samples of one array with two numbers to predict.
+    """Samples of two arrays with four classes, or samples of one array with two numbers to predict or with survival.
 
-    The latter by the only model of an algorithm, if there is one.
+    The latter two by the only model of an algorithm, if there is one.
     """
     rng, count, classes = np.random.default_rng(0), sum(SIZES), kind == "classification"
     a, b = rng.normal(size=(count, 3)), rng.normal(size=(count, 2))
+    b = np.stack([rng.exponential(size=count), rng.random(count) < 0.7], 1) if kind == SURVIVAL else b
     samples = Samples({"a": a, "b": b}, rng.integers(0, 4, count)) if classes else Samples(a, b)
     cuts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
-    names = ("a", "b", "c", "d") if classes else ("y", "z")
+    names = ("a", "b", "c", "d") if classes else RISK if kind == SURVIVAL else ("y", "z")
     dataset = Dataset("random", samples, samples, names, kind=kind)
     with seeded(0):
-        alone = models.build(trains or "mlp", (3,), 2, 0, **({} if trains else {"width": 5}))
+        alone = models.build(trains or "mlp", (3,), len(names), 0, **({} if trains else {"width": 5}))
         model = TwoInputs(4) if classes else alone
     public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
     criterion = CRITERIA[kind]()

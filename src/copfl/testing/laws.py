@@ -338,6 +338,7 @@ LAWS: dict[str, Callable[[Trial], None]] = {
     "one client": _one_client,
     "numbers as targets": partial(_other_task, "regression"),
     "samples of two arrays": partial(_other_task, "classification"),
+    "times until an event": partial(_other_task, "survival"),
 }
 
 

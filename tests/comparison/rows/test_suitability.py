@@ -17,6 +17,7 @@ from copfl.experiment.preparation import prepare
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
 from tests.comparison.small import base, clouds
+from tests.data.test_survival import cohort, written
 
 DIABETES: Tables = {"data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 2, "engine": "vmap"}}
 ADAPTERS = {"flex_lora", "fedex_lora", "fedsa_lora", "ffa_lora"}
@@ -44,6 +45,22 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     found = suitability.refusals(layers, experiment)
     classes = {"fedpac", "fedrod", "gpfl", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
+
+
+def test_survival_is_for_all_that_train_by_a_loss(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", cohort(60))
+    data = {"name": str(table), "target": "years", "event": "died", "client": "site"}
+    model = {"name": "mlp", "width": 8}
+    tables: Tables = {"data": data, "model": model, "run": {"rounds": 1, "engine": "vmap"}}
+    rows = entries_of(["all"])
+    layers = {entry.label: settings_of(entry, tables, keeps_state=True).layers for entry in rows}
+    experiment = prepare(complete(*layers[rows[0].label], suitability.CHECK))
+    found = suitability.refusals(layers, experiment)
+    by_equations = {"levels", "wide_levels", "trees"}
+    assert found.keys() == ADAPTERS | {"fedpac", "fedrod", "gpfl", "ktpfl"} | by_equations
+    compared = compare(["fedavg_ft", "local"], seeds=[0], base_tables=tables, out=tmp_path / "a", tune={})
+    assert [row.label for row in compared.rows] == ["fedavg_ft", "local"]
+    assert "C-index" in str(compared)
 
 
 def test_what_is_left_out_of_all_is_one_line_and_a_note(

@@ -6,6 +6,7 @@
 | a table without one | the data set | partitioned, or files of sites |
 | a table of each site | a contract, open or frozen | files of sites |
 | numbers to predict | the data set | partitioned |
+| times until an event | the data set, or a contract | partitioned, or files of sites |
 | arrays | the data set | partitioned, or files of sites |
 """
 
@@ -88,6 +89,26 @@ def numbers_to_predict(folder: Path) -> Way:
     return Way({"data": {"name": str(file), "target": "stay"}, "partition": {"name": "iid"}}, [], file)
 
 
+def stays(path: Path, seed: int = 0) -> Path:
+    """Ninety stays, of which every third is censored."""
+    draw = random.Random(seed)
+    lines = [f"{draw.randint(20, 89)},{draw.randint(1, 40)},{int(n % 3 > 0)}" for n in range(90)]
+    path.write_text("\n".join(["age,days,left", *lines]) + "\n")
+    return path
+
+
+def times_until_an_event(folder: Path) -> Way:
+    file = stays(folder / "stays.csv")
+    settings = {"data": {"name": str(file), "target": "days", "event": "left"}, "partition": {"name": "iid"}}
+    return Way(settings, [], file)
+
+
+def contract_of_survival_and_sites(folder: Path) -> Way:
+    sites = [stays(folder / f"site-{n}.csv", n) for n in range(3)]
+    contract = draft(sites[0], target="days,left", task="survival", leave_open=True)
+    return Way({"task": {"loss": "discrete_time", "cuts": [10, 20]}}, sites, sites[0], contract)
+
+
 def arrays(folder: Path) -> Way:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(90, 4)).astype(np.float32), np.arange(90) % 2
@@ -106,7 +127,7 @@ def arrays_of_sites(folder: Path) -> Way:
 
 WAYS: list[Callable[[Path], Way]] = [
     *(with_hospitals, without_hospitals, sample_and_sites, contract_and_sites, frozen_contract_and_sites),
-    *(numbers_to_predict, arrays, arrays_of_sites),
+    *(numbers_to_predict, times_until_an_event, contract_of_survival_and_sites, arrays, arrays_of_sites),
 ]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import copfl
+from copfl.data.arrays import from_arrays
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
@@ -62,10 +64,52 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     assert result["rmse_after"] < result["rmse_before"]
 
 
+@pytest.mark.parametrize(
+    "task", [{}, {"task.loss": "discrete_time", "task.cuts": [0.5, 1], "samples.classes": 2}]
+)
+def test_survival_has_the_models_and_metrics_of_the_simulation(task: dict[str, Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4)).astype(np.float32)
+    time, end = rng.exponential(np.exp(-x[:, 0])) + 0.01, rng.exponential(2, 90) + 0.01
+    dataset = from_arrays(x, np.stack([np.minimum(time, end), time <= end], 1), kind="survival")
+    federation = FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+    config = {key: value for key, value in NUMBERS.items() if not key.startswith("samples.target")}
+    config |= {
+        "samples.kind": "survival",
+        "samples.shape": [4],
+        "task.metrics": "c_index",
+        "run.batch": 8,
+        **task,
+    }
+    played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")
+    settings = settings_of(config)
+    state = begin(settings.algorithm, settings.task, 3)
+    simulation = Simulation(settings.algorithm, settings.task, federation, sequential(), batch=8, seed=0)
+    *_, last = simulate(simulation, state, rounds=2)
+    assert farthest(played.server, state.server) < 1e-6
+    for name in ("c_index", "c_index_before", "c_index_global", "test_loss"):
+        mean = float(np.nanmean(last.clients[name]))
+        assert played.records[-1]["mean"][name] == pytest.approx(mean, rel=1e-5)
+    bundle = copfl.load(tmp_path / "nodes" / "state-0")
+    assert bundle.has_curve
+    survival = bundle.predict_survival(x, [0.25, 0.5])
+    assert ((survival[:, 1] <= survival[:, 0]) & (survival[:, 0] < 1)).all()
+
+
+def test_the_outputs_are_those_of_the_objective_of_survival() -> None:
+    config = {key: value for key, value in NUMBERS.items() if not key.startswith("samples.target")}
+    config |= {"samples.kind": "survival", "task.metrics": "c_index", "samples.classes": 3}
+    with pytest.raises(UsageError, match=r"samples\.classes.* must be 1"):
+        settings_of(config)
+    with pytest.raises(UsageError, match=r"samples\.classes.* must be 2"):
+        settings_of(config | {"task.loss": "discrete_time", "task.cuts": [1, 2]})
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "classification": {"samples.classes": 3, "task.metrics": "accuracy,auc"},
     "multilabel": {"samples.classes": 3, "task.metrics": "macro_f1"},
     "regression": {"samples.classes": 2, "task.metrics": "rmse,mae"},
+    "survival": {"samples.classes": 1, "task.metrics": "c_index"},
     "next_token": {
         "samples.classes": 256,
         "samples.text": True,
@@ -81,7 +125,9 @@ def nodes_of(kind: str, folder: Path) -> list[dict[str, Any]]:
     configs = []
     for client in range(3):
         x = np.random.default_rng(client).normal(size=(20, 10)).astype("float32")
-        y = {"classification": x[:, :3].argmax(1), "multilabel": x[:, :3] > 0}.get(kind, 3 * x[:, :2])
+        of_kind = {"classification": x[:, :3].argmax(1), "multilabel": x[:, :3] > 0}
+        of_kind["survival"] = np.stack([np.exp(x[:, 0]), x[:, 1] > 0], 1)
+        y = of_kind.get(kind, 3 * x[:, :2])
         np.savez(folder / f"{client}.npz", x=x, y=y, x_test=x, y_test=y)
         (folder / f"{client}.txt").write_text("\n".join(f"line {number}" for number in range(20)))
         data = folder / f"{client}.{'txt' if kind == 'next_token' else 'npz'}"

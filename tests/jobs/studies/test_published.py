@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from copfl.data.samples import Dataset, Samples
+from copfl.errors import UsageError
 from studies.published import __main__ as command
-from studies.published import cifar, fedrep_cifar, flamby_heart
+from studies.published import cifar, fedrep_cifar, flamby_heart, flamby_tcga
 from studies.published.table import Row, Table, outcome, run_row, run_table
 from tests.slow import slow
 
@@ -42,6 +45,35 @@ def test_a_row_of_heart_disease_is_inside(row: Row) -> None:
 @slow
 def test_heart_disease_is_inside() -> None:
     assert all(one.agrees for one in run_table(flamby_heart.TABLE, seeds=20))
+
+
+def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
+    """Two made files: columns in the order of the source, parts by their names, a time of 0 kept."""
+    with pytest.raises(UsageError, match=r"name the folder that has brca\.csv and split\.csv"):
+        flamby_tcga.federations(tmp_path)
+    people = range(24)
+    lines = [f"p{n},{n},{n % 2},{int(n % 3 > 0)},{float(n)}" for n in people]
+    (tmp_path / "brca.csv").write_text("\n".join(["pid,age,stage,E,T", *lines]))
+    parts = [f"p{n},{side},{side}_{n % 6}" for n in people for side in ["test" if n < 6 else "train"]]
+    (tmp_path / "split.csv").write_text("\n".join(["pid,fold,fold2", *reversed(parts)]))
+    regions = flamby_tcga.federations(tmp_path)[""]
+    assert [len(rows) for rows in regions.partition.train] == [3] * 6
+    assert [len(rows) for rows in regions.partition.test] == [1] * 6
+    (first,) = regions.partition.test[0]
+    np.testing.assert_array_equal(regions.dataset.test.x[first], [0, 0])
+    np.testing.assert_array_equal(regions.dataset.test.y[first], [0, 0])
+    np.testing.assert_array_equal(regions.dataset.train.x[:, 0], regions.dataset.train.y[:, 0])
+
+
+@slow
+@pytest.mark.skipif(
+    "COPFL_TCGA" not in os.environ, reason="COPFL_TCGA names the folder of FLamby's two files"
+)
+def test_survival_with_breast_cancer_is_inside() -> None:
+    folder = Path(os.environ["COPFL_TCGA"])
+    regions = flamby_tcga.federations(folder)[""]
+    assert [len(rows) for rows in regions.partition.train] == [248, 156, 164, 129, 129, 40]
+    assert all(one.agrees for one in run_table(flamby_tcga.TABLE, seeds=20, data_dir=folder))
 
 
 def test_the_range_by_hand() -> None:

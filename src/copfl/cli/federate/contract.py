@@ -33,6 +33,9 @@ def contract(
         str, option("Data", "The column that says when a row was; default: none.", "--time")
     ] = "",
     task: Annotated[str | None, option("Data", "The kind of the targets; default: inferred.")] = None,
+    event: Annotated[
+        str | None, option("Data", "Of survival, the column that says whether the event was seen.", "--event")
+    ] = None,
     smallest_count: Annotated[
         int, option("Data", "Rows that a category must have to be named; default: 5.")
     ] = 5,
@@ -54,12 +57,12 @@ def contract(
         raise UsageError(f"--smallest-count {smallest_count} must be at least 1")
     made = draft(
         table,
-        target=target,
+        target=target if event is None else f"{target},{event}",
         text=text,
         drop=drop,
         categories=categories,
         missing=missing,
-        task=task,
+        task="survival" if event is not None and task is None else task,
         smallest=smallest_count,
         statistics=statistics,
         leave_open=leave_open,

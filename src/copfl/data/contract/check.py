@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from copfl import foreign
 from copfl.data.contract.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER, Column, Contract
 from copfl.data.contract.statistics import counts_of
-from copfl.data.samples import CLASSIFICATION, shape_of
+from copfl.data.samples import CLASSIFICATION, SURVIVAL, shape_of
 from copfl.data.sets.datasets import load
 from copfl.data.tables.columns import DATES, Table, as_numbers, check_plain, floats, is_number, words
 from copfl.data.tables.columns import NUMBER as NUMERAL
@@ -96,7 +96,8 @@ def check_table(contract: Contract, table: Table) -> ContractCheck:
 
 
 def _check_arrays(contract: Contract, path: Path) -> ContractCheck:
-    dataset = load(path)
+    is_survival = contract.task == SURVIVAL and path.suffix == ".npz"  # which arrays alone do not tell
+    dataset = load(path, kind=SURVIVAL) if is_survival else load(path)
     shape, differences = shape_of(dataset.train.x), []
     if tuple(shape) != contract.shape:
         text = f"a sample has shape {list(shape)}, and {list(contract.shape)} in the contract"

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from copfl.data.contract.agreed_encoders import MISSING, Encoders
-from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, Dataset, Samples
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, RISK, SURVIVAL, Dataset, Samples
 from copfl.data.tables.encoders import MOST_CATEGORIES, Encoder
 from copfl.errors import DataError, raised_as
 
@@ -34,6 +34,7 @@ MOST_NAMES = 20_000  # categories of all columns together
 LONGEST_NAME = 500  # characters of a column or a category
 EXAMPLE_ROWS = 1000
 LABEL = "label"  # the name of the target of data that has no columns
+TIME_AND_EVENT = ("time", "event")  # of arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,8 @@ class Contract:
             yield "a classification has one target, whose type is category"
         if self.task == REGRESSION and any(target.type != NUMBER for target in self.targets):
             yield "the targets of a regression are numbers"
+        if self.task == SURVIVAL and [target.type for target in self.targets] != [NUMBER, NUMBER]:
+            yield "survival has two targets, the time and the event, whose type is number"
         if self.data == TABLE and not self.features:
             yield "no column is left to learn from: of type number, category or boolean"
         if self.data == TEXT and [column.type for column in self.columns] != [FREE_TEXT]:
@@ -177,6 +180,8 @@ class Contract:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the classes, or of the targets."""
+        if self.task == SURVIVAL:
+            return RISK
         if self.task != CLASSIFICATION:
             return tuple(target.name for target in self.targets)
         return self.targets[0].categories
@@ -301,6 +306,7 @@ class Contract:
         ):
             return None
         names = (LABEL,) if table is None and is_class else dataset.classes
+        names = TIME_AND_EVENT if dataset.kind == SURVIVAL else names
         names = table.targets if table is not None and table.targets else names
         if is_class:
             targets = [Column(name=names[0], type=CATEGORY, categories=dataset.classes)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset, shown
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, SURVIVAL, Dataset, shown
 from copfl.errors import how_to_set
 from copfl.tables import listed
 
@@ -17,6 +17,7 @@ WORDS = {  # one target, and several
     MULTILABEL: ("label", "labels"),
     REGRESSION: ("target", "targets"),
     NEXT_TOKEN: ("token", "tokens"),
+    SURVIVAL: ("time", "times"),
 }
 SHADES = " .:-=+*#@"  # from none to all of a client's samples
 SKEWED = 0.8  # of the samples are of one class
@@ -74,6 +75,9 @@ def _target_facts(dataset: Dataset) -> str:
             for name, c in zip(dataset.classes, columns, strict=True)
         ]
         return "; ".join(facts[:5]) + ("; ..." if len(facts) > 5 else "")
+    if dataset.kind == SURVIVAL:
+        seen, times = int(y[:, 1].sum()), y[:, 0]
+        return f"from {times.min():.4g} to {times.max():.4g}, {seen:,} of {len(y):,} end with the event"
     counts = y.sum(axis=0) if dataset.kind == MULTILABEL else np.bincount(y, minlength=len(dataset.classes))
     order = np.argsort(-counts, kind="stable")
     facts = [f"{dataset.classes[k]} {int(counts[k]):,}" for k in order[:8]]
@@ -116,6 +120,8 @@ def _picture(dataset: Dataset) -> list[str]:
 def _columns(dataset: Dataset) -> tuple[str, NDArray[np.float64]]:
     """What the columns of the picture are, and which of them each train sample counts in."""
     y = dataset.train.y
+    if dataset.kind == SURVIVAL:
+        return "an event, and a time that is censored", np.stack([y[:, 1], 1 - y[:, 1]], 1)
     if dataset.kind == REGRESSION:
         values = y if y.ndim == 1 else y[:, 0]
         edges = np.quantile(values, np.linspace(0, 1, BINS + 1))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from copfl.data.arrays import from_splits
 from copfl.data.copies import at_sites, copies, mixed
 from copfl.data.held_out import Marks, united
-from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, Dataset
+from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.columns import (
     DATES,
     NUMBER,
@@ -68,6 +68,7 @@ def table_file(
     group: str = "",
     time: str = "",
     split: int = 0,
+    event: str = "",
 ) -> Dataset:
     """A table in a file as a data set.
 
@@ -87,6 +88,8 @@ def table_file(
             on one side, train or test.
         time: The column that says when; the later rows of each client are test.
         split: The seed of the draw of the test rows.
+        event: The column that says whether the event was seen at the time that the target has; with it the
+            targets are of survival.
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
@@ -104,6 +107,7 @@ def table_file(
         group=group,
         time=time,
         split=split,
+        event=event,
     )
 
 
@@ -121,6 +125,7 @@ def from_tables(
     group: str = "",
     time: str = "",
     split: int = 0,
+    event: str = "",
     classes: Sequence[str] | None = None,
     encoders: Sequence[Encoder] = (),
     leave_out: bool = True,
@@ -133,15 +138,16 @@ def from_tables(
         classes: The names of the classes, where the table does not have all of them.
         encoders: Those that are agreed with others; else they are learned from the train rows.
         leave_out: Whether train rows that are copies of test rows, or belong to them, are left out.
-        target, client, text, drop, categories, missing, kind, group, time, split: As of `table_file`.
+        target, client, text, drop, categories, missing, kind, group, time, split, event: As of `table_file`.
     """
+    kind = SURVIVAL if event and kind is None else kind
     one_of(("refuse", "fill", "drop"), missing=missing)
     if kind is not None:
         one_of(KINDS, kind=kind)
     tables = list(tables)
     known = list(tables[0].columns)
     roles, as_categories = (
-        _roles(known, target, client, text, drop, kind, group, time),
+        _roles(known, target, client, text, drop, kind, group, time, event),
         _columns(categories, known),
     )
     for table in tables[1:]:
@@ -211,6 +217,7 @@ def _roles(
     kind: str | None,
     group: str,
     time: str,
+    event: str,
 ) -> _Roles:
     """What each of these columns is for; the rest as of `table_file`."""
     if kind == NEXT_TOKEN and (target or not text):
@@ -220,7 +227,18 @@ def _roles(
     if not target and kind != NEXT_TOKEN:
         column = how_to_set("data.target", "COLUMN", "--target")
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
-    targets, left_out = _columns(target, known), _columns(drop, known)
+    targets, left_out = [*_columns(target, known), *_columns(event, known)], _columns(drop, known)
+    if event and kind != SURVIVAL:
+        raise DataError(
+            f'the column "{event}" is named as event, and the task is {kind}; leave one of them out'
+        )
+    if kind == SURVIVAL and len(targets) != 2:
+        both = (
+            f"{how_to_set('data.target', 'TIME', '--target')} {how_to_set('data.event', 'EVENT', '--event')}"
+        )
+        raise DataError(
+            f"survival has two columns, the time and whether the event was seen then; name them: {both}"
+        )
     clients, texts, groups, times = (_columns(written, known) for written in (client, text, group, time))
     _check_uses(
         {
@@ -535,7 +553,8 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
         parts = []
         for name, column in zip(names, columns, strict=True):
             if (numbers := numbers_of(name, column)) is None:
-                raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
+                needed = "time and event" if kind == SURVIVAL else "several targets"
+                raise DataError(f'the target column "{name}" has texts; {needed} must be numbers')
             parts.append(floats(numbers))
         return np.stack(parts, axis=1)
     (column,), (name,) = columns, names

@@ -16,7 +16,7 @@ from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
@@ -99,12 +99,15 @@ def constant_answer(kind: str, classes: int, known: NDArray[Any]) -> Numbers:
     """What a client's training samples have on average, whatever the input, as the metrics take predictions.
 
     That is the frequency of each class or label, or the mean of the values; its class is the most frequent one.
+    Of survival it is any number: the same risk for all.
 
     Args:
         kind: Of the task; not next_token.
         classes: Their number, of a classification.
         known: The targets of the training samples, at least one.
     """
+    if kind == SURVIVAL:
+        return np.zeros(classes)
     total = np.bincount(known, minlength=classes) if kind == CLASSIFICATION else known.sum(0, np.float64)
     return np.asarray(total / len(known))
 

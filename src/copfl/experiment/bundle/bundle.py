@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,11 @@ from copfl import foreign
 from copfl.core.calibration import CalibrationBin, calibration_bins, tempered
 from copfl.core.evaluation import on_host_arrays
 from copfl.core.metrics import METRICS
+from copfl.core.survival import risks
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
-from copfl.errors import CopflError, RunError, UsageError, raised_as
+from copfl.errors import CopflError, RunError, UsageError, above, raised_as
 from copfl.experiment.bundle import building, description
 from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import Description
@@ -35,6 +36,7 @@ from copfl.experiment.bundle.places import BASE, FILE, located
 from copfl.experiment.bundle.predictor import Predictor
 from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
+from copfl.experiment.survival import medians_of, survival_of
 from copfl.settings import named_code
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
@@ -100,7 +102,7 @@ class Bundle:
         return Preparation(self.description.input, self.description.output, tokenizer)
 
     def outputs(self, x: Inputs) -> NDArray[np.float64]:
-        """Probabilities [n, classes] or [n, labels], or values [n, targets].
+        """Probabilities [n, classes] or [n, labels], values [n, targets], or risks or incidences [n, outputs].
 
         Args:
             x: Inputs of the network, as `preparation` makes them.
@@ -121,7 +123,7 @@ class Bundle:
         return tempered(found.reshape(size, -1), self.description.output.temperature)
 
     def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:
-        """The class of each sample; of a regression the values, of labels 0 or 1 for each.
+        """The class of each sample; of a regression the values, of labels 0 or 1 for each, of survival the risks.
 
         Unknown categories and filled values are reported as a warning.
 
@@ -141,7 +143,69 @@ class Bundle:
         """
         if self.description.output.is_regression:
             raise UsageError("the model predicts values, which have no probabilities; use predict")
+        if self.description.output.is_survival:
+            raise UsageError("a probability of survival is of a time; use predict_survival(data, times)")
         return self._outputs_of(data, missing)
+
+    def predict_survival(
+        self, data: Any, times: Sequence[float], *, missing: str | None = None
+    ) -> NDArray[np.float64]:
+        """The probability [n, times] of each sample that there is no event up to each of these times.
+
+        nan beyond the longest time that is known: of the site's training samples, or the last of the intervals.
+
+        Args:
+            data: As of `predict`.
+            times: In the unit of the training data.
+            missing: As of `predict`.
+        """
+        return self.survival(self._outputs_of(data, missing), times)
+
+    def predict_median(self, data: Any, *, missing: str | None = None) -> NDArray[np.float64]:
+        """The time [n] at which the probability of no event falls to a half; infinite: not while it is known.
+
+        Args:
+            data: As of `predict`.
+            missing: As of `predict`.
+        """
+        return self.medians(self._outputs_of(data, missing))
+
+    def survival(self, outputs: NDArray[np.float64], times: Sequence[float]) -> NDArray[np.float64]:
+        """The probabilities of survival at times.
+
+        Args:
+            outputs: As `outputs` gives them.
+            times: As of `predict_survival`.
+        """
+        self._require_curve()
+        for time in times:
+            above(0, time=time)
+        cuts, hazard = self.task.criterion.cuts, self.description.output.hazard
+        return survival_of(outputs, np.asarray(times, np.float64), cuts, hazard)
+
+    def medians(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The median times.
+
+        Args:
+            outputs: As `outputs` gives them.
+        """
+        self._require_curve()
+        return medians_of(outputs, self.task.criterion.cuts, self.description.output.hazard)
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether the model tells probabilities of survival, and not risks alone."""
+        output = self.description.output
+        return output.is_survival and (output.hazard is not None or bool(self.task.criterion.cuts))
+
+    def _require_curve(self) -> None:
+        if not self.description.output.is_survival:
+            raise UsageError(f"the model is of {self.description.output.kind}, not of survival; use predict")
+        if not self.has_curve:
+            raise UsageError(
+                "the model tells which risk is larger, and has no baseline hazard, which only a site with training "
+                "samples and events has; name the model of a client, or train with the objective discrete_time"
+            )
 
     def _outputs_of(self, data: Any, missing: str | None) -> NDArray[np.float64]:
         x, notes, _ = self.preparation.of(data, missing)
@@ -156,6 +220,8 @@ class Bundle:
             outputs: Probabilities or values, as `outputs` or `predict_proba` gives them.
         """
         output = self.description.output
+        if output.is_survival:
+            return risks(outputs)
         if output.kind == CLASSIFICATION:
             classes: NDArray[Any] = self.classes[outputs.argmax(1)]
             return classes
@@ -163,19 +229,36 @@ class Bundle:
             return (outputs > 0.5).astype(np.int64)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
-    def columns(self, outputs: NDArray[np.float64]) -> dict[str, list[Any]]:
+    def columns(
+        self, outputs: NDArray[np.float64], times: Sequence[float] | None = None
+    ) -> dict[str, list[Any]]:
         """The predictions as columns: prediction, and probability_CLASS of each class.
 
-        Several labels or values are prediction_NAME each.
+        Several labels or values are prediction_NAME each. Of survival the prediction is the risk, and with `times`
+        there are survival_TIME of each of them, and the median; None where it is not known.
 
         Args:
             outputs: Probabilities or values, as of `decided`.
+            times: As of `predict_survival`; None: risks alone.
         """
         output, decided = self.description.output, self.decided(outputs)
+        if times is not None:
+            self._require_curve()
         if decided.ndim == 1:
             columns = {"prediction": decided.tolist()}
         else:
             columns = {f"prediction_{name}": decided[:, n].tolist() for n, name in enumerate(output.names)}
+        if output.is_survival:
+            if times is None:
+                return columns
+            found = dict(
+                zip((f"survival_{time:g}" for time in times), self.survival(outputs, times).T, strict=True)
+            )
+            found["median"] = self.medians(outputs)
+            return columns | {
+                name: [float(value) if np.isfinite(value) else None for value in values]
+                for name, values in found.items()
+            }
         if not output.is_regression:
             columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}
         return columns

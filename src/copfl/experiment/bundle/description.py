@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from copfl import foreign
-from copfl.data.samples import KINDS, NEXT_TOKEN, REGRESSION, Inputs
+from copfl.core.survival import Curve
+from copfl.data.samples import KINDS, NEXT_TOKEN, REGRESSION, SURVIVAL, Inputs
 from copfl.data.tables.encoders import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.experiment.bundle.places import FILE
@@ -69,6 +70,19 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Hazard:
+    """The cumulative hazard of a sample of risk 0 at one site, by Breslow's estimate from its training samples."""
+
+    times: tuple[float, ...]
+    values: tuple[float, ...]
+    followed: float  # the longest time of a training sample: nothing is known beyond it
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(np.array(self.times), np.array(self.values))
+
+
+@dataclass(frozen=True)
 class Output:
     """What the model returns."""
 
@@ -79,6 +93,7 @@ class Output:
     mean: tuple[float, ...] = ()  # of the values of a regression
     std: tuple[float, ...] = ()
     temperature: float = 1.0  # of the probabilities of classes, fitted on the client's validation samples
+    hazard: Hazard | None = None  # of Cox's model of a site
 
     @property
     def classes(self) -> list[Any]:
@@ -91,6 +106,15 @@ class Output:
     @property
     def is_regression(self) -> bool:
         return self.kind == REGRESSION
+
+    @property
+    def is_survival(self) -> bool:
+        return self.kind == SURVIVAL
+
+    @property
+    def width(self) -> int:
+        """Numbers in the target of a sample, where they are no classes."""
+        return 2 if self.is_survival else self.count
 
 
 @dataclass(frozen=True)
@@ -188,6 +212,7 @@ def _wrong(found: Description) -> str:
         ),
         (bool(output.names) or output.kind == NEXT_TOKEN, "its outputs have no names"),
         (len(set(output.names)) == len(output.names), "two outputs have the same name"),
+        (_is_rising(output.hazard), "the baseline hazard of its risks does not rise over the times"),
         (0 <= found.seed < 2**63, f"its seed is {found.seed}"),
         (not found.input.std or min(found.input.std) > 0, "a deviation of its input is not positive"),
         (len(found.input.mean) == len(found.input.std), "its input has means without deviations"),
@@ -195,6 +220,14 @@ def _wrong(found: Description) -> str:
         (len({column.name for column in columns}) == len(columns), "two of its columns have the same name"),
     )
     return next((wrong for holds, wrong in checks if not holds), "")
+
+
+def _is_rising(hazard: Hazard | None) -> bool:
+    """Whether it is a hazard: positive steps, at times that follow each other."""
+    if hazard is None:
+        return True
+    columns = [np.diff([0.0, *column]) for column in (hazard.times, hazard.values)]
+    return len(columns[0]) == len(columns[1]) > 0 and all((steps > 0).all() for steps in columns)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from copfl.data.samples import REGRESSION
+from copfl.data.samples import REGRESSION, SURVIVAL
 from copfl.errors import UsageError
 from copfl.experiment.bundle.bundle import Bundle, load
 
@@ -78,4 +78,8 @@ def estimator_of(bundle: Bundle) -> BundleEstimator:
     kind = bundle.description.output.kind
     if kind == "next_token":
         raise UsageError("scikit-learn has no estimator of a model that predicts the next token")
+    if kind == SURVIVAL:
+        raise UsageError(
+            "scikit-learn has no estimator of survival; use predict, predict_survival and predict_median"
+        )
     return BundleRegressor(bundle) if kind == REGRESSION else BundleClassifier(bundle)

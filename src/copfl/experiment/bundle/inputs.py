@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from copfl.data import reading
 from copfl.data.arrays import npz_content
-from copfl.data.samples import CLASSIFICATION, Inputs, by_name
+from copfl.data.samples import CLASSIFICATION, SURVIVAL, Inputs, by_name
 from copfl.data.tables import tables
 from copfl.data.tables.columns import (
     Column,
@@ -30,7 +30,7 @@ from copfl.data.tables.columns import (
 )
 from copfl.data.tables.encoders import MOST_SHOWN, Encoder, encoded, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, READERS, read_table, text_lines
-from copfl.data.targets import LARGEST_NUMBER, named, numbered
+from copfl.data.targets import LARGEST_NUMBER, named, numbered, targets_of
 from copfl.errors import DataError, how_to_set, one_of
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 from copfl.tables import listed
@@ -279,8 +279,11 @@ class Preparation:
             columns = " and ".join(self.output.targets)
             what = f"the column {columns} to predict" if columns else "the targets"
             raise DataError(f"{what} must have finite numbers, as the model is of {self.output.kind}")
-        if array.size != len(array) * self.output.count:
-            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
+        if array.size != len(array) * self.output.width:
+            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.width}")
+        if self.output.is_survival:
+            survival: NDArray[np.float32] = targets_of([array], SURVIVAL, None).parts[0]
+            return survival
         return array.astype(np.float32)
 
     def _images(self, path: Path) -> Labelled:

@@ -14,7 +14,15 @@ from copfl.core.task import Personal, Task
 from copfl.data.samples import NEXT_TOKEN, Dataset, by_name
 from copfl.experiment.bundle import base
 from copfl.experiment.bundle.card import card
-from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
+from copfl.experiment.bundle.description import (
+    Array,
+    Description,
+    Hazard,
+    Input,
+    Origin,
+    Output,
+    Score,
+)
 from copfl.experiment.bundle.places import BASE, OF_SERVER
 from copfl.experiment.models.client_models import (
     GLOBAL,
@@ -100,10 +108,11 @@ def write_bundles(
     names: Sequence[str],
     scores: Sequence[Sequence[Score]],
     temperatures: Sequence[float],
+    hazards: Sequence[Hazard | None],
 ) -> None:
     """Completes the folders of the clients' models, and adds the global model's.
 
-    `names`, `scores` and `temperatures` are those of each client.
+    `names`, `scores`, `temperatures` and `hazards` are those of each client.
     """
     takes_text = general.input.text is not None
     has_base = base.write_base(models.path / BASE, task, tables["model"], takes_text)
@@ -116,7 +125,7 @@ def write_bundles(
         origin = dataclasses.replace(
             general.origin, client=n, name=name, stage=stage.name, round=stage.round, select=select
         )
-        output = dataclasses.replace(general.output, temperature=temperatures[n])
+        output = dataclasses.replace(general.output, temperature=temperatures[n], hazard=hazards[n])
         facts = dataclasses.replace(general, origin=origin, output=output, scores=tuple(scores[n]))
         write_facts(models.of(n), facts)
     last = dataclasses.replace(general.origin, stage=GLOBAL, round=general.origin.rounds, select="last")

@@ -108,6 +108,8 @@ def outputs(facts: Description) -> list[dict[str, Any]]:
     if output.is_regression:
         names = ["prediction"] if output.count == 1 else [f"prediction_{name}" for name in output.names]
         columns = dict.fromkeys(names, "double")
+    elif output.is_survival:
+        columns = {"prediction": "double"}
     else:
         is_number = all(isinstance(name, int) for name in output.classes)
         columns = {"prediction": "long" if is_number else "string"}

@@ -1,6 +1,7 @@
 """A bundle as an ONNX file: columns, images, arrays or tokens in, classes and probabilities or values out.
 
-Names of the outputs are those of skl2onnx: label and probabilities; of a regression, values.
+Names of the outputs are those of skl2onnx: label and probabilities; of a regression, values; of survival, risks, or in
+discrete time incidences.
 """
 
 import importlib.util
@@ -183,7 +184,9 @@ def _after(onnx: Any, graph: Any, bundle: Bundle) -> list[Any]:
         graph.output.append(onnx.helper.make_tensor_value_info(name, element, axes))
 
     if kind not in (CLASSIFICATION, MULTILABEL):
-        declare("values" if output.is_regression else "probabilities", float_type, shape)
+        of_survival = "incidences" if bundle.task.criterion.cuts else "risks"
+        named = "values" if output.is_regression else of_survival if output.is_survival else "probabilities"
+        declare(named, float_type, shape)
         return [make("Identity", [found], [graph.output[0].name])]
     nodes = []
     if kind == CLASSIFICATION:

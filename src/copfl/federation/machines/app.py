@@ -15,6 +15,7 @@ from copfl.data.contract.file import write_contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.errors import RunError, UsageError
 from copfl.experiment.models.network import tokenized
+from copfl.experiment.tasks import with_intervals
 from copfl.federation.machines.deployed import write_connection
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing
@@ -180,6 +181,7 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
         )
     dataset = data_of(run.data) if example is None else example
     agreed = {} if contract is None else samples_of(contract)
+    dataset = with_intervals(dataset, run.task)
     samples = {**samples_like(dataset, run.model), **agreed, **own_tables.pop("samples")}
     records = {title: own_record(title, table) for title, table in own_tables.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)

@@ -17,7 +17,7 @@ import numpy as np
 from copfl.data.contract.check import check
 from copfl.data.contract.contract import ARRAYS, Contract
 from copfl.data.contract.statistics import site_of
-from copfl.data.samples import CLASSIFICATION
+from copfl.data.samples import CLASSIFICATION, SURVIVAL
 from copfl.data.tables.files import read_table
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle.description import read
@@ -109,7 +109,8 @@ def site_problems(folder: Path, sites: Sequence[Path]) -> list[str]:
             if contract.data != ARRAYS and not contract.is_frozen:
                 site_of(contract, [file])
             elif contract.data != ARRAYS:
-                contract.encoders.dataset_of([read_table(file)], file.stem)
+                kind = SURVIVAL if contract.task == SURVIVAL else None
+                contract.encoders.dataset_of([read_table(file)], file.stem, kind)
         except DataError as error:
             raise UsageError(f"{site} cannot be trained on: {'; '.join(problems or [str(error)])}") from error
         all_problems += [f"{site}: {problem}" for problem in problems]

@@ -26,7 +26,7 @@ from copfl.data.contract.check import check_table
 from copfl.data.contract.contract import Contract
 from copfl.data.copies import Hashes
 from copfl.data.held_out import Sides
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset, Samples, shape_of
 from copfl.data.sets.datasets import load
 from copfl.data.tables.columns import Table
 from copfl.data.tables.files import READERS, read_table
@@ -126,7 +126,8 @@ def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple
     """
     samples, suffix = settings.federation.samples, path.suffix.lower()
     if suffix not in READERS or suffix == ".txt":
-        dataset = load(path)
+        is_survival = samples.kind == SURVIVAL and suffix == ".npz"  # which arrays alone do not tell
+        dataset = load(path, kind=SURVIVAL) if is_survival else load(path)
         if samples.contract and (contract := Contract.read(samples.contract)).is_encoded(dataset):
             dataset = dataclasses.replace(dataset, table=contract.encoders)  # its model takes rows of a table
         return dataset, hashes_of(dataset.train.x), 0
@@ -190,7 +191,7 @@ def _fitted(settings: TrainingSettings, dataset: Dataset, split: Samples) -> Dat
     if kind != CLASSIFICATION:
         y = tensors(split.y)
         outputs = 1 if y.dim() == 1 else y.shape[1]
-        if kind != NEXT_TOKEN and outputs != classes:
+        if kind not in (NEXT_TOKEN, SURVIVAL) and outputs != classes:
             raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
         return Data(tensors(split.x), y, torch.tensor(len(y)))
     agreed_classes = settings.federation.samples.names or tuple(map(str, range(classes)))

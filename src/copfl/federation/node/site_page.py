@@ -159,7 +159,7 @@ def _alone(rivals: Rivals) -> Table:
     rows.append(["the model of the federation", "", *ours, ""])
     head = ["", f"cross-validated {metrics[0].label}", *(metric.label for metric in metrics), ""]
     notes = [
-        f"Scikit-learn's models, trained here on {rivals.inputs}. They never leave this site. best: by "
+        f"{capital(rivals.models)}, trained here on {rivals.inputs}. They never leave this site. best: by "
         "cross-validation within training rows, test rows have no say.",
         *(f"Without {TITLES[name]}: {why}." for name, why in rivals.left_out.items()),
     ]

@@ -16,10 +16,11 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, next_plan
 from copfl.core.evaluation import is_evaluated
 from copfl.core.task import Plan
-from copfl.data.samples import CLASSIFICATION
+from copfl.data.samples import CLASSIFICATION, SURVIVAL
 from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
 from copfl.experiment.probabilities import of_client
+from copfl.experiment.survival import hazard_of
 from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
@@ -81,6 +82,10 @@ class TrainedUpdate(NamedTuple):
                 worth = of_client(task, self.output.trained, train, *held_out)
                 scores += worth.scores(TEST, [metric.name for metric in task.metrics])
                 output = dataclasses.replace(bundled.output, temperature=worth.temperature)
+                bundled = dataclasses.replace(bundled, output=output)
+            if task.criterion.kind == SURVIVAL:
+                hazard = hazard_of(task, self.output.trained, self.data.train)
+                output = dataclasses.replace(bundled.output, hazard=hazard)
                 bundled = dataclasses.replace(bundled, output=output)
             model = self.output.trained
             write_bundle(self.records.folder, self.settings, bundled, self.head, model, scores, run.select)

@@ -59,12 +59,21 @@ ADDONS: dict[str, Any] = {  # with the values that add nothing
 USUAL_ADDONS = ("ema", "lr_rounds", "lr_schedule")
 ROBUST = ("clip", "evidence", "median", "trimmed_mean")
 ADAPTERS = ("lora",)
-TASKS = ("classification", "multilabel", "next_token", "regression")
-LOSSES = ("absolute", "binary_cross_entropy", "cross_entropy", "huber", "squared")
+TASKS = ("classification", "multilabel", "next_token", "regression", "survival")
+LOSSES = (
+    "absolute",
+    "binary_cross_entropy",
+    "cox",
+    "cross_entropy",
+    "discrete_time",
+    "huber",
+    "squared",
+)
 METRICS = (
     "accuracy",
     "auc",
     "balanced_accuracy",
+    "c_index",
     "calibration_error",
     "log_loss",
     "macro_f1",
@@ -78,12 +87,14 @@ USUAL_LOSS = {
     "multilabel": "binary_cross_entropy",
     "next_token": "cross_entropy",
     "regression": "squared",
+    "survival": "cox",
 }
 USUAL_METRIC = {
     "classification": "accuracy",
     "multilabel": "macro_f1",
     "next_token": "perplexity",
     "regression": "rmse",
+    "survival": "c_index",
 }
 FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
 REPORTS = ("all", "sums", "none")

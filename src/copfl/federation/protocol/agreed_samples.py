@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from copfl.data.contract.contract import Column, Contract
-from copfl.data.samples import CLASSIFICATION
+from copfl.data.samples import CLASSIFICATION, SURVIVAL
 
 
 def samples_of(contract: Contract) -> dict[str, Any]:
@@ -16,8 +16,14 @@ def samples_of(contract: Contract) -> dict[str, Any]:
     outputs = contract.outputs
     is_named = contract.task == CLASSIFICATION and outputs != tuple(map(str, range(len(outputs))))
     means, deviations = contract.scale
+    # Of survival the objective says how many outputs there are.
+    counted = (
+        {}
+        if contract.task == SURVIVAL
+        else {"classes": outputs if outputs and is_named else len(outputs) or 2}
+    )
     return {
-        "classes": outputs if outputs and is_named else len(outputs) or 2,
+        **counted,
         "target_mean": means,
         "target_std": deviations,
         "contract": contract.as_json(),

@@ -1,0 +1,199 @@
+"""Times until an event: how well risks order them, curves of survival, and how good probabilities of it are.
+
+Targets are rows [time, event]: the event was seen at this time (1), or the sample was lost sight of then (0, censored).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.stats import Numbers
+
+PAIRS_AT_ONCE = 1_000_000  # that are compared in one step
+LEAST_UNCENSORED = 0.05  # so no row counts more than twenty
+NORMAL = 1.959964  # deviations on both sides that have 95 % of a normal distribution
+
+
+def times_and_events(targets: NDArray[np.floating]) -> tuple[Numbers, NDArray[np.bool_]]:
+    """The two columns of targets [n, 2]."""
+    return np.asarray(targets[:, 0], np.float64), np.asarray(targets[:, 1]) > 0.5
+
+
+def risks(predictions: NDArray[np.floating]) -> Numbers:
+    """[n], larger where the event is expected earlier.
+
+    Args:
+        predictions: Risks [n, 1], or the probabilities [n, k] that the event has happened by each of k times.
+    """
+    return np.asarray(predictions.sum(tuple(range(1, predictions.ndim)), dtype=np.float64))
+
+
+def concordance(risk: Numbers, targets: NDArray[np.floating]) -> float:
+    """Harrell's C: of the comparable pairs, the share in which the earlier event has the larger risk.
+
+    A pair is comparable if one had its event before the time of the other, or at the time at which the other was
+    censored. Equal risks count half.
+
+    Raises:
+        ValueError: No pair is comparable.
+    """
+    time, seen = times_and_events(targets)
+    events, pairs, right = np.flatnonzero(seen), 0, 0.0
+    for some in np.array_split(events, 1 + len(events) * len(time) // PAIRS_AT_ONCE):
+        at, own = time[some, None], risk[some, None]
+        later = (time > at) | ((time == at) & ~seen)  # [events, samples]
+        pairs += int(later.sum())
+        right += float((later & (own > risk)).sum()) + 0.5 * float((later & (own == risk)).sum())
+    if not pairs:
+        raise ValueError("no two samples are comparable")
+    return right / pairs
+
+
+class Curve(NamedTuple):
+    """A step function: its value before the first time, and from each time on."""
+
+    times: Numbers  # [k], ascending
+    values: Numbers  # [k]
+    before: float = 0.0
+
+    def at(self, times: Numbers) -> Numbers:
+        """The value at each of these times."""
+        return np.concatenate([[self.before], self.values])[np.searchsorted(self.times, times, side="right")]
+
+    def just_before(self, times: Numbers) -> Numbers:
+        """The value before the step at each of these times."""
+        return np.concatenate([[self.before], self.values])[np.searchsorted(self.times, times, side="left")]
+
+
+class KaplanMeier(NamedTuple):
+    """The share without an event from each time on, and 95 % intervals by the logarithm of minus the logarithm."""
+
+    survival: Curve
+    low: Numbers  # [k]
+    high: Numbers
+    at_risk: NDArray[np.int64]  # just before each time
+
+
+def kaplan_meier(targets: NDArray[np.floating]) -> KaplanMeier:
+    """Kaplan and Meier's estimate, with Greenwood's variance; at least one row."""
+    time, seen = times_and_events(targets)
+    times, events, at_risk = _steps(time, seen)
+    survival: Numbers = np.cumprod(1 - events / at_risk, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.cumsum(events / (at_risk * (at_risk - events)))
+        spread = NORMAL * np.sqrt(variance) / np.abs(np.log(survival))
+        low, high = (survival ** np.exp(sign * spread) for sign in (1, -1))
+    is_inside = (survival > 0) & (survival < 1)
+    low, high = (np.where(is_inside, bound, survival) for bound in (low, high))
+    return KaplanMeier(Curve(times, survival, 1.0), low, high, at_risk)
+
+
+def _steps(time: Numbers, seen: NDArray[np.bool_]) -> tuple[Numbers, NDArray[np.int64], NDArray[np.int64]]:
+    """The times at which events were seen, how many, and how many rows were at risk just before."""
+    times, place = np.unique(time[seen], return_inverse=True)
+    at_risk = len(time) - np.searchsorted(np.sort(time), times, side="left")
+    return times, np.bincount(place, minlength=len(times)), at_risk
+
+
+def baseline_hazard(risk: Numbers, targets: NDArray[np.floating]) -> Curve:
+    """Breslow's estimate of the cumulative hazard of a sample of risk 0.
+
+    Args:
+        risk: [n], logarithms of hazards, of the rows that it is estimated from.
+        targets: Of these rows, [n, 2].
+    """
+    time, seen = times_and_events(targets)
+    times, events, _ = _steps(time, seen)
+    order = np.argsort(time)
+    top = float(risk.max(initial=0.0))  # so that no exponential is infinite
+    summed = np.cumsum(np.exp(risk[order] - top)[::-1])[::-1]  # of those with this time or a later one
+    at_risk = summed[np.searchsorted(time[order], times, side="left")] if len(times) else summed[:0]
+    return Curve(times, np.cumsum(events / at_risk) * np.exp(-top))
+
+
+def survival_at(times: Numbers, risk: Numbers, hazard: Curve) -> Numbers:
+    """[n, k], the probability that there is no event up to each of k times.
+
+    Args:
+        times: [k].
+        risk: [n], logarithms of hazards.
+        hazard: The cumulative hazard of a sample of risk 0.
+    """
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(-np.exp(risk)[:, None] * hazard.at(times)[None]))
+
+
+def medians(risk: Numbers, hazard: Curve) -> Numbers:
+    """[n], the first time at which no more than half are without an event; infinite if the curve ends above."""
+    needed = np.log(2) * np.exp(-risk)
+    place = np.searchsorted(hazard.values, needed, side="left")
+    return np.asarray(np.concatenate([hazard.times, [np.inf]])[place])
+
+
+def survival_in_intervals(times: Numbers, incidences: Numbers, cuts: Sequence[float]) -> Numbers:
+    """[n, k], the probability that there is no event up to each of k times, linear between the cuts; nan beyond them.
+
+    Args:
+        times: [k].
+        incidences: [n, cuts], the probability that the event has happened by each cut.
+        cuts: The ends of the intervals, ascending.
+    """
+    at, known = (
+        np.array([0.0, *cuts]),
+        np.concatenate([np.ones((len(incidences), 1)), 1 - incidences], axis=1),
+    )
+    rows = [np.interp(times, at, row, right=np.nan) for row in known]
+    return np.array(rows).reshape(len(incidences), len(times))
+
+
+def medians_in_intervals(incidences: Numbers, cuts: Sequence[float]) -> Numbers:
+    """[n], when half are left, linear between the cuts; infinite if more are left at the last one.
+
+    Args:
+        incidences, cuts: As of `survival_in_intervals`.
+    """
+    at = np.array([0.0, *cuts])
+    known = np.concatenate([np.zeros((len(incidences), 1)), incidences], axis=1)
+    return np.array([np.interp(0.5, row, at, right=np.inf) for row in known]).reshape(len(incidences))
+
+
+def brier_scores(
+    survival: Numbers, times: Numbers, targets: NDArray[np.floating], known: NDArray[np.floating]
+) -> Numbers:
+    """[k], the squared error of probabilities at each time, weighted for those who were censored before it.
+
+    Graf et al. 1999: a row whose event was seen by then counts 1 / G(its time), one that is still at risk 1 / G(t),
+    where G is Kaplan and Meier's estimate of not being censored yet.
+
+    Args:
+        survival: [n, k], the probability that there is no event up to each time.
+        times: [k].
+        targets: Of the rows, [n, 2].
+        known: Rows [m, 2] from which G is estimated, such as those of training.
+    """
+    time, seen = times_and_events(targets)
+    flipped = np.stack([np.asarray(known[:, 0]), 1 - np.asarray(known[:, 1])], 1)
+    uncensored = kaplan_meier(flipped).survival
+    died = seen[:, None] & (time[:, None] <= times)
+    lives = time[:, None] > times
+    weight_died = np.maximum(uncensored.just_before(time), LEAST_UNCENSORED)[:, None]
+    weight_lives = np.maximum(uncensored.at(times), LEAST_UNCENSORED)[None]
+    errors = died * survival**2 / weight_died + lives * (1 - survival) ** 2 / weight_lives
+    return np.asarray(errors.mean(0))
+
+
+def integrated_brier(
+    survival: Numbers, times: Numbers, targets: NDArray[np.floating], known: NDArray[np.floating]
+) -> float:
+    """The mean of `brier_scores` between the first and the last time, by trapezia; of one time its own.
+
+    Args:
+        survival, times, targets, known: As of `brier_scores`.
+    """
+    scores = brier_scores(survival, times, targets, known)
+    if len(times) == 1:
+        return float(scores[0])
+    widths = np.diff(times)
+    return float((widths * (scores[1:] + scores[:-1]) / 2).sum() / widths.sum())

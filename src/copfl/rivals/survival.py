@@ -1,0 +1,123 @@
+"""The rivals of survival at one site: Kaplan and Meier's curve, the same for all rows, and Cox's model with a ridge.
+
+Answers are risks [n, 1]. Those of the curve are 0: it knows nothing of a row.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from copfl.core.metrics import Metric
+from copfl.core.survival import times_and_events
+from copfl.rivals.effort import VALIDATED_ROWS
+from copfl.rivals.estimators import folds_of
+from copfl.rivals.records import CONSTANT, LINEAR, Array, Rival, SiteRows
+from copfl.stats import Numbers
+
+STEPS, HALVINGS = 30, 30
+SMALL = 1e-8  # a change of the log-likelihood that ends the steps
+
+
+class Cox(NamedTuple):
+    """A linear model of the logarithm of the hazard; the mean risk of the rows that it learned from is 0."""
+
+    mean: Numbers  # [columns]
+    coefficients: Numbers  # [columns]
+
+    def __call__(self, x: Array) -> Numbers:
+        return np.asarray((x - self.mean) @ self.coefficients)
+
+
+def log_likelihood(risk: Numbers, targets: Array) -> float:
+    """The partial one, with Breslow's rule for ties.
+
+    Args:
+        risk: [n], logarithms of hazards.
+        targets: [n, 2].
+    """
+    time, seen = times_and_events(targets)
+    return float((risk - np.log(_at_risk(np.exp(risk - risk.max()), time)) - risk.max())[seen].sum())
+
+
+def _at_risk(values: Array, time: Numbers) -> Array:
+    """For each row, the sum of the values [n, ...] over the rows with its time or a later one."""
+    order = np.argsort(time)
+    sums = np.cumsum(values[order][::-1], axis=0)[::-1]
+    return np.asarray(sums[np.searchsorted(time[order], time, side="left")])
+
+
+def ridge_cox(x: Array, targets: Array, ridge: float) -> Cox:
+    """Cox's model by Newton's method: the log-likelihood less ridge / 2 times the squared coefficients.
+
+    Args:
+        x: [n, columns]; the ridge is for columns that are divided by their deviation.
+        targets: [n, 2].
+        ridge: Above 0.
+    """
+    mean, deviation = x.mean(0), x.std(0)
+    deviation = np.where(deviation > 1e-12, deviation, 1.0)
+    z, (time, seen) = (x - mean) / deviation, times_and_events(targets)
+    beta = np.zeros(z.shape[1])
+
+    def value(beta: Numbers) -> float:
+        return log_likelihood(z @ beta, targets) - ridge / 2 * float(beta @ beta)
+
+    now = value(beta)
+    for _ in range(STEPS):
+        risk = z @ beta
+        w = np.exp(risk - risk.max())
+        total = _at_risk(w, time)
+        means = _at_risk(w[:, None] * z, time)[seen] / total[seen, None]  # of those at risk, at each event
+        # How much of each row's hazard has passed: the sum of 1 / total over the events up to its time.
+        passed = _at_risk(np.where(seen, 1 / total, 0), -time)
+        gradient = (z[seen] - means).sum(0) - ridge * beta
+        curvature = (z * (w * passed)[:, None]).T @ z - means.T @ means + ridge * np.eye(len(beta))
+        step, before = np.linalg.solve(curvature, gradient), now
+        for halving in range(HALVINGS):
+            if (now := value(beta + step / 2**halving)) >= before:
+                beta = beta + step / 2**halving
+                break
+        if now - before < SMALL:
+            break
+    return Cox(mean, beta / deviation)
+
+
+def survival_rivals(rows: SiteRows, metric: Metric, ridges: Sequence[float], seed: int) -> dict[str, Rival]:
+    """Each kind of model by its name, the simplest first; the targets of the test rows are not used.
+
+    Args:
+        rows: The site's; at least one to train on.
+        metric: The primary one.
+        ridges: Of which the cross-validated likelihood chooses; none: no Cox model.
+        seed: Of the folds.
+    """
+
+    def rival(inside: Numbers, model: Cox) -> Rival:
+        known = ~np.isnan(inside)
+        validated = metric.of(inside[known, None], rows.y[known])
+        return Rival(validated, model(rows.x_test)[:, None], inside[:, None], (model,))
+
+    constant = Cox(np.zeros(rows.x.shape[1]), np.zeros(rows.x.shape[1]))
+    rivals = {CONSTANT: rival(np.zeros(len(rows.y)), constant)}
+    if not ridges:
+        return rivals
+    if rows.y[:, 1].sum() < 2:  # nothing to choose a ridge by
+        return rivals | {LINEAR: rivals[CONSTANT]}
+    used = np.linspace(0, len(rows.y) - 1, min(len(rows.y), VALIDATED_ROWS)).astype(np.int64)
+    x, y = rows.x[used], rows.y[used]
+    folds = folds_of(len(y), seed, None if rows.unit is None else rows.unit[used])
+    answers, likelihoods = np.full((len(ridges), len(used)), np.nan), np.zeros(len(ridges))
+    for fold in np.unique(folds).tolist():
+        inside = folds != fold
+        if not y[inside, 1].any():
+            continue
+        for n, ridge in enumerate(ridges):
+            model = ridge_cox(x[inside], y[inside], ridge)
+            answers[n, ~inside] = model(x[~inside])
+            # Verweij and van Houwelingen 1993: what the rows of this fold add to the likelihood of all.
+            likelihoods[n] += log_likelihood(model(x), y) - log_likelihood(model(x[inside]), y[inside])
+    best = int(likelihoods.argmax())
+    of_rows = np.full(len(rows.y), np.nan)
+    of_rows[used] = answers[best]
+    return rivals | {LINEAR: rival(of_rows, ridge_cox(rows.x, rows.y, ridges[best]))}

@@ -1,0 +1,144 @@
+"""Times until an event as targets: of arrays and of tables, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from copfl.data.arrays import from_arrays
+from copfl.data.contract.contract import Contract
+from copfl.data.contract.draft import draft
+from copfl.data.sets import overview
+from copfl.data.sets.datasets import load
+from copfl.data.targets import targets_of
+from copfl.errors import DataError
+
+TIMES = np.array([[3.0, 1.0], [5.0, 0.0], [0.5, 1.0]])
+
+
+def cohort(rows: int = 120, sites: int = 3, seed: int = 0) -> dict[str, NDArray[np.float64]]:
+    """Patients whose hazard grows with their age, followed for three years at most."""
+    rng = np.random.default_rng(seed)
+    age, dose = rng.normal(60, 10, rows), rng.normal(size=rows)
+    time = rng.exponential(np.exp((60 - age) / 10 - 0.5 * dose)) + 0.01
+    return {
+        "site": rng.integers(0, sites, rows).astype(np.float64),
+        "age": age,
+        "dose": dose,
+        "years": np.minimum(time, 3).round(3),
+        "died": (time <= 3).astype(np.float64),
+    }
+
+
+def written(path: Path, columns: dict[str, NDArray[np.float64]]) -> Path:
+    lines = [",".join(f"{value:g}" for value in row) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    return path
+
+
+def test_targets_are_the_time_and_the_event() -> None:
+    found = targets_of([TIMES], "survival", None)
+    assert (found.kind, found.names) == ("survival", ("risk",))
+    np.testing.assert_array_equal(found.parts[0], TIMES)
+    assert found.note == "2 of 3 times end with the event, the others are censored"
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (TIMES[:, 0], "two columns, the time and the event"),
+        (np.c_[TIMES, TIMES], "two columns"),
+        (TIMES * [0, 1], "the time 0 in sample 0; times are above 0"),
+        (TIMES * [-1, 1], "the time -3 in sample 0"),
+        (TIMES * [np.nan, 1], "the time nan"),
+        (TIMES * [1e31, 1], r"the time 3e\+31"),
+        (TIMES * [1, 2], "the event 2 in sample 0; it is 1 where the event was seen"),
+        (TIMES.astype(str), "survival needs numbers"),
+    ],
+)
+def test_what_is_no_time_until_an_event_is_refused(y: NDArray[np.float64], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        targets_of([y], "survival", None)
+
+
+def test_arrays_need_the_kind() -> None:
+    x, y = np.zeros((30, 2)), np.repeat(TIMES, 10, axis=0)
+    assert from_arrays(x, y).kind == "regression"
+    dataset = from_arrays(x, y, kind="survival")
+    assert dataset.kind == "survival"
+    assert dataset.target_scale == ((), ())
+    assert "end with the event" in overview.overview(dataset)
+    assert overview.targets(dataset) == "survival of 1 time"
+
+
+def test_the_columns_of_a_table(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", columns := cohort())
+    dataset = load(table, target="years", event="died", client="site")
+    assert dataset.kind == "survival"
+    assert dataset.table.targets == ("years", "died")
+    assert [column.name for column in dataset.table.columns] == ["age", "dose"]
+    both = np.concatenate([dataset.train.y, dataset.test.y])
+    np.testing.assert_allclose(np.sort(both[:, 0]), np.sort(columns["years"]), rtol=1e-5)
+    again = load(table, target="years,died", kind="survival", client="site")
+    assert again.digest == dataset.digest
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"target": "years", "kind": "survival"},
+            "survival has two columns, the time and whether the event was seen then; name them",
+        ),
+        ({"target": "years,died", "event": "age"}, "survival has two columns"),
+        (
+            {"target": "years", "event": "died", "kind": "regression"},
+            "named as event, and the task is regression",
+        ),
+        ({"target": "years", "event": "dead"}, 'column "dead"'),
+        ({"target": "years", "event": "years"}, "0 where the time is censored"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(options: dict[str, str], message: str, tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", cohort())
+    with pytest.raises(DataError, match=message):
+        load(table, client="site", **options)  # type: ignore[arg-type]
+
+
+def test_an_event_in_words_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "cohort.csv"
+    table.write_text("age,years,status\n" + "50,2,dead\n61,3,alive\n" * 20)
+    with pytest.raises(DataError, match='"status" has texts; time and event must be numbers'):
+        load(table, target="years", event="status")
+
+
+def test_the_contract_of_a_table_of_survival(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", cohort())
+    dataset = load(table, target="years", event="died", client="site")
+    contract = Contract.of(dataset)
+    assert contract is not None
+    assert (contract.task, contract.target_names, contract.outputs) == (
+        "survival",
+        ("years", "died"),
+        ("risk",),
+    )
+    assert contract.is_frozen
+    assert Contract.read(contract.as_json()) == contract
+    example = contract.example()
+    assert example.train.y.shape == (len(example.train), 2)
+    assert example.kind == "survival"
+    agreed = contract.encoders.dataset(table, kind="survival")
+    assert agreed.kind == "survival"
+    assert agreed.train.x.shape[1] == 2
+
+
+def test_the_draft_of_a_contract_of_survival(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", cohort())
+    contract = draft(table, target="years,died", task="survival", drop="site")
+    assert [(target.name, target.type) for target in contract.targets] == [
+        ("years", "number"),
+        ("died", "number"),
+    ]

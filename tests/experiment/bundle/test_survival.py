@@ -1,0 +1,174 @@
+"""Bundles of survival: probabilities at times, medians, files of other programs, new sites."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.core.survival import baseline_hazard
+from copfl.errors import UsageError
+from copfl.experiment import survival
+from copfl.experiment.bundle import places
+from copfl.report.page import sections
+from copfl.report.run_data import read_all
+from tests.commands import called
+from tests.data.test_survival import cohort, written
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "engine": "vmap",
+    "target": "years",
+    "event": "died",
+    "client": "site",
+}
+SETTINGS |= {"lr": 0.05, "rivals": False}
+DISCRETE: dict[str, Any] = {"loss": "discrete_time", "cuts": [0.5, 1.0, 2.0]}
+TIMES = [0.5, 1.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("survival")
+    table = written(path / "cohort.csv", cohort(240))
+    copfl.run("fedavg", table, **SETTINGS, out=path / "cox")
+    copfl.run("apfl", table, **SETTINGS, task=DISCRETE, out=path / "discrete")
+    written(path / "new.csv", {k: v for k, v in cohort(40, seed=1).items() if k != "site"})
+    return path
+
+
+def rows(folder: Path) -> dict[str, Any]:
+    with (folder / "new.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    return {name: [float(line[name]) for line in lines] for name in ("age", "dose")}
+
+
+def test_the_baseline_hazard_is_breslows_of_the_site(folder: Path) -> None:
+    result = copfl.run("fedavg", folder / "cohort.csv", **SETTINGS)
+    bundle, federation = result.bundle(1), result.experiment.federation
+    train = federation.dataset.train.take(federation.partition.train[1])
+    curve, hazard = baseline_hazard(bundle.outputs(train.x)[:, 0], train.y), bundle.description.output.hazard
+    assert hazard is not None
+    np.testing.assert_allclose(hazard.times, curve.times)
+    np.testing.assert_allclose(hazard.values, curve.values, rtol=1e-5)
+    assert hazard.followed == train.y[:, 0].max()
+    assert copfl.load(folder / "cox", 1).description.output.hazard == hazard
+
+
+@pytest.mark.parametrize("run", ["cox", "discrete"])
+def test_probabilities_fall_with_time_and_risk(run: str, folder: Path) -> None:
+    bundle, new = copfl.load(folder / run, 0), rows(folder)
+    risk, probabilities = bundle.predict(new), bundle.predict_survival(new, TIMES)
+    assert risk.shape == (40,)
+    assert (np.diff(probabilities, axis=1) <= 0).all()
+    assert (probabilities > 0).all()
+    assert (probabilities < 1).all()
+    assert np.isnan(bundle.predict_survival(new, [99.0])).all()
+    medians = bundle.predict_median(new)
+    for n in np.flatnonzero(np.isfinite(medians)):
+        after = bundle.predict_survival({name: [own[n]] for name, own in new.items()}, [medians[n]])[0, 0]
+        assert after <= 0.5 + 1e-6
+    if run == "cox":
+        order = np.argsort(risk)
+        assert (np.diff(probabilities[order], axis=0) <= 0).all()
+        assert (np.diff(medians[order][np.isfinite(medians[order])]) <= 0).all()
+
+
+def test_the_global_model_has_risks_alone(folder: Path) -> None:
+    bundle = copfl.load(folder / "cox", "global")
+    assert bundle.predict(rows(folder)).shape == (40,)
+    with pytest.raises(UsageError, match="no baseline hazard"):
+        bundle.predict_survival(rows(folder), [1.0])
+    assert copfl.load(folder / "discrete", "global").predict_survival(rows(folder), [1.0]).shape == (40, 1)
+
+
+def test_what_is_no_prediction_of_survival_is_refused(folder: Path) -> None:
+    bundle = copfl.load(folder / "cox", 0)
+    with pytest.raises(UsageError, match="use predict_survival"):
+        bundle.predict_proba(rows(folder))
+    with pytest.raises(UsageError, match="time"):
+        bundle.predict_survival(rows(folder), [-1.0])
+    with pytest.raises(UsageError, match="no estimator of survival"):
+        bundle.estimator()
+
+
+def test_the_commands_predict_and_evaluate(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    new, bundle = folder / "new.csv", copfl.load(folder / "cox", 0)
+    words: list[Any] = ["predict", folder / "cox", "--client", 0, "--data", new, "--times", "0.5,1"]
+    done = called(capsys, *words, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    np.testing.assert_allclose(found["prediction"], bundle.predict(rows(folder)))
+    np.testing.assert_allclose(found["survival_0.5"], bundle.predict_survival(rows(folder), [0.5])[:, 0])
+    assert found["c_index"] > 0.6
+    assert called(capsys, *words, "--out", tmp_path / "answers.csv").code == 0
+    head = (tmp_path / "answers.csv").read_text().splitlines()[0]
+    assert head == "row,prediction,survival_0.5,survival_1,median"
+    assert called(capsys, *words, "--out", tmp_path / "answers.npz").code == 0
+    assert np.load(tmp_path / "answers.npz")["survival_1"].shape == (40,)
+    done = called(capsys, "evaluate", folder / "cox", "--client", 0, "--data", new)
+    assert "C-index" in done.out, done.err
+    refused = called(capsys, *words[:-1], "soon")
+    assert "--times are numbers with commas" in refused.err
+
+
+@pytest.mark.parametrize("run", ["cox", "discrete"])
+def test_other_programs_get_the_same_outputs(
+    run: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The export compares the file's outputs with the model's, and fails where they differ."""
+    files = {"onnx": "model.onnx", "torch": "model.pt2", "mlflow": "mlflow", "bundle": "bundle"}
+    for kind, name in files.items():
+        done = called(
+            capsys, "export", folder / run, "--client", 0, "--format", kind, "--out", tmp_path / name
+        )
+        assert done.code == 0, done.err
+    again = copfl.load(tmp_path / "bundle")
+    np.testing.assert_array_equal(
+        again.predict_survival(rows(folder), TIMES),
+        copfl.load(folder / run, 0).predict_survival(rows(folder), TIMES),
+    )
+
+
+def test_a_new_site_has_its_own_hazard(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["personalize", folder / "cox", "--data", folder / "new.csv", "--epochs", 1, "--lr", 0.01]
+    done = called(capsys, *words, "--out", tmp_path / "model")
+    assert done.code == 0, done.err
+    assert copfl.load(tmp_path / "model").has_curve
+
+
+def test_the_run_says_what_probabilities_are_worth(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for run in ("cox", "discrete"):
+        found = survival.read(folder / run)
+        assert found is not None
+        assert (found.brier < 0.25).all()
+        assert (found.gains > 0).any()
+        assert [third.name for third in found.thirds] == ["low risk", "medium risk", "high risk"]
+        assert "integrated Brier score" in survival.in_words(found)[0]
+        page = sections(read_all([folder / run]))
+        (section,) = (one for one in page if one.name == "survival")
+        assert [chart.name for chart in section.charts] == ["kaplan-meier", "brier"]
+    done = called(capsys, "report", folder / "cox", "--out", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    assert "Survival by predicted risk" in (tmp_path / "page.html").read_text()
+
+
+def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:
+    copfl.load(folder / "cox", 0).save(tmp_path / "model")
+    path = tmp_path / "model" / places.FILE
+    content = json.loads(path.read_text())
+    content["output"]["hazard"]["values"][0] = 99.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(copfl.errors.RunError, match="baseline hazard"):
+        copfl.load(tmp_path / "model")

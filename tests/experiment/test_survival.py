@@ -1,0 +1,78 @@
+"""Survival in a run: what is learned, what is reported, and what does not apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.errors import CopflError, DataError
+from tests.data.test_survival import cohort, written
+
+QUICK: dict[str, Any] = {"rounds": 3, "model": "linear", "engine": "vmap", "target": "years", "event": "died"}
+QUICK |= {"client": "site", "lr": 0.05, "rivals": False}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("survival") / "cohort.csv", cohort(240))
+
+
+@pytest.mark.parametrize("task", [{}, {"loss": "discrete_time", "cuts": [0.5, 1, 2]}, {"ties": "breslow"}])
+def test_the_order_of_the_events_is_learned(table: Path, task: dict[str, Any]) -> None:
+    result = copfl.run("fedavg", table, **QUICK, task=task)
+    assert result.primary.name == "c_index"
+    last = result.final("c_index")
+    assert last.shape == (3,)
+    assert (last > 0.65).all()
+    assert np.isfinite(result.final("test_loss")).all()
+
+
+def test_without_a_comparable_pair_a_client_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    columns = cohort(240)
+    columns["died"] = np.where(columns["site"] == 1, 0.0, columns["died"])
+    result = copfl.run("fedavg", written(tmp_path / "t.csv", columns), **QUICK, out=str(tmp_path / "run"))
+    found = result.final("c_index")
+    assert np.isnan(found[1])
+    assert np.isfinite(found[[0, 2]]).all()
+    assert np.isfinite(result.records[-1]["mean"]["c_index"])
+
+
+def test_sites_alone_have_a_curve_and_coxs_model(table: Path) -> None:
+    result = copfl.run("fedavg", table, **QUICK | {"rivals": True, "rounds": 1})
+    rivals = result.rivals
+    assert rivals is not None
+    assert list(rivals.values) == ["constant", "linear"]
+    assert rivals.chosen == "linear"
+    assert not rivals.left_out
+    assert (rivals.constant == 0.5).all()
+    assert (rivals.best > 0.6).all()
+
+
+def test_without_an_event_nothing_can_be_learned(tmp_path: Path) -> None:
+    columns = cohort()
+    columns["died"][:] = 0
+    with pytest.raises(DataError, match="all times are censored"):
+        copfl.run("fedavg", written(tmp_path / "t.csv", columns), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": {"loss": "squared"}}, "not defined for survival; defined are cox, discrete_time"),
+        ({"task": {"loss": "discrete_time"}}, "cuts"),
+        ({"task": {"label_smoothing": 0.1}}, "is no option of a survival task"),
+        ({"task": {"metrics": ["auc"]}}, "not defined for survival; defined are c_index"),
+        ({"algorithm": "fedpac"}, "this task is survival"),
+        ({"algorithm": "fedrod", "model": "mlp"}, "this task is survival"),
+        ({"algorithm": "levels", "lr": None}, "predicts values by squared error"),
+        ({"algorithm": "trees", "model": "trees", "lr": None}, "trees predict values by squared error"),
+    ],
+)
+def test_what_does_not_apply_is_refused(table: Path, change: dict[str, Any], message: str) -> None:
+    given = {"algorithm": "fedavg", **QUICK, **change}
+    with pytest.raises(CopflError, match=message):
+        copfl.run(given.pop("algorithm"), table, **given)

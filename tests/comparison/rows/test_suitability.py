@@ -57,7 +57,7 @@ def test_survival_is_for_all_that_train_by_a_loss(tmp_path: Path) -> None:
     experiment = prepare(complete(*layers[rows[0].label], suitability.CHECK))
     found = suitability.refusals(layers, experiment)
     by_equations = {"levels", "wide_levels", "trees"}
-    assert found.keys() == ADAPTERS | {"fedpac", "fedrod", "gpfl", "ktpfl"} | by_equations
+    assert found.keys() == ADAPTERS | {"fedpac", "fedrod", "gpfl", "knn_per", "ktpfl"} | by_equations
     compared = compare(["fedavg_ft", "local"], seeds=[0], base_tables=tables, out=tmp_path / "a", tune={})
     assert [row.label for row in compared.rows] == ["fedavg_ft", "local"]
     assert "C-index" in str(compared)

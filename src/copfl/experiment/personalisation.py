@@ -132,7 +132,7 @@ class Personalisation:
             epochs: None: by validation.
             lr: None: by validation.
             seed: Of the order of the samples.
-            tell: Called with a line about each validation, of which there are four at most.
+            tell: Called with a line about each validation; there are four at most.
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
@@ -168,7 +168,7 @@ class Personalisation:
         )  # fmt: skip
 
     def _bundle(self, model: Tensor, score: float, samples: int) -> Bundle:
-        """The bundle of a new client's model; its base is that of the run."""
+        """The bundle of a new client's model, with the base of the run."""
         facts, metric = self.shared.description, self.shared.task.metrics[0].name
         origin = dataclasses.replace(facts.origin, stage=TRAINED, round=0, name="a new client")
         found = (Score(metric, "test", score, samples),) if math.isfinite(score) else ()
@@ -263,7 +263,7 @@ def choose(
     Args:
         how: The model is trained, but for rate and epochs.
         w: Where it starts.
-        samples: For training, of which a fold at a time is held out.
+        samples: For training; a fold at a time is held out.
         rates: That are tried.
         epochs: That are tried.
     """

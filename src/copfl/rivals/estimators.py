@@ -50,7 +50,7 @@ class Fitted(NamedTuple):
         return self.completed(self.model.predict_proba(x))
 
     def completed(self, probabilities: Array) -> Array:
-        """With those of classes that are not in the training rows; those of a forest are never 0 by chance."""
+        """With classes that are not in the training rows; a forest's are never 0 by chance."""
         answers = np.zeros((len(probabilities), len(self.constant)))
         answers[:, self.model.classes_] = probabilities
         if self.votes:
@@ -181,7 +181,7 @@ def folds_of(y: Array, classes: int, seed: int, unit: Array | None = None) -> Ar
         y: The targets.
         classes: Their number; 0: values.
         seed: Of the order.
-        unit: Rows with the same number are in one fold; its target is that of its first row. None: each is alone.
+        unit: Rows with the same number are in one fold; its first row has its target. None: each is alone.
     """
     if unit is not None:
         first, member = np.unique(unit, return_index=True, return_inverse=True)[1:]

@@ -24,7 +24,7 @@ class Encoders(TableInfo):
 
     @classmethod
     def of(cls, table: TableInfo) -> Self:
-        """Those of a data set that was read from a table."""
+        """The encoders of a data set that was read from a table."""
         return cls(**vars(table))
 
     @property

@@ -1,6 +1,6 @@
 """A first data contract from one site's table, with nothing in it that should not leave the site.
 
-It has no value of a row: categories are those of at least so many rows, ranges are rounded outward to a power
+It has no value of a row: a category has at least so many rows, ranges are rounded outward to a power
 of ten, and means and deviations are written only if the owner asks for them.
 """
 

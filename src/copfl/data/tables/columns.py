@@ -92,7 +92,7 @@ def _array(values: Any) -> pa.Array:
 
 
 def _in_lists(values: Sequence[Any]) -> pa.Array:
-    """Values of which some are nested, as one nested type."""
+    """Values, some of them nested, as one nested type."""
     import pyarrow as pa
 
     return pa.array([None if value is None else [str(value)] for value in values], pa.list_(pa.string()))

@@ -106,7 +106,7 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
 
     Args:
         encoders: One for each column that is used.
-        table: With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or
+        table: With the columns of all encoders; numbers as `columns.as_numbers` returns them, or
             numbers.
         rows: The rows to encode; by default all of them.
 
@@ -127,7 +127,7 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no
     """A note for each column with categories that the encoders do not have: how many cells, and which.
 
     Args:
-        encoders: Those of the columns.
+        encoders: Of the columns.
         table: Its rows.
         who: Lacks them, in the note.
     """

@@ -198,7 +198,7 @@ class _Roles(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The columns that are read, without that of the clients."""
+        """The columns that are read, without the clients' column."""
         return [*self.targets, *self.groups, *self.times, *self.texts, *self.features]
 
 
@@ -382,7 +382,7 @@ def train_rows(
     """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
 
     Args:
-        tables: One, of which some rows are for testing, or train and test.
+        tables: One, with some rows for testing, or train and test.
         targets, features: The columns that a federation uses; the result has all columns of the first table.
         missing, kind, group, time, split: As of `table_file`.
     """

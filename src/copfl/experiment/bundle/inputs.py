@@ -284,7 +284,7 @@ class Preparation:
         return array.astype(np.float32)
 
     def _images(self, path: Path) -> Labelled:
-        """An image file, or those of a folder by name, in the size and colours of the model's images.
+        """An image file, or the images of a folder by name, in the size and colours of the model's images.
 
         Where a folder has folders of images instead, these are named by the classes, as for training.
         """

@@ -1,6 +1,6 @@
 """A bundle as an ONNX file: columns, images, arrays or tokens in, classes and probabilities or values out.
 
-Names of the outputs are those of skl2onnx: label and probabilities; of a regression, values.
+Outputs have the names of skl2onnx: label and probabilities; of a regression, values.
 """
 
 import importlib.util

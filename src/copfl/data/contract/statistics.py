@@ -19,7 +19,7 @@ from copfl.data.contract.agreed_encoders import require_columns
 from copfl.data.contract.contract import ARRAYS, NUMBER, TABLE, Column, Contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.data.tables.columns import Column as Cells
-from copfl.data.tables.columns import Table, check_plain, coded, floats, row_texts, text_of
+from copfl.data.tables.columns import DataTable, check_plain, coded, floats, row_texts, text_of
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import numbers_of, train_rows
@@ -117,7 +117,7 @@ def site_of(contract: Contract, files: Sequence[Path]) -> SiteValues:
     return SiteValues(values, counts, row_texts(table))
 
 
-def _values(name: str, table: Table, is_target: bool) -> NDArray[np.float64]:
+def _values(name: str, table: DataTable, is_target: bool) -> NDArray[np.float64]:
     cells = numbers_of(name, table.columns[name])
     if cells is None:
         raise DataError(f'the column "{name}" has texts, and numbers in the federation')

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.tables.columns import Column, Table, coded, floats, is_number, text_of
+from copfl.data.tables.columns import Column, DataTable, coded, floats, is_number, text_of
 from copfl.errors import DataError, how_to_set
 
 Rows = slice | NDArray[np.int64]
@@ -101,7 +101,7 @@ class TableInfo:
     split: int = 0  # the seed of the draw of the test rows
 
 
-def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:
+def encoded(encoders: Sequence[Encoder], table: DataTable, rows: Rows = slice(None)) -> NDArray[np.float32]:
     """The features of a table.
 
     Args:
@@ -123,7 +123,9 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
     return features
 
 
-def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no train row has") -> list[str]:
+def unknown_categories(
+    encoders: Sequence[Encoder], table: DataTable, who: str = "no train row has"
+) -> list[str]:
     """A note for each column with categories that the encoders do not have: how many cells, and which.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, by_name, each
-from copfl.data.tables.columns import Column, Table, floats, words
+from copfl.data.tables.columns import Column, DataTable, floats, words
 from copfl.data.tables.encoders import Encoder, encoded
 from copfl.errors import EXTRAS, UsageError, library
 from copfl.experiment.bundle.base import TOKENIZER
@@ -235,7 +235,7 @@ def _compare(bundle: Bundle, content: bytes) -> None:
         raise UsageError(f"{problem}; export as safetensors or torch")
 
 
-def _rows(encoders: Sequence[Encoder]) -> Table:
+def _rows(encoders: Sequence[Encoder]) -> DataTable:
     """Rows to compare on: numbers around the mean, all categories, unknown ones, and missing values."""
     rng = np.random.default_rng(0)
     columns: dict[str, list[Any]] = {}
@@ -245,7 +245,7 @@ def _rows(encoders: Sequence[Encoder]) -> Table:
         else:
             cells = (encoder.mean + encoder.std * rng.normal(size=CHECKED)).tolist()
         columns[encoder.name] = [None, *cells[1:]]
-    return Table.of(columns)
+    return DataTable.of(columns)
 
 
 def _column(encoder: Encoder, column: Column) -> NDArray[Any]:

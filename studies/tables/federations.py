@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from copfl.data.samples import Dataset
 from copfl.data.sets import published
-from copfl.data.tables.columns import Table, coded
+from copfl.data.tables.columns import DataTable, coded
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import from_tables
 from copfl.errors import UsageError, unknown
@@ -30,7 +30,7 @@ Columns = dict[str, NDArray[Any]]
 class Federation(NamedTuple):
     title: str
     source: str
-    table: Callable[[Path], Table]  # of the folder that the user names
+    table: Callable[[Path], DataTable]  # of the folder that the user names
     client: str
     target: str
     kind: str = "regression"
@@ -78,26 +78,26 @@ def rows_for_testing(sites: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     return is_test
 
 
-def _file(name: str) -> Callable[[Path], Table]:
+def _file(name: str) -> Callable[[Path], DataTable]:
     return lambda folder: read_table(folder / name)
 
 
-def _heart(folder: Path) -> Table:
+def _heart(folder: Path) -> DataTable:
     return read_table(Path(published.__file__).parent / "embedded" / "heart.csv")
 
 
-def _columns(table: Table) -> Columns:
+def _columns(table: DataTable) -> Columns:
     return {name: np.array(column.to_pylist()) for name, column in table.columns.items()}
 
 
-def _intervals(folder: Path) -> Table:
+def _intervals(folder: Path) -> DataTable:
     """The first interval of each patient: whether it ends with an infection."""
     columns = _columns(read_table(folder / "cgd.csv"))
     first = columns["enum"].astype(int) == 1
-    return Table.of({name: values[first] for name, values in columns.items()})
+    return DataTable.of({name: values[first] for name, values in columns.items()})
 
 
-def _brca(folder: Path) -> Table:
+def _brca(folder: Path) -> DataTable:
     """The patients with their region, and whether the event was seen."""
     split = _columns(read_table(folder / "tcga-brca" / "split.csv"))
     columns = _columns(read_table(folder / "tcga-brca" / "brca.csv"))
@@ -106,27 +106,27 @@ def _brca(folder: Path) -> Table:
     }
     known = np.array([pid in region for pid in columns["pid"]])
     columns = {name: values[known] for name, values in columns.items()}
-    return Table.of({**columns, "region": np.array([region[pid] for pid in columns["pid"]])})
+    return DataTable.of({**columns, "region": np.array([region[pid] for pid in columns["pid"]])})
 
 
-def _of_statsmodels(columns: Callable[[Any], Mapping[str, Any]], name: str) -> Callable[[Path], Table]:
+def _of_statsmodels(columns: Callable[[Any], Mapping[str, Any]], name: str) -> Callable[[Path], DataTable]:
     """A data set of statsmodels, as its columns."""
 
-    def table(folder: Path) -> Table:
+    def table(folder: Path) -> DataTable:
         module = importlib.import_module(f"statsmodels.datasets.{name}")
-        return Table.of(columns(module.load_pandas().data))
+        return DataTable.of(columns(module.load_pandas().data))
 
     return table
 
 
-def _with_statsmodels(path: str) -> Callable[[Path], Table]:
+def _with_statsmodels(path: str) -> Callable[[Path], DataTable]:
     """A file that comes with the tests of statsmodels."""
 
-    def table(folder: Path) -> Table:
+    def table(folder: Path) -> DataTable:
         import pandas
 
         with importlib.resources.as_file(importlib.resources.files("statsmodels") / path) as file:
-            return Table.of(
+            return DataTable.of(
                 dict(pandas.read_csv(file, index_col=0))
             )  # R writes no name for the rows' numbers
 

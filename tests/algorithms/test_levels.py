@@ -27,7 +27,7 @@ from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.data.sets import published
 from copfl.data.sets.datasets import load
-from copfl.data.tables.columns import Table, row_texts
+from copfl.data.tables.columns import DataTable, row_texts
 from copfl.data.tables.encoders import encoded
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import from_tables
@@ -409,7 +409,7 @@ def table_of(rows: int = 300) -> Dataset:
     site, age, sex = rng.integers(0, 6, rows), rng.normal(60, 10, rows), rng.choice(["f", "m"], rows)
     y = 100 + 0.7 * age + 5 * (sex == "m") + 3 * rng.normal(size=6)[site] + rng.normal(size=rows)
     columns = {"age": age, "sex": sex.tolist(), "site": [f"s{n}" for n in site], "score": y}
-    return from_tables([Table.of(columns)], "table", target="score", client="site")
+    return from_tables([DataTable.of(columns)], "table", target="score", client="site")
 
 
 def test_coefficients_are_in_the_units_of_the_columns() -> None:
@@ -456,7 +456,7 @@ def test_the_coefficients_predict_what_the_model_predicts() -> None:
                 values[f"{encoder.name}={cell}"] if encoder.categories else values[encoder.name] * float(cell)
             )
         numbers = {e.name: file.columns[e.name] for e in data.table.columns}
-        x = torch.from_numpy(encoded(data.table.columns, Table(numbers), np.array([n])))
+        x = torch.from_numpy(encoded(data.table.columns, DataTable(numbers), np.array([n])))
         with torch.no_grad():
             logits = model(x)[0]
         assert float(logits[1] - logits[0]) == pytest.approx(odds, abs=1e-3)

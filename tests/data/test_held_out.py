@@ -26,7 +26,7 @@ from copfl.data.held_out import drawn, latest
 from copfl.data.samples import Dataset, Samples
 from copfl.data.sets.datasets import load
 from copfl.data.sets.stored import read_stored, stored
-from copfl.data.tables.columns import Table, cell_hashes, column_of, times_of
+from copfl.data.tables.columns import DataTable, cell_hashes, column_of, times_of
 from copfl.data.tables.tables import from_tables
 from copfl.errors import DataError
 from copfl.rivals.estimators import folds_of
@@ -59,7 +59,7 @@ def of_site(rows: Rows, name: str) -> Rows:
 
 def dataset_of(rows: Rows, **options: Any) -> Dataset:
     client = "site" if "site" in rows else ""
-    return from_tables([Table.of(rows)], "t", target="ill", client=client, **options)
+    return from_tables([DataTable.of(rows)], "t", target="ill", client=client, **options)
 
 
 def site_of_each(samples: Samples) -> NDArray[np.int64]:
@@ -234,7 +234,7 @@ def test_one_file_of_all_sites_has_the_test_rows_of_a_file_per_site(seed: int, w
         mixed = {column: own[column][shuffled] for column in reversed(list(own))}
         for table in (own, mixed):
             alone = dataset_of(table, **WAYS[way])
-            agreed = encoders.dataset_of([Table.of(table)], name)
+            agreed = encoders.dataset_of([DataTable.of(table)], name)
             for side in ("train", "test"):
                 part = getattr(whole, side)
                 wanted = sorted(c[1:] for c in contents(part.take(part.group == number), whole))
@@ -266,7 +266,7 @@ def test_a_validation_part_is_that_of_a_node() -> None:
     data = dataset_of(rows_of(5), group="patient", drop="day")
     split = with_validation(SCHEMES["by_group"](data, 3, 0), 0.25, data, 7)
     for client, name in enumerate(data.groups):
-        own = Encoders.of(data.table).dataset_of([Table.of(of_site(rows_of(5), name))], name).train
+        own = Encoders.of(data.table).dataset_of([DataTable.of(of_site(rows_of(5), name))], name).train
         kept, held_out = validation_part(own, own.y, 0.25, 7, client)
         np.testing.assert_array_equal(own.x[held_out], data.train.x[split.validation[client]])
         np.testing.assert_array_equal(own.x[kept], data.train.x[split.train[client]])

@@ -181,9 +181,14 @@ def run_audit(
 ) -> Audit:
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
-    `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for
-    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `code`: modules of
-    yours that the folder may name; `how`: see `audit`.
+    Args:
+        path: Of the run folder.
+        seeds: Further ones.
+        baselines: Algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for FedCE.
+        cache: Where runs that are done are kept.
+        values: What was passed to `run` as a value (`algorithm`, `data`, `model`) is passed again.
+        code: Modules of yours that the folder may name.
+        how: See `audit`.
     """
     named_code.name(code, named_code.modules_in(list(baselines or [])), modules_of_values(values or {}))
     folder = RunFolder(path)

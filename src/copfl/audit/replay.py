@@ -62,7 +62,7 @@ def zeroed(summands: Any, keep: Tensor) -> Any:
 def without(experiment: Experiment, clients: Sequence[int], on_round: OnRound | None = None) -> Result:
     """The run in which no upload of these clients arrives; same seed, same batches.
 
-    They still receive the global model and train, so their metrics are those of a client that only receives.
+    They still receive the global model and train, so they have the metrics of a client that only receives.
 
     Args:
         experiment: What runs.

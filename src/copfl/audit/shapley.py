@@ -83,7 +83,7 @@ def sampled(game: Game, players: Sequence[int], how: Sampling) -> Shapley:
     Args:
         game: The value of each of some sets of players.
         players: Their numbers.
-        how: How many orders are drawn, and with which seed.
+        how: How many orders are drawn, and their seed.
     """
     game = remembered(game)
     rng = np.random.default_rng(how.seed)
@@ -117,7 +117,7 @@ def _gains(game: Game, players: Sequence[int], order: Sequence[int], how: Sampli
 
 
 def _complete(value: Numbers, everybody: Numbers, how: Sampling) -> bool:
-    """Whether a set's value is that of all players."""
+    """Whether a set has the value of all players."""
     return how.truncate > 0 and bool((np.abs(everybody - value) <= how.truncate).all())
 
 

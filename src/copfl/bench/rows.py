@@ -109,7 +109,7 @@ def write(row: BenchRow, path: Path) -> None:
 
 
 def stored(suite: Suite) -> list[BenchRow]:
-    """The rows that copfl has of the suite; those of another version or protocol do not count."""
+    """The rows that copfl has of the suite; rows of another version or protocol do not count."""
     file = resources.files("copfl.bench").joinpath(f"{suite.name}.jsonl.gz")
     if not file.is_file():
         return []
@@ -137,7 +137,7 @@ def suite_of(name: str) -> Suite:
 
 
 def code_hash(algorithm: str) -> str:
-    """Of the source of the algorithm's module and of those of its base classes, and of copfl's version.
+    """Of the source of the algorithm's module, of its base classes' modules, and of copfl's version.
 
     Base classes in copfl count by the version.
     """

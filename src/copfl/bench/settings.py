@@ -1,7 +1,7 @@
 """Federations to measure algorithms in: what one may look like before anything is trained.
 
 The first nine are small enough for two CPU cores, and their data come with scikit-learn or are generated;
-QUICK are those of the quick suite. The others need files that studies/defaults/prepare.py writes. FULL are
+QUICK are the federations of the quick suite. The others need files that studies/defaults/prepare.py writes. FULL are
 all that train a model from scratch.
 """
 

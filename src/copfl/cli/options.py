@@ -1,4 +1,4 @@
-"""The options of commands: those of settings are derived from the records, and shared ones are here.
+"""The options of commands: options of settings are derived from the records, and shared ones are here.
 
 A command is a function with a real signature. One that trains has a parameter `line: Tables`, which
 `training` replaces by an option for every setting that has names such as "--lr", and by --set for the others.
@@ -270,7 +270,14 @@ def data_name(tables: Tables) -> str:
 
 
 def progress(title: str, count: str, hidden: bool = False, *, transient: bool = False) -> Any:
-    """A progress bar of rich with one of its columns that count; without a terminal it shows nothing."""
+    """A progress bar of rich with one of its columns that count; without a terminal it shows nothing.
+
+    Args:
+        title: Before the bar.
+        count: The column that counts.
+        hidden: Whether nothing is shown.
+        transient: Whether the bar leaves no trace when it is done.
+    """
     from rich import progress as rich
     from rich.console import Console
 

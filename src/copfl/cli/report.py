@@ -87,7 +87,16 @@ def report(
 def report_of_node(
     state: Path, out: Path | None, data: str | None, baseline: bool, rivals: bool, quiet: bool
 ) -> None:
-    """The page for the owner of a node, and the same as text."""
+    """The page for the owner of a node, and the same as text.
+
+    Args:
+        state: The folder of the node.
+        out: The file of the page.
+        data: The node's data, for a comparison with a baseline.
+        baseline: As of `copfl site report`.
+        rivals: As of `copfl site report`.
+        quiet: Whether nothing is printed.
+    """
     from copfl.federation.node import site_page
     from copfl.federation.node.report import site_of
     from copfl.report import document
@@ -124,7 +133,13 @@ def watch(
 
 
 def serve(page: "Page", port: int, browse: bool) -> None:
-    """Serves a page to this machine until Ctrl-C, and prints its address."""
+    """Serves a page to this machine until Ctrl-C, and prints its address.
+
+    Args:
+        page: What is served.
+        port: On which this machine listens.
+        browse: Whether a browser is opened.
+    """
     from copfl.report.serving import PageServer
 
     port_in_use = f"cannot listen on port {port} ({{}}); name another with --port, 0 for any"

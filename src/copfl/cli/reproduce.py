@@ -26,7 +26,7 @@ def reproduce(context: typer.Context) -> None:
 
 
 def repository_of_the_study() -> Path:
-    """The folder that has the study: that of the source tree which runs, or else the working folder."""
+    """The folder that has the study: the source tree which runs, or else the working folder."""
     for folder in (Path(__file__).parents[3], Path.cwd()):
         if (folder / STUDY / "command.py").is_file():
             return folder

@@ -115,7 +115,7 @@ def space_of_row(row: RowSettings, base: Base, named: Space | None) -> Space:
 def rounds_of(
     plan: ComparisonPlan, rows: Sequence[RowSettings], spaces: Sequence[Space], trials: int
 ) -> float:
-    """The rounds of all runs together, those of the tuning included.
+    """The rounds of all runs together, with the tuning.
 
     Args:
         plan: What the runs have in common.

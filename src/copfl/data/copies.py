@@ -69,7 +69,7 @@ def rows_of_sites(site: Codes) -> Iterator[Codes]:
 
 
 def at_sites(columns: Mapping[str, Hashes], site: Codes) -> Hashes:
-    """A number for each row, which its cells and those of its site's other rows decide.
+    """A number for each row, which its cells and its site's other rows decide.
 
     A column with one value in all rows of a site changes nothing there. So a site's rows have the same numbers
     in a file of their own and in one of all sites, with or without the column that names the site.
@@ -122,7 +122,7 @@ def pairs_by_chance(columns: Sequence[Hashes], site: Codes, different: Codes) ->
     Args:
         columns: Numbers that are equal where the cells are.
         site: Of each row.
-        different: Rows of which no two are equal: copies say nothing about how frequent a value is.
+        different: Rows without two equal ones: copies say nothing about how frequent a value is.
     """
     some = np.random.default_rng(0).permutation(different)[:MOST_LOOKED_AT]
 

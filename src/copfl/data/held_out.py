@@ -28,7 +28,7 @@ class Marks(NamedTuple):
     time: NDArray[np.float64] | None
 
     def take(self, rows: slice) -> "Marks":
-        """Those of these rows."""
+        """The marks of these rows."""
         unit, time = self.unit, self.time
         return Marks(
             self.keys[rows], None if unit is None else unit[rows], None if time is None else time[rows]
@@ -96,7 +96,7 @@ def _on_sides(samples: Samples, sides: Sides, how: str) -> tuple[Samples, Sample
 
 
 def without_tested(train: Samples, test: Samples, are_marked: bool) -> tuple[Samples, Samples, str]:
-    """The training samples that belong to no test sample and are earlier than those of their site; and a warning.
+    """The training samples that belong to no test sample and are earlier than their site's test samples; and a warning.
 
     Where that would leave a class without a training sample, all stay.
 

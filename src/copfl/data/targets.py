@@ -216,7 +216,7 @@ def _is_one_hot(y: NDArray[Any]) -> bool:
 
 
 def _tokens(parts: list[NDArray[Any]], names: Sequence[str] | None) -> Targets:
-    """Tokens [n, T]; their number is that of the names, or the largest."""
+    """Tokens [n, T]; their number is the number of names, or the largest."""
     if any(part.dtype.kind not in "iu" or part.ndim != 2 for part in parts):
         raise DataError(f"y has {parts[0].dtype} {list(parts[0].shape)}; tokens are whole numbers [n, T]")
     largest = max(int(part.max()) for part in parts)

@@ -57,7 +57,7 @@ def side_by_side(calls: Sequence[Callable[[], R]]) -> list[R]:
 def _stream(n: int, device: int) -> Any:
     """The stream of the n-th call: always the same one, as memory that it freed is for it alone.
 
-    The first call takes longest, so that its kernels go before those of the others.
+    The first call takes longest, so that its kernels go before the others'.
     """
     return torch.cuda.Stream(device, priority=0 if n else -1)  # type: ignore[no-untyped-call,unused-ignore]
 

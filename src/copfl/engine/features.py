@@ -30,7 +30,7 @@ class Cached(Split):
         return cached_samples(self.task, self.front, self.split.x)
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
-        """As of any split. One client's, as in the trial of an engine, do not need those of all others."""
+        """As of any split. One client's, as in the trial of an engine, do not need all others'."""
         if "x" in self.__dict__ or len(ids) > 1 or len(self.sizes) == 1:
             return super().rows(ids, width)
         data = self.split.rows(ids, width)

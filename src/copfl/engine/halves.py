@@ -58,7 +58,7 @@ def loss_differences(
         mapping: How a function is mapped over clients.
         federation: Their samples.
         server: The server before the round.
-        totals: The sum of the summands, and that of the first half alone.
+        totals: The sum of the summands, and the sum of the first half alone.
         clients: The records after the local updates.
         chunks: The participants, in chunks.
     """

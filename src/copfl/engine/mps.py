@@ -22,7 +22,7 @@ TRIAL = "import sys; from copfl.engine.machine import open_gpu; sys.exit(open_gp
 
 @contextlib.contextmanager
 def shared(log: Callable[[str], None] = lambda line: None) -> Iterator[dict[str, str]]:
-    """Inside, the environment with which new processes share the GPU; empty where nothing has to be set.
+    """Inside, the environment in which new processes share the GPU; empty where nothing has to be set.
 
     Args:
         log: Is told how the GPU is shared.

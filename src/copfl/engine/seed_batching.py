@@ -102,7 +102,7 @@ def run_chunks(
     """`mapping.run_chunk` for clients of several simulations in one program, each with a server of its own.
 
     Args:
-        algorithm: That of all of them.
+        algorithm: Of all of them.
         tasks: The task of each, which differs in the initial weights alone.
         mapping: The engine.
         chunks: The clients of each.

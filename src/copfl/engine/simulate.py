@@ -106,7 +106,7 @@ def simulate(
         participation: Fraction of the population in each round.
         eval_every: Rounds between evaluations.
         eval_models: Which models are evaluated, of EVAL_MODELS.
-        population: The clients from which those of each round are chosen; None: all.
+        population: The clients from which each round's are chosen; None: all.
         executor: Runs the local updates; None: in this process.
         models: Gets each client's model of its last evaluation, which no record has: algorithms may evaluate
             one that is neither uploaded nor stored.
@@ -295,7 +295,7 @@ def train_part(
 
 
 class Widths(NamedTuple):
-    """The sizes of clients that train in one batch with those of other simulations."""
+    """The sizes of clients that train in one batch with other simulations' clients."""
 
     smallest: int
     largest: int

@@ -1,4 +1,4 @@
-"""Worker processes for local updates on a CPU, one thread each; the results are those of one process.
+"""Worker processes for local updates on a CPU, one thread each; one process has the same results.
 
 The parts of a round do not depend on the workers. Each part goes to the next free worker, the records are in
 shared memory or in one file, and the totals are added in the order of the parts.

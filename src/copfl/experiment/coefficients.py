@@ -108,7 +108,7 @@ def _columns(dataset: Dataset, count: int) -> list[str]:
 
 
 def _to_units(dataset: Dataset, count: int) -> Tensor:
-    """[P, P]: coefficients in the units of the columns, from those of standardised columns."""
+    """[P, P]: coefficients in the units of the columns, from coefficients of standardised columns."""
     whole, column = torch.eye(count, dtype=torch.float64), 0
     encoders = dataset.table.columns if dataset.table is not None else ()
     if sum(encoder.width for encoder in encoders) != count - 1:

@@ -133,7 +133,7 @@ class Personalisation:
             epochs: None: by validation.
             lr: None: by validation.
             seed: Of the order of the samples.
-            tell: Called with a line about each validation, of which there are four at most.
+            tell: Called with a line about each validation; there are four at most.
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
@@ -169,7 +169,7 @@ class Personalisation:
         )  # fmt: skip
 
     def _bundle(self, model: Tensor, own: Samples, score: float, samples: int) -> Bundle:
-        """The bundle of a new client's model; its base is that of the run."""
+        """The bundle of a new client's model, with the base of the run."""
         output, task = self.shared.description.output, self.shared.task
         if output.is_survival:
             output = dataclasses.replace(output, hazard=hazard_of(task, model, data_of(own)))
@@ -267,7 +267,7 @@ def choose(
     Args:
         how: The model is trained, but for rate and epochs.
         w: Where it starts.
-        samples: For training, of which a fold at a time is held out.
+        samples: For training; a fold at a time is held out.
         rates: That are tried.
         epochs: That are tried.
     """

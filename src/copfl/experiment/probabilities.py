@@ -55,7 +55,7 @@ class OfClient(NamedTuple):
     tested: tuple[Array, Array] | None  # the probabilities of its test samples, and their classes
 
     def scores(self, split: str, but: Collection[str] = ()) -> list[Score]:
-        """Those of a bundle; `but`: metrics that it has already.
+        """The scores of a bundle; `but`: metrics that it has already.
 
         Args:
             split: The name of the samples.

@@ -304,7 +304,7 @@ _trained: dict[str, TrainedRivals] = {}  # of the last federation, by what they 
 
 
 def trained_rivals(e: Experiment, plan: RivalPlan) -> TrainedRivals:
-    """The rivals of these sites; those of the last federation are kept, as a choice and its run need the same.
+    """The rivals of these sites; the last federation's are kept, as a choice and its run need the same.
 
     Args:
         e: Whose rows they are.

@@ -1,4 +1,4 @@
-"""The objective and the metrics of a run, those of copfl or the user's own.
+"""The objective and the metrics of a run, copfl's or the user's own.
 
 `prepare` makes the task of a run with it, and a bundle again when it is loaded.
 """
@@ -85,7 +85,7 @@ def learned_task(
         kind: Of the targets.
         outputs: Number of classes, labels, targets or tokens.
         channels: Means and deviations of the channels of images, which a pretrained model's own replace.
-        scale: Those of numbers to predict.
+        scale: Of numbers to predict.
         device: Where the model is.
     """
     mean, std = getattr(module, "normalization", None) or channels

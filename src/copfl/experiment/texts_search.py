@@ -31,7 +31,7 @@ def is_open(run: Run, layers: Sequence[Layer], values: Collection[str]) -> bool:
     Args:
         run: The settings, with what suits the data.
         layers: What a person or a program set.
-        values: The kinds of which a program passed a value.
+        values: The kinds whose value a program passed.
     """
     is_chosen = any(layer.get(kind) or kind in values for layer in layers for kind in CHOSEN)
     return not is_chosen and run.model.name == NETWORK and run.run.participation == 1
@@ -41,7 +41,7 @@ def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | N
     """The settings that train, with their rounds.
 
     Args:
-        run: The settings, of which `run.find_rounds` is "first".
+        run: The settings; their `run.find_rounds` is "first".
         completed: Completes the settings with one more layer.
         tell: Gets a line about each step.
     """

@@ -1,4 +1,4 @@
-"""A run's metrics, with those of each client, sent to trackers: tensorboard, mlflow or wandb.
+"""A run's metrics, also of each client, sent to trackers: tensorboard, mlflow or wandb.
 
 The folder's `track.json` names the trackers, so that a resumed run continues in the same places. The rounds
 since the last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.

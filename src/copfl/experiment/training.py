@@ -97,7 +97,7 @@ def train(
 
 
 def rounds_alone(e: Experiment) -> int:
-    """The rounds of training alone that follow those of the run."""
+    """The rounds of training alone that follow the run's."""
     alone = baseline_of(e) if e.settings.local_baseline else None
     return 0 if alone is None or alone is e else alone.settings.rounds
 

@@ -138,7 +138,7 @@ def new(run: RunData) -> Iterator[Chart]:
 
 
 def probabilities(run: RunData) -> Iterator[Chart]:
-    """Accuracy by the probability of the answer, and each client's log loss beside that of class frequencies."""
+    """Accuracy by the probability of the answer, and each client's log loss beside class frequencies'."""
     calibration = run.probabilities
     if calibration is None or not calibration.calibration or not run.records:
         return

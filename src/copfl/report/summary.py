@@ -354,7 +354,7 @@ def _others(result: Result) -> list[str]:
 
 
 def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
-    """The new clients' primary metric by the number of their samples, and that of training alone.
+    """The new clients' primary metric by the number of their samples, and training alone.
 
     Args:
         new: What was measured with them.

@@ -50,7 +50,7 @@ class Fitted(NamedTuple):
         return self.completed(self.model.predict_proba(x))
 
     def completed(self, probabilities: Array) -> Array:
-        """With those of classes that are not in the training rows; those of a forest are never 0 by chance."""
+        """With classes that are not in the training rows; a forest's are never 0 by chance."""
         answers = np.zeros((len(probabilities), len(self.constant)))
         answers[:, self.model.classes_] = probabilities
         if self.votes:

@@ -18,7 +18,7 @@ from copfl.rivals.survival import survival_rivals
 
 
 def judged_by(kind: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-    """The metrics of rivals: those of the run and, where there are classes, log loss and AUC."""
+    """The metrics of rivals: the run's and, where there are classes, log loss and AUC."""
     more = (METRICS["log_loss"], METRICS["auc"])
     named = {metric.name for metric in metrics}
     return (*metrics, *(metric for metric in more if kind in metric.kinds and metric.name not in named))

@@ -99,7 +99,7 @@ class Everyday(TypedDict, total=False):
 
 
 class Settings(Everyday, total=False):
-    """Settings by keyword: beside the everyday ones those of [run], options of a choice, and other tables."""
+    """Settings by keyword: beside the everyday ones [run], options of a choice, and other tables."""
 
     algorithm_options: Options
     data_options: Options

@@ -188,7 +188,7 @@ class Parameter(typing.NamedTuple):
 
 
 def parameters_of(factory: Callable[..., Any], skip: Iterable[str] = ()) -> dict[str, Parameter]:
-    """The keywords of a function or class; those of a dataclass's parts are its own.
+    """The keywords of a function or class; a dataclass has the keywords of its parts, too.
 
     A part is a field whose default is a dataclass, such as `growth: Pwpm` of CO-PFL. `optimizer` is none: it
     is a kind of its own.
@@ -287,7 +287,7 @@ def checked(
 
 
 def with_options(value: Any, options: Mapping[str, Any]) -> Any:
-    """The same dataclass with those of the options that are its own or its parts'.
+    """The same dataclass with the options that are its own or its parts'.
 
     Args:
         value: A dataclass.

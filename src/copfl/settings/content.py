@@ -105,7 +105,7 @@ def _of_all(values: Any, seen: set[int]) -> Iterator[bytes]:
 
 
 def _of_class(value: type, seen: set[int]) -> Iterator[bytes]:
-    """The name; of a class of the program itself also its attributes, and those of its bases."""
+    """The name; of a class of the program itself also its attributes and its bases' attributes."""
     yield f"{value.__module__}.{value.__qualname__}".encode()
     if id(value) in seen or not is_of_program(value):
         return

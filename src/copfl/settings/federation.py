@@ -1,6 +1,6 @@
 """The description of a federation: a run, and what only several machines need. Without torch.
 
-Its tables are those of run.toml and four more: [network], [secure], [samples] and [session].
+It has the tables of run.toml and four more: [network], [secure], [samples] and [session].
 """
 
 import dataclasses

@@ -34,7 +34,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _table(kind: str) -> dict[str, Any]:
-    """The schema of a table: its own keys, and by name those of the component that is chosen."""
+    """The schema of a table: its own keys, and by name the keys of the component that is chosen."""
     record = KINDS[kind]
     hints = typing.get_type_hints(record)
     own_keys = {

@@ -104,7 +104,7 @@ def check_passed(tables: Tables, passed: Mapping[str, Any]) -> None:
 
 
 def check_same(written: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> None:
-    """UsageError if a program passed another value than that of a run.
+    """UsageError if a program passed another value than the run has.
 
     Args:
         written: The settings of the run.

@@ -13,7 +13,7 @@ from copfl.data.samples import Dataset
 from copfl.data.sets.datasets import check, load
 from copfl.data.sets.overview import overview
 from copfl.data.tables import doubts
-from copfl.data.tables.columns import Table
+from copfl.data.tables.columns import DataTable
 from copfl.data.tables.doubts import Giveaway, RepeatedRows, SiteColumn, site_column
 from copfl.data.tables.encoders import Encoder
 from copfl.data.tables.tables import from_tables
@@ -28,7 +28,7 @@ SITE = np.repeat(["rome", "oslo", "bonn", "lyon"], N // 4)
 
 def data_of(target: str = "ill", client: str = "hospital", **columns: Any) -> Dataset:
     """A table of four hospitals with these columns beside the age."""
-    table = Table.of({"age": AGE, "hospital": SITE, "ill": ILL, **columns})
+    table = DataTable.of({"age": AGE, "hospital": SITE, "ill": ILL, **columns})
     with on_command_line():
         return from_tables([table], "t", target=target, client=client, categories=options_of(columns))
 
@@ -87,7 +87,11 @@ def test_a_further_row_may_have_the_other_spelling(categories: tuple[str, ...]) 
 def test_classes_and_clients_in_two_spellings_are_named_too() -> None:
     site = np.where(np.arange(N) % 2, "1", "01")
     found = from_tables(
-        [Table.of({"age": AGE, "site": site, "ill": np.where(ILL, "yes", np.where(AGE > 50, "No", "no"))})],
+        [
+            DataTable.of(
+                {"age": AGE, "site": site, "ill": np.where(ILL, "yes", np.where(AGE > 50, "No", "no"))}
+            )
+        ],
         "t",
         target="ill",
         client="site",
@@ -106,7 +110,7 @@ def repeated(columns: dict[str, Any], test: int = 50, numbers: Sequence[int] | N
     """The answer for rows of one site, the last of which are test."""
     count = len(next(iter(columns.values())))
     rows = doubts.AllRows(
-        Table.of(columns),
+        DataTable.of(columns),
         np.arange(count) if numbers is None else np.array(numbers),
         np.zeros(count),
         np.zeros(count, np.int64),
@@ -137,7 +141,7 @@ def test_equal_rows_of_a_table_with_few_values_are_a_note_and_no_warning() -> No
     assert answer.repeats == N - len(set(pairs))
     assert not answer.are_copies
     assert answer.in_test == sum(pair in pairs[:150] for pair in pairs[150:])
-    found = from_tables([Table.of({**columns, "ill": ILL})], "t", target="ill")
+    found = from_tables([DataTable.of({**columns, "ill": ILL})], "t", target="ill")
     assert not found.warnings
     assert "this may be chance" in found.note
 
@@ -160,14 +164,14 @@ def test_a_copy_at_another_site_is_another_case() -> None:
 def test_the_same_text_twice_is_a_copy() -> None:
     texts = [f"text number {n}" for n in range(N - 1)] + ["text number 0"]
     topics = ["a", "b"] * (N // 2 - 1) + ["a", "a"]
-    table = Table.of({"text": texts, "topic": topics})
+    table = DataTable.of({"text": texts, "topic": topics})
     (warning,) = from_tables([table], "t", target="topic", text="text").warnings
     assert warning.startswith("1 of 200 rows are copies of another row (such as rows 1 and 200)")
 
 
 def test_rows_are_not_named_where_others_were_left_out_before() -> None:
     columns = {"age": [1.0, *AGE, AGE[0]], "gap": [None, *range(N), 0], "ill": [0, *ILL, ILL[0]]}
-    (warning,) = from_tables([Table.of(columns)], "t", target="ill", missing="drop").warnings
+    (warning,) = from_tables([DataTable.of(columns)], "t", target="ill", missing="drop").warnings
     assert warning.startswith("1 of 201 rows are copies of another row")
     assert "such as" not in warning
 
@@ -222,7 +226,7 @@ def test_a_constant_column_is_left_out_and_named() -> None:
 
 def test_a_value_beside_missing_ones_is_not_constant() -> None:
     smokes = np.where(AGE > 50, "yes", "")
-    table = Table.of({"age": AGE, "smokes": smokes, "empty": [None] * N, "ill": ILL})
+    table = DataTable.of({"age": AGE, "smokes": smokes, "empty": [None] * N, "ill": ILL})
     found = from_tables([table], "t", target="ill", missing="fill")
     assert [encoder.name for encoder in found.table.columns] == ["age", "smokes"]
     assert "left out, as all rows have one value: empty" in found.note
@@ -230,7 +234,7 @@ def test_a_value_beside_missing_ones_is_not_constant() -> None:
 
 def test_a_table_of_constant_columns_is_an_error() -> None:
     with pytest.raises(DataError, match=r"every column has one value in all rows \(unit\): nothing can be"):
-        from_tables([Table.of({"unit": ["mg"] * N, "ill": ILL})], "t", target="ill")
+        from_tables([DataTable.of({"unit": ["mg"] * N, "ill": ILL})], "t", target="ill")
 
 
 # 6. Sites
@@ -250,21 +254,21 @@ def test_a_column_that_looks_like_a_site_is_named_where_no_client_is() -> None:
     "name", ["site", "Site_ID", "schoolName", "CENTRE", "patient id", "store.no", "clients"]
 )
 def test_names_of_sites(name: str) -> None:
-    assert site_column(Table.of({"age": AGE, name: SITE})) == SiteColumn(name, 4, 50, ())
+    assert site_column(DataTable.of({"age": AGE, name: SITE})) == SiteColumn(name, 4, 50, ())
 
 
 @pytest.mark.parametrize(
     "name", ["hospital_beds", "device_type", "stored", "user_age", "sited", "opposite", ""]
 )
 def test_names_of_others(name: str) -> None:
-    assert site_column(Table.of({"age": AGE, name: SITE})) is None
+    assert site_column(DataTable.of({"age": AGE, name: SITE})) is None
 
 
 def test_a_site_has_several_rows_and_there_are_several() -> None:
-    assert site_column(Table.of({"patient": np.arange(N)})) is None
-    assert site_column(Table.of({"patient": np.arange(N) // 2})) is None
-    assert site_column(Table.of({"hospital": ["one"] * N})) is None
-    both = site_column(Table.of({"patient": np.arange(N) // 4, "hospital": SITE}))
+    assert site_column(DataTable.of({"patient": np.arange(N)})) is None
+    assert site_column(DataTable.of({"patient": np.arange(N) // 2})) is None
+    assert site_column(DataTable.of({"hospital": ["one"] * N})) is None
+    both = site_column(DataTable.of({"patient": np.arange(N) // 4, "hospital": SITE}))
     assert both is not None
     assert both.column == "hospital"
 
@@ -273,9 +277,11 @@ def test_blocks_of_rows_that_share_values_are_sites_whatever_their_name() -> Non
     block = np.arange(N) // 10
     columns = {"k": 100 + block, "size": GENERATOR.integers(0, 9, 20)[block], "town": (block % 3).astype(str)}
     table = {"age": AGE, **columns, "sex": GENERATOR.integers(0, 2, N)}
-    assert site_column(Table.of(table)) == SiteColumn("k", 20, 10, ("size", "town"))
+    assert site_column(DataTable.of(table)) == SiteColumn("k", 20, 10, ("size", "town"))
     mixed = GENERATOR.permutation(N)
-    assert site_column(Table.of({name: np.asarray(values)[mixed] for name, values in table.items()})) is None
+    assert (
+        site_column(DataTable.of({name: np.asarray(values)[mixed] for name, values in table.items()})) is None
+    )
 
 
 def test_beside_a_text_the_site_is_a_column_that_is_not_used() -> None:
@@ -286,7 +292,7 @@ def test_beside_a_text_the_site_is_a_column_that_is_not_used() -> None:
         "tags": [[1]] * N,
     }
     with on_command_line():
-        (warning,) = from_tables([Table.of(table)], "t", target="topic", text="text").warnings
+        (warning,) = from_tables([DataTable.of(table)], "t", target="topic", text="text").warnings
     assert 'the column "desk" looks like a site' in warning
 
 

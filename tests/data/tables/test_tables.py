@@ -21,7 +21,7 @@ from copfl.data.sets import datasets, hub
 from copfl.data.sets.datasets import load
 from copfl.data.sets.overview import overview
 from copfl.data.tables import encoders, files, tables
-from copfl.data.tables.columns import Table, as_numbers, column_of, not_numbers
+from copfl.data.tables.columns import DataTable, as_numbers, column_of, not_numbers
 from copfl.errors import DataError, UsageError, on_command_line
 from tests.data.files import assert_well_formed
 
@@ -86,10 +86,10 @@ def test_a_data_set_knows_how_further_rows_are_encoded(tmp_path: Path) -> None:
     found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site", missing="fill")
     assert (found.table.targets, found.table.missing) == (("ill",), "fill")
     columns = files.read_table(tmp_path / "t.csv").columns
-    numbers = Table({**columns, "age": as_numbers(columns["age"])})
+    numbers = DataTable({**columns, "age": as_numbers(columns["age"])})
     again = encoders.encoded(found.table.columns, numbers)
     assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
-    rows = Table.of({"age": [None, 30], "town": ["Rome", "Oslo"]})
+    rows = DataTable.of({"age": [None, 30], "town": ["Rome", "Oslo"]})
     assert encoders.encoded(found.table.columns, rows)[0].tolist() == [0, 0, 1]
 
 
@@ -474,27 +474,27 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ward": ["east", "west", "north"] * 20,
         "ill": [n % 2 for n in range(60)],
     }
-    note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
+    note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
     assert "patient: values that few rows share; leave out" in note
     assert "data_options={'drop': 'patient'}" in note
     assert "day: each date is a category" in note
     assert "data_options={'drop': 'day'}" in note
     with on_command_line():
-        note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
+        note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
     assert "--set data.drop=patient" in note
     assert "age" not in note
-    without = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="patient,day")
+    without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,day")
     assert "few rows share" not in without.note
 
 
 def test_a_column_may_be_named_twice_for_one_use() -> None:
     rows: dict[str, list[object]] = {name: [n % 3 for n in range(60)] for name in "ab"}
     rows["ill"] = [n % 2 for n in range(60)]
-    data = tables.from_tables([Table.of(rows)], "visits", target="ill", drop="a,a")
+    data = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="a,a")
     assert data.table is not None
     assert [column.name for column in data.table.columns] == ["b"]
     with pytest.raises(DataError, match='"a" is named as text and as drop'):
-        tables.from_tables([Table.of(rows)], "visits", target="ill", text="a", drop="a")
+        tables.from_tables([DataTable.of(rows)], "visits", target="ill", text="a", drop="a")
 
 
 def test_numbers_with_a_sign_are_named() -> None:
@@ -505,7 +505,7 @@ def test_numbers_with_a_sign_are_named() -> None:
         "code": [f"{n % 4}a" for n in range(60)],
         "ill": [n % 2 for n in range(60)],
     }
-    note = tables.from_tables([Table.of(rows)], "visits", target="ill", categories="ward").note
+    note = tables.from_tables([DataTable.of(rows)], "visits", target="ill", categories="ward").note
     assert "rate,price: numbers with a sign or separator, each a category, so write plain numbers" in note
     assert "few rows share" not in note
 
@@ -520,7 +520,7 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
         "ill": [n % 2 for n in range(80)],
     }
     with on_command_line():
-        note = tables.from_tables([Table.of(rows)], "visits", target="ill").note
+        note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
     assert "admitted,left: each date is a category" in note
     assert "leave them out with --set data.drop=admitted,left" in note
     assert "report: sentences, learn from them with --text report" in note
@@ -530,11 +530,11 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
 def test_most_samples_in_one_class_are_said_with_the_metric_to_judge_by() -> None:
     rows = {"x": np.arange(100) % 7, "died": ["no"] * 94 + ["yes"] * 6}
     with on_command_line():
-        text = overview(tables.from_tables([Table.of(rows)], "visits", target="died"))
+        text = overview(tables.from_tables([DataTable.of(rows)], "visits", target="died"))
     assert "94 % of the samples are no, and a model that always answers so has this accuracy" in text
     assert "--metrics balanced_accuracy,accuracy" in text
     even = {"x": np.arange(100) % 7, "died": ["no"] * 79 + ["yes"] * 21}
-    assert "judge by" not in overview(tables.from_tables([Table.of(even)], "visits", target="died"))
+    assert "judge by" not in overview(tables.from_tables([DataTable.of(even)], "visits", target="died"))
 
 
 def test_messages_about_a_table_name_its_column(tmp_path: Path) -> None:

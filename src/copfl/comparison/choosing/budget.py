@@ -57,7 +57,7 @@ Price = Callable[[Sequence[Rung]], float]  # what stages cost, in the unit of th
 
 
 def cost(rungs: Sequence[Rung]) -> int:
-    """The rounds of all runs, each of which continues where the stage before ended."""
+    """The rounds of all runs; each continues where the stage before ended."""
     before = [0, *(rung.total for rung in rungs)]
     return sum(rung.candidates * (rung.total - done) for rung, done in zip(rungs, before, strict=False))
 
@@ -110,7 +110,7 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = 
     """The stages of the race, whose cost is within the limit if the shortest one's is.
 
     Each stage keeps a third of the candidates, until there are finalists, an eighth of all. The runs of a
-    candidate are in a row: the rounds of the first seed, then those of the second. What a candidate has of
+    candidate are in a row: the rounds of the first seed, then the second seed's. What a candidate has of
     them grows in proportion from stage to stage; beyond the first seed it has whole runs. The finalists have
     as many seeds as leave half of the rounds to the first stage, which drops most; then that stage is as long
     as the limit allows.
@@ -148,7 +148,7 @@ class Speed(NamedTuple):
     processes: int
 
     def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
-        """The time of these stages, of candidates of which each has `done` rounds.
+        """The time of these stages, where each candidate has `done` rounds.
 
         Args:
             rungs: The stages.

@@ -131,10 +131,10 @@ def choose(
     Args:
         entries: The methods: names with options, such as "fedper:lr=0.05", or algorithms as values or classes; "all"
             are all that suit the data.
-        settings: Of every run; `rounds` are those of a run that reaches the last stage.
+        settings: Of every run; `rounds` belong to a run that reaches the last stage.
         budget: A number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
             default a third of what the full comparison takes.
-        seeds: The first is that of every stage but the last, in which the finalists have as many as the
+        seeds: The first is used in every stage but the last, in which the finalists have as many as the
             budget allows.
         out: The folder of the runs and the ranking; finished runs in it are used again.
         tune: Values such as {"lr": [0.1, 0.01]}: each method races with each of them.
@@ -257,7 +257,7 @@ def _trained(run: Run, path: Path, log: Log, end: float) -> Result:
 
 
 def _as_a_first_run(base: Tables) -> Tables:
-    """The settings, with batch size, rate and schedule of a run of which nobody names the algorithm."""
+    """The settings, with batch size, rate and schedule of a run whose algorithm nobody names."""
     usual = complete(base)
     tables = {**base, "run": {"batch": usual.run.batch, **base["run"]}}
     if "name" in base["optimizer"]:
@@ -282,7 +282,7 @@ def _entries(entries: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:
 
     Args:
         entries: The entries.
-        more_rates: Learning rates with which those of SERVER_STEPS and local training race, too.
+        more_rates: Learning rates with which SERVER_STEPS and local training race, too.
     """
     rows = entries_of(entries)
     if _names_all(entries):

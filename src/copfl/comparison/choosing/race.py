@@ -510,7 +510,7 @@ class Race:
         return result
 
     def ranking(self, final: StageResult) -> list[Ranked]:
-        """Every candidate: those of the last stage by value, then the others, the later dropped first."""
+        """Every candidate: the last stage by value, then the others, the later dropped first."""
         rows = []
         for candidate in final.order:
             gap = None if candidate is final.best else final.gap(candidate.label, final.best.label)

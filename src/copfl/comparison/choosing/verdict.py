@@ -154,7 +154,7 @@ def against_rivals(race: Verdict, label: str, values: Numbers, rivals: Rivals) -
 
 
 def gain(bounds: Interval, metric: MetricInfo) -> Interval:
-    """The interval of a difference as that of a gain, positive where it is better.
+    """The interval of a difference as a gain, positive where it is better.
 
     Args:
         bounds: Of a difference of the metric.

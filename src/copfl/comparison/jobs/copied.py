@@ -1,4 +1,4 @@
-"""All that the process imports of which others are copies; its import has effects, so nothing else imports it."""
+"""All that a process imports before others are copied from it; its import has effects, so nothing else imports it."""
 
 from copfl.experiment.process import importing
 

@@ -55,7 +55,7 @@ class Pool:
         self.end(at_once=error is not None)
 
     def started(self, log: Log) -> futures.ProcessPoolExecutor:
-        """The processes; those of the last jobs, if they were not ended."""
+        """The processes; the last jobs' processes, if they were not ended."""
         if self.workers is None:
             on_gpu = self.device.startswith("cuda") and self.size > 1
             environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
@@ -158,7 +158,7 @@ def in_processes(
     end: float = math.inf,
     forecast: Forecast | None = None,
 ) -> Generator[Done]:
-    """Every job as it ends, from the processes of the pool, of which each does the work.
+    """Every job as it ends, from the processes of the pool; each does the work.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
 

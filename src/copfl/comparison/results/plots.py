@@ -109,7 +109,7 @@ def heat_map(comparison: Comparison) -> Heat:
 
 
 def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
-    """The accuracies of all cells of a grid of two keys, the second of which varies fastest.
+    """The accuracies of all cells of a grid of two keys; the second varies fastest.
 
     Args:
         name: Of the chart, as the name of its file.

@@ -38,7 +38,7 @@ class RowSettings(NamedTuple):
         return title in KINDS or title in (self.entry.name, self.optimizer)
 
     def concerning(self, tables: Base) -> Tables:
-        """Those of the tables that are for this row, by kind: [copfl] is [algorithm] of its rows, and not of others."""
+        """The tables that are for this row, by kind: [copfl] is [algorithm] of its rows, and not of others."""
         kinds = {self.entry.name: "algorithm", self.optimizer: "optimizer"}
         result: Tables = {}
         for title, table in tables.items():
@@ -48,12 +48,12 @@ class RowSettings(NamedTuple):
         return result
 
     def with_settings(self, tables: Base) -> list[Tables]:
-        """The layers, with those of the tables that are for this row on top."""
+        """The layers, and on top the tables that are for this row."""
         return [*self.layers, self.concerning(tables)]
 
 
 def settings_of(entry: Entry, base: Base, keeps_state: bool = False) -> RowSettings:
-    """The settings of a row: those of all rows that concern it, then its own.
+    """The settings of a row: what all rows have and concerns it, then its own.
 
     With one optimizer for every row, each phase has a new state: a state that two phases share makes the steps of
     the second one smaller.

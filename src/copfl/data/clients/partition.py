@@ -253,7 +253,7 @@ def validation_part(samples: Samples, labels: Indices, fraction: float, seed: in
         samples: The client's.
         labels: The class of each of them; 0 where targets are not classes.
         fraction: Of the samples.
-        seed: That of the run.
+        seed: Of the run.
         client: Its number.
     """
     nothing = np.zeros(len(labels), bool)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from copfl.data.samples import Dataset
-from copfl.data.tables.columns import Table
+from copfl.data.tables.columns import DataTable
 from copfl.data.tables.encoders import TableInfo
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import from_tables
@@ -24,7 +24,7 @@ class Encoders(TableInfo):
 
     @classmethod
     def of(cls, table: TableInfo) -> Self:
-        """Those of a data set that was read from a table."""
+        """The encoders of a data set that was read from a table."""
         return cls(**vars(table))
 
     @property
@@ -44,7 +44,7 @@ class Encoders(TableInfo):
         tables = [read_table(file) for file in (path, test) if file is not None]
         return self.dataset_of(tables, path.stem, kind)
 
-    def dataset_of(self, tables: Sequence[Table], name: str, kind: str | None = None) -> Dataset:
+    def dataset_of(self, tables: Sequence[DataTable], name: str, kind: str | None = None) -> Dataset:
         """The rows of a table, or of train and test rows, as samples.
 
         Args:
@@ -54,7 +54,7 @@ class Encoders(TableInfo):
         """
         require_columns(tables, self.used)
         return from_tables(
-            [Table({name: table.columns[name] for name in self.used}, table.notes) for table in tables],
+            [DataTable({name: table.columns[name] for name in self.used}, table.notes) for table in tables],
             name,
             target=",".join(self.targets),
             text=self.text or "",
@@ -67,7 +67,7 @@ class Encoders(TableInfo):
         )
 
 
-def require_columns(tables: Sequence[Table], names: Sequence[str]) -> None:
+def require_columns(tables: Sequence[DataTable], names: Sequence[str]) -> None:
     """DataError if a table lacks one of these columns.
 
     Args:

@@ -18,7 +18,7 @@ from copfl.data.contract.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER
 from copfl.data.contract.statistics import counts_of
 from copfl.data.samples import CLASSIFICATION, SURVIVAL, shape_of
 from copfl.data.sets.datasets import load
-from copfl.data.tables.columns import DATES, Table, as_numbers, check_plain, floats, is_number, words
+from copfl.data.tables.columns import DATES, DataTable, as_numbers, check_plain, floats, is_number, words
 from copfl.data.tables.columns import NUMBER as NUMERAL
 from copfl.data.tables.columns import Column as Cells
 from copfl.data.tables.encoders import Encoder
@@ -83,7 +83,7 @@ def check(contract: Contract, path: Path) -> ContractCheck:
     return check_table(contract, read_table(path))
 
 
-def check_table(contract: Contract, table: Table) -> ContractCheck:
+def check_table(contract: Contract, table: DataTable) -> ContractCheck:
     """How a table differs from the contract of a table or of texts.
 
     Args:
@@ -116,7 +116,7 @@ def _check_arrays(contract: Contract, path: Path) -> ContractCheck:
     return ContractCheck(len(dataset.train), printable)
 
 
-def _table_differences(contract: Contract, table: Table) -> Iterator[ContractDifference]:
+def _table_differences(contract: Contract, table: DataTable) -> Iterator[ContractDifference]:
     every = (*contract.columns, *contract.targets)
     used = {contract.group, contract.time, *(column.name for column in every)}
     spare = [name for name in table.columns if name not in used]
@@ -157,7 +157,7 @@ def _column_differences(contract: Contract, column: Column, cells: Cells) -> Ite
 
 
 def _missing_column(
-    contract: Contract, column: Column, table: Table, spare: Sequence[str]
+    contract: Contract, column: Column, table: DataTable, spare: Sequence[str]
 ) -> ContractDifference:
     """A column that is not there, with the one that may be meant: by its name, or alone by its values."""
     plain = {_plain(name): name for name in reversed(spare)}

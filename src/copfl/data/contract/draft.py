@@ -1,6 +1,6 @@
 """A first data contract from one site's table, with nothing in it that should not leave the site.
 
-It has no value of a row: categories are those of at least so many rows, ranges are rounded outward to a power
+It has no value of a row: a category has at least so many rows, ranges are rounded outward to a power
 of ten, and means and deviations are written only if the owner asks for them.
 """
 
@@ -24,7 +24,7 @@ from copfl.data.contract.contract import (
 )
 from copfl.data.contract.statistics import SMALLEST_COUNT, SMALLEST_DEVIATION, counts_of, may_leave
 from copfl.data.samples import CLASSIFICATION, MULTILABEL
-from copfl.data.tables.columns import DATES, Table, column_of, floats, is_number, words
+from copfl.data.tables.columns import DATES, DataTable, column_of, floats, is_number, words
 from copfl.data.tables.columns import Column as Cells
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import read_table
@@ -105,7 +105,7 @@ def draft(
     )
 
 
-def _known(written: str, table: Table) -> list[str]:
+def _known(written: str, table: DataTable) -> list[str]:
     names = names_of(written, table.columns)
     for name in names:
         if name not in table.columns:
@@ -113,16 +113,16 @@ def _known(written: str, table: Table) -> list[str]:
     return names
 
 
-def _task(table: Table, targets: Collection[str]) -> str:
+def _task(table: DataTable, targets: Collection[str]) -> str:
     """The kind of the targets, as a run would infer it."""
     rows = np.ones(len(table), bool)
     for name in targets:
         rows &= table.columns[name].is_valid().to_numpy()
-    target_columns = Table({name: table.columns[name] for name in targets}).take(rows)
+    target_columns = DataTable({name: table.columns[name] for name in targets}).take(rows)
     if not len(target_columns):
         raise DataError("every row lacks a target")
     feature = f"not {next(iter(targets))}"  # from_tables needs one
-    with_rows = Table({feature: column_of(np.arange(len(target_columns))), **target_columns.columns})
+    with_rows = DataTable({feature: column_of(np.arange(len(target_columns))), **target_columns.columns})
     return from_tables([with_rows], "", target=",".join(targets)).kind
 
 

@@ -3,7 +3,7 @@
 A site gives, for each column of numbers that the contract leaves open, the number of values and their sum;
 then, when the mean is known, the sums of the differences to it and of their squares. Of categories it gives
 which ones it has. Nothing of fewer rows than a smallest count is given: the sums of such a column are zero,
-such a category is not named. The two passes make the deviation as exact as that of the pooled table.
+such a category is not named. The two passes make the deviation as exact as the pooled table's.
 """
 
 import math
@@ -19,7 +19,7 @@ from copfl.data.contract.agreed_encoders import require_columns
 from copfl.data.contract.contract import ARRAYS, NUMBER, TABLE, Column, Contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.data.tables.columns import Column as Cells
-from copfl.data.tables.columns import Table, check_plain, coded, floats, row_texts, text_of
+from copfl.data.tables.columns import DataTable, check_plain, coded, floats, row_texts, text_of
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import numbers_of, train_rows
@@ -117,7 +117,7 @@ def site_of(contract: Contract, files: Sequence[Path]) -> SiteValues:
     return SiteValues(values, counts, row_texts(table))
 
 
-def _values(name: str, table: Table, is_target: bool) -> NDArray[np.float64]:
+def _values(name: str, table: DataTable, is_target: bool) -> NDArray[np.float64]:
     cells = numbers_of(name, table.columns[name])
     if cells is None:
         raise DataError(f'the column "{name}" has texts, and numbers in the federation')
@@ -209,7 +209,7 @@ def sums_of(
     Args:
         question: What is open.
         site: The site's rows.
-        smallest: Rows of which something may be given.
+        smallest: With fewer rows nothing is given.
         centres: In the second pass the mean of each column of numbers; None: the first pass.
     """
     entries: list[float] = []
@@ -266,12 +266,12 @@ def centres_of(question: ContractQuestion, total: Vector) -> Vector:
 def frozen(
     contract: Contract, first: Vector, second: Vector, names: Iterable[Mapping[str, Collection[str]]] = ()
 ) -> Contract:
-    """The contract with what all sites together say; DataError names a column of which they say nothing.
+    """The contract with what all sites together say; DataError names a column about which they say nothing.
 
     Args:
         contract: The open one.
         first: The sum of the sites' vectors of the first pass.
-        second: That of the second.
+        second: The sum of the second pass.
         names: The categories that each site has.
     """
     question = ContractQuestion.of(contract)
@@ -300,7 +300,7 @@ def frozen(
 
 
 def _require_in_range(column: Column, mean: float) -> None:
-    """DataError if the mean of all sites is out of the range of the column: then that of a site is."""
+    """DataError if the mean of all sites is out of the range of the column: then a site's mean is."""
     low = -math.inf if column.minimum is None else column.minimum
     high = math.inf if column.maximum is None else column.maximum
     rounding = ROUNDING * (high - low if math.isfinite(high - low) else abs(mean))

@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl.data.arrays import from_splits
 from copfl.data.samples import Dataset
-from copfl.data.tables.columns import Table, column_of
+from copfl.data.tables.columns import DataTable, column_of
 from copfl.data.tables.tables import from_tables
 from copfl.errors import DataError, how_to_set, library, unknown
 
@@ -76,7 +76,7 @@ def hub_dataset(
     texts = [column for column in strings if column not in (target, client, group, time)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
     contents = [part.with_format("arrow")[:] for part in splits_there]
-    tables = [Table.of({column: content[column] for column in kinds}) for content in contents]
+    tables = [DataTable.of({column: content[column] for column in kinds}) for content in contents]
     if classes:
         for table in tables:
             numbers = table.columns[target].to_pylist()

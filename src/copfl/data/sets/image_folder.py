@@ -96,7 +96,7 @@ def _is_hidden(path: PurePosixPath) -> bool:
 
 
 def _folders(path: PurePosixPath) -> tuple[str, str] | None:
-    """The folders above that of an image's class, and its class."""
+    """The folders above the folder of an image's class, and its class."""
     *above, label, _ = ("", *path.parts)
     return None if _is_hidden(path) or not label else ("/".join(above[1:]), label)
 
@@ -133,7 +133,7 @@ def _split_of(folders: str) -> str:
 
 
 def _by_split(images: Sequence[ImageFile]) -> tuple[tuple[str, ...], list[ImageFile]]:
-    """The splits, and their images; the folders above that of an image's class become its split and client."""
+    """The splits, and their images; the folders above the folder of an image's class become its split and client."""
     names = [_split_of(image.split) for image in images]
     if not any(names):
         return ("",), [image._replace(split="", client=image.split) for image in images]

@@ -47,7 +47,7 @@ def targets(dataset: Dataset) -> str:
 
 
 def skew(dataset: Dataset) -> str:
-    """The hint for samples most of which are of one class: accuracy hardly tells whether the others are found."""
+    """The hint for samples that are mostly of one class: accuracy hardly tells whether the others are found."""
     if dataset.kind != CLASSIFICATION or not len(dataset.train):
         return ""
     counts = np.bincount(dataset.train.y)

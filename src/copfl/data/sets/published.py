@@ -19,7 +19,7 @@ from copfl.data import reading
 from copfl.data.arrays import from_arrays, from_splits
 from copfl.data.samples import NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.sets.download import TABLE
-from copfl.data.tables.columns import Table
+from copfl.data.tables.columns import DataTable
 from copfl.data.tables.files import read_table
 from copfl.data.tables.tables import from_tables, names_of
 from copfl.errors import DataError, at_least
@@ -220,7 +220,7 @@ def _embedded(name: str, kind: str | None = None) -> Dataset:
     columns: dict[str, Any] = {name: content.data[:, k] for k, name in enumerate(content.feature_names)}
     classes = [str(name) for name in getattr(content, "target_names", ())]
     columns["target"] = [classes[k] for k in content.target] if classes else content.target
-    return from_tables([Table.of(columns)], name, target="target", kind=kind, classes=classes)
+    return from_tables([DataTable.of(columns)], name, target="target", kind=kind, classes=classes)
 
 
 # By person

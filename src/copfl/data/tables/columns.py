@@ -27,23 +27,23 @@ NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI][nN][fF](?:[iI][
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Columns of one length by name, and what the owner should know about how they were read."""
 
     columns: dict[str, Column]
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> Table:
+    def of(cls, columns: Mapping[str, Any]) -> DataTable:
         """A table of sequences, arrays or Arrow arrays by name."""
         return cls({str(name): column_of(values) for name, values in columns.items()})
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
-    def take(self, mask: NDArray[np.bool_]) -> Table:
+    def take(self, mask: NDArray[np.bool_]) -> DataTable:
         """The rows of a mask [n]."""
-        return Table({name: column.filter(mask) for name, column in self.columns.items()}, self.notes)
+        return DataTable({name: column.filter(mask) for name, column in self.columns.items()}, self.notes)
 
 
 def column_of(values: Any) -> Column:
@@ -92,7 +92,7 @@ def _array(values: Any) -> pa.Array:
 
 
 def _in_lists(values: Sequence[Any]) -> pa.Array:
-    """Values of which some are nested, as one nested type."""
+    """Values, some of them nested, as one nested type."""
     import pyarrow as pa
 
     return pa.array([None if value is None else [str(value)] for value in values], pa.list_(pa.string()))
@@ -249,7 +249,7 @@ def times_of(name: str, column: Column) -> NDArray[np.float64]:
     return seconds[codes]
 
 
-def row_texts(table: Table) -> dict[str, NDArray[np.object_]]:
+def row_texts(table: DataTable) -> dict[str, NDArray[np.object_]]:
     """All cells of a table as texts, by column; None where one is missing. They tell which rows are alike."""
     import pyarrow as pa
 

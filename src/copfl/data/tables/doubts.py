@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from copfl.data.copies import copies, mixed
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION, Dataset
-from copfl.data.tables.columns import Column, Table, coded, floats, is_number, joined, text_of
+from copfl.data.tables.columns import Column, DataTable, coded, floats, is_number, joined, text_of
 from copfl.data.tables.encoders import TableInfo, one_spelling
 from copfl.data.targets import plain_spelling
 from copfl.errors import how_to_set
@@ -34,7 +34,7 @@ Codes = NDArray[np.int64]
 class AllRows(NamedTuple):
     """All rows of a data set, those for training first."""
 
-    table: Table  # the columns that are used
+    table: DataTable  # the columns that are used
     numbers: Codes  # in their file, from 0
     y: NDArray[Any]
     site: Codes  # 0 where no column was named as the client
@@ -43,7 +43,7 @@ class AllRows(NamedTuple):
     kind: str
 
 
-def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> AllRows:
+def rows_of(tables: Sequence[DataTable], data: Dataset, columns: Sequence[str]) -> AllRows:
     """The rows of train and test in one table.
 
     Args:
@@ -57,7 +57,7 @@ def rows_of(tables: Sequence[Table], data: Dataset, columns: Sequence[str]) -> A
     }
     sites = [np.zeros(len(split), np.int64) if split.group is None else split.group for _, split in splits]
     return AllRows(
-        Table(used_columns),
+        DataTable(used_columns),
         np.concatenate([split.x[:, 0] for _, split in splits]),
         np.concatenate([split.y for _, split in splits]),
         np.concatenate(sites),
@@ -332,7 +332,7 @@ class SiteColumn(NamedTuple):
         )
 
 
-def site_column(table: Table) -> SiteColumn | None:
+def site_column(table: DataTable) -> SiteColumn | None:
     """The column that looks most like a site: by its name, or as the file has one block of rows for each value.
 
     Args:
@@ -400,7 +400,9 @@ class Doubts(NamedTuple):
     notes: list[str]
 
 
-def doubts_of(tables: Sequence[Table], data: Dataset, info: TableInfo, are_numbered: bool = True) -> Doubts:
+def doubts_of(
+    tables: Sequence[DataTable], data: Dataset, info: TableInfo, are_numbered: bool = True
+) -> Doubts:
     """The answers to the questions about the rows that are used.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.tables.columns import Column, Table, coded, floats, is_number, text_of
+from copfl.data.tables.columns import Column, DataTable, coded, floats, is_number, text_of
 from copfl.errors import DataError, how_to_set
 
 Rows = slice | NDArray[np.int64]
@@ -101,12 +101,12 @@ class TableInfo:
     split: int = 0  # the seed of the draw of the test rows
 
 
-def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None)) -> NDArray[np.float32]:
+def encoded(encoders: Sequence[Encoder], table: DataTable, rows: Rows = slice(None)) -> NDArray[np.float32]:
     """The features of a table.
 
     Args:
         encoders: One for each column that is used.
-        table: With the columns of all encoders; those of numbers as `columns.as_numbers` returns them, or
+        table: With the columns of all encoders; numbers as `columns.as_numbers` returns them, or
             numbers.
         rows: The rows to encode; by default all of them.
 
@@ -123,11 +123,13 @@ def encoded(encoders: Sequence[Encoder], table: Table, rows: Rows = slice(None))
     return features
 
 
-def unknown_categories(encoders: Sequence[Encoder], table: Table, who: str = "no train row has") -> list[str]:
+def unknown_categories(
+    encoders: Sequence[Encoder], table: DataTable, who: str = "no train row has"
+) -> list[str]:
     """A note for each column with categories that the encoders do not have: how many cells, and which.
 
     Args:
-        encoders: Those of the columns.
+        encoders: Of the columns.
         table: Its rows.
         who: Lacks them, in the note.
     """

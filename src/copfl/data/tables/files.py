@@ -1,4 +1,4 @@
-"""Readers of tables in files (.csv, .tsv, .jsonl, .parquet, .txt): they return a Table, or raise a DataError.
+"""Readers of tables in files (.csv, .tsv, .jsonl, .parquet, .txt): they return a DataTable, or raise a DataError.
 
 Cells of a .csv or .tsv file are texts without the spaces around them; which columns are numbers is decided by
 who uses them, so "007" can still be a client. Cells of the other files have their own types.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.data import reading
-from copfl.data.tables.columns import Column, Table, column_of, joined
+from copfl.data.tables.columns import Column, DataTable, column_of, joined
 from copfl.errors import DataError, raised_as
 from copfl.tables import listed
 
@@ -31,7 +31,7 @@ BLOCK = 16 * reading.MIB  # of a file that is parsed at once; the largest row mu
 ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """The columns of a table in a file.
 
     Args:
@@ -59,7 +59,7 @@ def read_table(path: Path) -> Table:
 # Separated values
 
 
-def _separated(path: Path) -> Table:
+def _separated(path: Path) -> DataTable:
     """A .csv or .tsv file."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -92,7 +92,7 @@ def _separated(path: Path) -> Table:
         with_words += [f"{name} ({', '.join(words)})"] if words else []
     notes = [f"decimal commas are read as points: {', '.join(with_commas)}"] if with_commas else []
     notes += [f"{READ_AS_MISSING}: {listed(with_words, MOST_SHOWN)}"] if with_words else []
-    return Table(columns, tuple(notes))
+    return DataTable(columns, tuple(notes))
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -167,7 +167,7 @@ def _is_utf8(line: bytes) -> bool:
 # Other files
 
 
-def _json_lines(path: Path) -> Table:
+def _json_lines(path: Path) -> DataTable:
     """A .jsonl file: an object per line; a key that a line lacks is missing."""
     blocks: list[dict[str, Column]] = []
     sizes: list[int] = []
@@ -188,7 +188,7 @@ def _json_lines(path: Path) -> Table:
         )
         for name in names
     }
-    return Table(columns)
+    return DataTable(columns)
 
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> DataTable:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
@@ -208,7 +208,7 @@ def _parquet(path: Path) -> Table:
             raise DataError(f"{path} would unpack to {size:,} bytes; at most {LARGEST_FILE:,} are accepted")
         _check_names(path, file.schema_arrow.names)
         content = file.read()
-    return Table.of({name: content[name] for name in content.column_names})
+    return DataTable.of({name: content[name] for name in content.column_names})
 
 
 def text_lines(path: Path) -> list[str]:
@@ -221,11 +221,11 @@ def text_lines(path: Path) -> list[str]:
         return reading.read_bytes(path, LARGEST_FILE).decode("utf-8-sig").splitlines()
 
 
-def _text_table(path: Path) -> Table:
-    return Table.of({LINES: [line for line in text_lines(path) if line.strip()]})
+def _text_table(path: Path) -> DataTable:
+    return DataTable.of({LINES: [line for line in text_lines(path) if line.strip()]})
 
 
-READERS: dict[str, Callable[[Path], Table]] = {
+READERS: dict[str, Callable[[Path], DataTable]] = {
     ".csv": _separated,
     ".tsv": _separated,
     ".jsonl": _json_lines,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from copfl.data.samples import Dataset
-from copfl.data.tables.columns import Table, joined
+from copfl.data.tables.columns import DataTable, joined
 from copfl.data.tables.files import READERS, read_table
 from copfl.data.tables.tables import from_tables
 from copfl.errors import DataError
@@ -87,13 +87,13 @@ def _first_column(y: Any) -> str:
     return str(_names(y)[0]) if is_frame(y) and len(_names(y)) == 1 else ""
 
 
-def _table(frame: Any) -> Table:
+def _table(frame: Any) -> DataTable:
     if isinstance(frame, str | Path):
         return read_table(Path(frame))
     names = _names(frame)
     if twice := [str(name) for name in names if sum(str(name) == str(other) for other in names) > 1]:
         raise DataError(f'the data frame has several columns called "{twice[0]}"; rename all but one')
-    table = Table.of({name: _plain(frame[name]) for name in names})
+    table = DataTable.of({name: _plain(frame[name]) for name in names})
     if not len(table):
         raise DataError("the data frame has no rows")
     return table
@@ -104,7 +104,7 @@ def _plain(column: Any) -> Any:
     return column.to_pandas() if hasattr(column, "to_pandas") else column
 
 
-def _beside(x: Any, y: Any, target: str) -> Table:
+def _beside(x: Any, y: Any, target: str) -> DataTable:
     """The features and the targets as one table, row by row; the index of a data frame has no say."""
     table = _table(x)
     if target in table.columns:
@@ -113,7 +113,7 @@ def _beside(x: Any, y: Any, target: str) -> Table:
     values = np.asarray(column)
     if values.ndim != 1 or len(values) != len(table):
         raise DataError(f"y has shape {list(values.shape)}, but x has {len(table):,} rows")
-    return Table({**table.columns, **Table.of({target: values}).columns})
+    return DataTable({**table.columns, **DataTable.of({target: values}).columns})
 
 
 def _unused(by_client: Mapping[Any, Any]) -> str:
@@ -122,7 +122,7 @@ def _unused(by_client: Mapping[Any, Any]) -> str:
     return next(name for name in (CLIENT, *(f"{CLIENT}_{n}" for n in range(2, 1000))) if name not in known)
 
 
-def _of_clients(by_client: Mapping[Any, Any], column: str) -> Table:
+def _of_clients(by_client: Mapping[Any, Any], column: str) -> DataTable:
     """The tables of the clients below each other, with a column of their names."""
     tables = {str(name): _table(frame) for name, frame in by_client.items()}
     (first, known), *_ = ((name, table.columns) for name, table in tables.items())
@@ -133,4 +133,4 @@ def _of_clients(by_client: Mapping[Any, Any], column: str) -> Table:
             raise DataError(f'client {name} has a column "{extra[0]}", which client {first} lacks')
     names = np.repeat([*tables], [len(table) for table in tables.values()]).tolist()
     columns = {one: joined([table.columns[one] for table in tables.values()]) for one in known}
-    return Table({**columns, **Table.of({column: names}).columns})
+    return DataTable({**columns, **DataTable.of({column: names}).columns})

@@ -24,7 +24,7 @@ from copfl.data.tables.columns import (
     DATES,
     NUMBER,
     Column,
-    Table,
+    DataTable,
     as_numbers,
     cell_hashes,
     check_plain,
@@ -112,7 +112,7 @@ def table_file(
 
 
 def from_tables(
-    tables: Iterable[Table],
+    tables: Iterable[DataTable],
     name: str,
     *,
     target: str,
@@ -159,7 +159,8 @@ def from_tables(
     labelling = [*roles.targets, *roles.clients, *roles.groups, *roles.times, *roles.texts]
     rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
     tables = [
-        Table({column: table.columns[column] for column in (*labelling, *roles.features)}) for table in tables
+        DataTable({column: table.columns[column] for column in (*labelling, *roles.features)})
+        for table in tables
     ]
     words = [note for note in notes if note.startswith(READ_AS_MISSING)]
     with raised_as(DataError, "; ".join(("{}", *words)), DataError):
@@ -184,7 +185,7 @@ def from_tables(
     warnings = [*data.warnings, *doubts.warnings]
     if not roles.clients and not encoders:
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
-        site = site_column(Table(columns))
+        site = site_column(DataTable(columns))
         warnings = [*([] if site is None else [site.text]), *warnings]
     about_rows = (*missing_notes, *about_target, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
@@ -204,7 +205,7 @@ class _Roles(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The columns that are read, without that of the clients."""
+        """The columns that are read, without the clients' column."""
         return [*self.targets, *self.groups, *self.times, *self.texts, *self.features]
 
 
@@ -263,7 +264,7 @@ class _Samples(NamedTuple):
     notes: list[str]
 
 
-def _of_texts(tables: Sequence[Table], chosen: Sequence[NDArray[Any]], roles: _Roles) -> _Samples:
+def _of_texts(tables: Sequence[DataTable], chosen: Sequence[NDArray[Any]], roles: _Roles) -> _Samples:
     """The chosen train and test rows of a column of texts."""
     notes: list[str] = []
     sources = zip((tables[0], tables[-1]), chosen, strict=True)
@@ -274,7 +275,7 @@ def _of_texts(tables: Sequence[Table], chosen: Sequence[NDArray[Any]], roles: _R
 
 
 def _of_columns(
-    tables: Sequence[Table],
+    tables: Sequence[DataTable],
     chosen: Sequence[NDArray[Any]],
     roles: _Roles,
     as_categories: Sequence[str],
@@ -328,7 +329,7 @@ def _of_columns(
 
 
 def _row_numbers(
-    tables: Sequence[Table],
+    tables: Sequence[DataTable],
     roles: _Roles,
     kind: str | None,
     classes: Sequence[str] | None,
@@ -365,7 +366,7 @@ def _row_numbers(
     )
 
 
-def _marks(tables: Sequence[Table], roles: _Roles) -> list[Marks]:
+def _marks(tables: Sequence[DataTable], roles: _Roles) -> list[Marks]:
     """What the rows of each table are known by, what belongs together, and when they were."""
     columns = {
         name: joined([table.columns[name] for table in tables]) for name in (*roles.clients, *roles.read)
@@ -388,7 +389,7 @@ def _marks(tables: Sequence[Table], roles: _Roles) -> list[Marks]:
 
 
 def train_rows(
-    tables: Sequence[Table],
+    tables: Sequence[DataTable],
     targets: Sequence[str],
     features: Sequence[str],
     missing: str,
@@ -396,28 +397,28 @@ def train_rows(
     group: str = "",
     time: str = "",
     split: int = 0,
-) -> Table:
+) -> DataTable:
     """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
 
     Args:
-        tables: One, of which some rows are for testing, or train and test.
+        tables: One, with some rows for testing, or train and test.
         targets, features: The columns that a federation uses; the result has all columns of the first table.
         missing, kind, group, time, split: As of `table_file`.
     """
     labelling = [*targets, *filter(None, (group, time))]
     used = [*labelling, *features]
     numbered = [
-        Table({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
+        DataTable({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
         for table in tables
     ]
     complete, _ = _without_missing(numbered, labelling, features, missing)
-    parts = [Table({name: table.columns[name] for name in used}) for table in complete]
+    parts = [DataTable({name: table.columns[name] for name in used}) for table in complete]
     roles = _Roles(
         list(targets), [], [], list(features), [], [group] if group else [], [time] if time else []
     )
     chosen = _row_numbers(parts, roles, kind, None, "", split).train.x[:, 0]
     rows = complete[0].columns[""].to_numpy()[chosen]
-    return Table({name: column.take(rows) for name, column in tables[0].columns.items()})
+    return DataTable({name: column.take(rows) for name, column in tables[0].columns.items()})
 
 
 # Features
@@ -486,7 +487,7 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     return ", ".join(parts)
 
 
-def _doubtful(encoders: Sequence[Encoder], table: Table) -> list[str]:
+def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
     """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers."""
     if len(table) < FEWEST_ROWS:
         return []
@@ -519,7 +520,7 @@ def _are_signed(categories: Sequence[str]) -> bool:
     return has_signs and all(map(SIGNED_NUMBER.fullmatch, categories))
 
 
-def _is_rare(column: Encoder, table: Table) -> bool:
+def _is_rare(column: Encoder, table: DataTable) -> bool:
     """Whether few rows share a text, or all have different whole numbers."""
     if column.categories:
         return len(table) < MOST_REPEATED * len(column.categories)
@@ -572,8 +573,8 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
 
 
 def _without_missing(
-    tables: list[Table], needed: Sequence[str], features: Sequence[str], how: str
-) -> tuple[list[Table], list[str]]:
+    tables: list[DataTable], needed: Sequence[str], features: Sequence[str], how: str
+) -> tuple[list[DataTable], list[str]]:
     """The tables without rows that lack a value, or unchanged; and notes."""
     columns = [*needed, *features]
     counts = {name: sum(table.columns[name].null_count for table in tables) for name in columns}

@@ -145,7 +145,7 @@ def judged(regression: Design, differences: Numbers, judge: int) -> Judgement:
 
 
 def no_judgement(rounds: int, clients: int) -> Judgement:
-    """That of a judge whose losses never differ.
+    """The judgement of a judge whose losses never differ.
 
     Args:
         rounds: Of the run.

@@ -54,7 +54,7 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
 
 
 def padding(dataset: Dataset, max_length: int) -> str:
-    """The hint for sentences most of which are much shorter than the longest, to which all are padded.
+    """The hint for sentences that are mostly much shorter than the longest, to which all are padded.
 
     Args:
         dataset: With token numbers in place of texts.
@@ -245,7 +245,7 @@ def _diverged(lines: list[dict[str, Any]], federation: FederatedData) -> list[in
 
 
 def _chance(lines: list[dict[str, Any]], federation: FederatedData) -> tuple[float, float] | None:
-    """The mean accuracy and that of constant answers, where they are within two standard errors."""
+    """The mean accuracy and the accuracy of constant answers, where they are within two standard errors."""
     if federation.dataset.kind != CLASSIFICATION:
         return None
     accuracy = records.latest(lines, "accuracy", federation.clients)

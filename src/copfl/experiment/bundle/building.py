@@ -28,7 +28,7 @@ def build(
     """The task.
 
     Args:
-        description: That of the bundle.
+        description: Of the bundle.
         base: The folder of what was not trained.
         trained: The names of the tensors in the bundle's weights.
         size: Bytes of the bundle's weights and of its base.
@@ -89,7 +89,7 @@ def _check_size(model: Model, shape: Any, count: int, size: int) -> None:
 
 
 def _fill(module: nn.Module, path: Path) -> None:
-    """Sets the frozen tensors of the module; RunError if they are not those of this module."""
+    """Sets the frozen tensors of the module; RunError if they are of another module."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

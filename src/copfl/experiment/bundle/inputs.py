@@ -18,7 +18,7 @@ from copfl.data.samples import CLASSIFICATION, SURVIVAL, Inputs, by_name
 from copfl.data.tables import tables
 from copfl.data.tables.columns import (
     Column,
-    Table,
+    DataTable,
     as_numbers,
     check_plain,
     coded,
@@ -104,10 +104,10 @@ class Preparation:
                     f"the model takes the {len(names)} columns {', '.join(names)}; pass a data frame, or an "
                     f"array [n, {len(names)}] in this order, not {list(array.shape)}"
                 )
-            return self.of_table(Table.of(dict(zip(names, array.T.tolist(), strict=True))), missing)
+            return self.of_table(DataTable.of(dict(zip(names, array.T.tolist(), strict=True))), missing)
         return PreparedInputs(self._arrays(data), [])
 
-    def of_table(self, table: Table, missing: str) -> PreparedInputs:
+    def of_table(self, table: DataTable, missing: str) -> PreparedInputs:
         """The rows of a table; the notes count missing values and unknown categories by column.
 
         Args:
@@ -121,7 +121,7 @@ class Preparation:
         if absent := [name for name in names if name not in table.columns]:
             lacks = f"the table lacks {len(absent)} of {len(names)} columns: {', '.join(absent)}"
             raise DataError(f"{lacks}; it has {', '.join(table.columns)}")
-        used = Table({name: table.columns[name] for name in names})
+        used = DataTable({name: table.columns[name] for name in names})
         has_value = np.stack([present(column) for column in used.columns.values()], axis=1)  # [rows, names]
         is_sample = np.ones(len(used), np.bool_) if missing != "drop" else np.asarray(has_value.all(1))
         about_used = [n for n in table.notes if not (n.startswith(READ_AS_MISSING) and has_value.all())]
@@ -130,7 +130,7 @@ class Preparation:
             texts = [str(text or "")[: tables.LONGEST_TEXT] for text in used.columns[names[0]].to_pylist()]
             return PreparedInputs(self.tokens(list(compress(texts, is_sample))), notes, is_sample)
         encoders = self.input.columns
-        fitting = Table({e.name: _fitting(e, used.columns[e.name]) for e in encoders})
+        fitting = DataTable({e.name: _fitting(e, used.columns[e.name]) for e in encoders})
         notes += unknown_categories(encoders, fitting)
         x = encoded(encoders, fitting)
         if not (is_finite := np.isfinite(x).all(1)).all():
@@ -205,7 +205,7 @@ class Preparation:
             return self._images(path)
         if suffix == ".txt":
             lines = [line if line.strip() else None for line in text_lines(path)]
-            return self._rows(Table.of({self.input.text or LINES: lines}), missing)
+            return self._rows(DataTable.of({self.input.text or LINES: lines}), missing)
         if suffix in READERS:
             return self._rows(read_table(path), missing)
         if suffix != ".npz":
@@ -227,7 +227,7 @@ class Preparation:
         test = (self.of(arrays["x_test"]).x, arrays["y_test"]) if own_test else None
         return Labelled(x, y[has_target] if has_target.any() else None, has_target, [], lacking, test)
 
-    def _rows(self, table: Table, missing: str) -> Labelled:
+    def _rows(self, table: DataTable, missing: str) -> Labelled:
         """The rows of a table; one without a target is predicted, and not scored."""
         x, notes, is_sample = self.of_table(table, missing)
         usual = next((name for name in USUAL_TARGETS if name in table.columns), USUAL_TARGETS[0])
@@ -235,7 +235,7 @@ class Preparation:
         lacking = f"the column {' and '.join(names)} to predict"
         if not all(name in table.columns for name in names):
             return _without_targets(x)._replace(notes=notes, target=lacking, is_sample=is_sample)
-        targets = Table({name: table.columns[name] for name in names})
+        targets = DataTable({name: table.columns[name] for name in names})
         targets = targets if is_sample is None else targets.take(is_sample)
         has_target = np.all([present(column) for column in targets.columns.values()], axis=0)
         known = targets.take(has_target)
@@ -251,7 +251,9 @@ class Preparation:
         unit, time = self._units_and_times(samples)
         return Labelled(x, y, has_target, notes, lacking, is_sample=is_sample, unit=unit, time=time)
 
-    def _units_and_times(self, table: Table) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
+    def _units_and_times(
+        self, table: DataTable
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float64] | None]:
         """What belongs together and when it was, by the columns of training that the table has."""
         unit = time = None
         for name in (self.input.group, self.input.time):
@@ -287,7 +289,7 @@ class Preparation:
         return array.astype(np.float32)
 
     def _images(self, path: Path) -> Labelled:
-        """An image file, or those of a folder by name, in the size and colours of the model's images.
+        """An image file, or the images of a folder by name, in the size and colours of the model's images.
 
         Where a folder has folders of images instead, these are named by the classes, as for training.
         """
@@ -320,16 +322,16 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("[!.]*") if file.suffix.lower() in reading.IMAGES)
 
 
-def _table(data: Any) -> Table | None:
+def _table(data: Any) -> DataTable | None:
     """The columns of a data frame, or of a mapping of columns; None of anything else."""
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # of pandas, which need not be installed
-        return Table.of({name: data[name] for name in data.columns})
+        return DataTable.of({name: data[name] for name in data.columns})
     if isinstance(data, Mapping) and "input_ids" not in data:
         columns = {str(name): v.tolist() if hasattr(v, "tolist") else list(v) for name, v in data.items()}
         if len({len(values) for values in columns.values()}) > 1:
             sizes = ", ".join(f"{name} {len(values):,}" for name, values in columns.items())
             raise DataError(f"the columns have different numbers of rows: {sizes}")
-        return Table.of(columns)
+        return DataTable.of(columns)
     return None
 
 

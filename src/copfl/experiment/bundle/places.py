@@ -13,7 +13,7 @@ SHOWN = 10  # names of clients in a message
 
 
 def located(path: Path, client: int | str | None = None) -> Path:
-    """The folder of a bundle: the path itself, that of a client in a run folder, or that of a node.
+    """The folder of a bundle: the path itself, a client's in a run folder, or a node's.
 
     Args:
         path: A bundle, a run folder or the folder of a node.

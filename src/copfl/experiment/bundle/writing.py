@@ -112,7 +112,7 @@ def write_bundles(
 ) -> None:
     """Completes the folders of the clients' models, and adds the global model's.
 
-    `names`, `scores`, `temperatures` and `hazards` are those of each client.
+    `names`, `scores`, `temperatures` and `hazards` are of each client.
     """
     takes_text = general.input.text is not None
     has_base = base.write_base(models.path / BASE, task, tables["model"], takes_text)

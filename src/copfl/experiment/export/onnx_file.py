@@ -1,6 +1,6 @@
 """A bundle as an ONNX file: columns, images, arrays or tokens in, classes and probabilities or values out.
 
-Names of the outputs are those of skl2onnx: label and probabilities; of a regression, values; of survival, risks, or in
+Outputs have the names of skl2onnx: label and probabilities; of a regression, values; of survival, risks, or in
 discrete time incidences.
 """
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, by_name, each
-from copfl.data.tables.columns import Column, Table, floats, words
+from copfl.data.tables.columns import Column, DataTable, floats, words
 from copfl.data.tables.encoders import Encoder, encoded
 from copfl.errors import EXTRAS, UsageError, library
 from copfl.experiment.bundle.base import TOKENIZER
@@ -238,7 +238,7 @@ def _compare(bundle: Bundle, content: bytes) -> None:
         raise UsageError(f"{problem}; export as safetensors or torch")
 
 
-def _rows(encoders: Sequence[Encoder]) -> Table:
+def _rows(encoders: Sequence[Encoder]) -> DataTable:
     """Rows to compare on: numbers around the mean, all categories, unknown ones, and missing values."""
     rng = np.random.default_rng(0)
     columns: dict[str, list[Any]] = {}
@@ -248,7 +248,7 @@ def _rows(encoders: Sequence[Encoder]) -> Table:
         else:
             cells = (encoder.mean + encoder.std * rng.normal(size=CHECKED)).tolist()
         columns[encoder.name] = [None, *cells[1:]]
-    return Table.of(columns)
+    return DataTable.of(columns)
 
 
 def _column(encoder: Encoder, column: Column) -> NDArray[Any]:

@@ -86,7 +86,7 @@ def first_run(
     """The settings that train, and what was chosen on a table where nobody chose how to train.
 
     Args:
-        run: The settings, of which `run.find_rounds` is "first".
+        run: The settings; their `run.find_rounds` is "first".
         completed: Completes the settings with one more layer.
         layers: What a person or a program set; None: how to train, by a preset or a record.
         tell: Gets a line about each step.

@@ -22,7 +22,7 @@ class Folds(NamedTuple):
     number: int  # folds that are held out, from the first; the others are always trained on
 
     def held_out(self, fold: int, client: int) -> Array:
-        """[rows] bool: those of a client that this fold holds out; one row at least is left.
+        """[rows] bool: the rows of a client that this fold holds out; one row at least is left.
 
         Args:
             fold: Its number.
@@ -32,7 +32,7 @@ class Folds(NamedTuple):
         return np.zeros_like(is_held) if is_held.all() else is_held
 
     def partition(self, fold: int) -> Partition:
-        """The partition whose test rows are those of a fold.
+        """The partition that tests on the rows of a fold.
 
         Args:
             fold: From 0.

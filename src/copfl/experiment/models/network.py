@@ -29,7 +29,7 @@ def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes:
 
     Args:
         model: The settings of the model.
-        adapter: Those of its adapter; an empty record for none.
+        adapter: The settings of its adapter; an empty record for none.
         shape: Of one sample.
         classes: Number of outputs.
         seed: Of what has no pretrained values.

@@ -28,7 +28,7 @@ from copfl.data.copies import Hashes
 from copfl.data.held_out import Sides
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset, Samples, shape_of
 from copfl.data.sets.datasets import load
-from copfl.data.tables.columns import Table
+from copfl.data.tables.columns import DataTable
 from copfl.data.tables.files import READERS, read_table
 from copfl.errors import DataError, UsageError, raised_as
 from copfl.experiment.bundle.base import portable
@@ -144,7 +144,7 @@ def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple
     return dataset, hashes_of(cells_of(tables[0])), len(tables[0]) - used
 
 
-def log_problems(contract: Contract, table: Table) -> None:
+def log_problems(contract: Contract, table: DataTable) -> None:
     """Tells the node's owner, and nobody else, how the table differs from the contract.
 
     The node does not refuse: a coordinator that proposes one range after another would learn the largest

@@ -11,7 +11,7 @@ import numpy as np
 
 from copfl.data.copies import Hashes, row_hashes
 from copfl.data.samples import Inputs
-from copfl.data.tables.columns import Table, row_texts
+from copfl.data.tables.columns import DataTable, row_texts
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
 
@@ -21,7 +21,7 @@ def hashes_of(x: Inputs) -> Hashes:
     return np.unique(row_hashes(x))
 
 
-def cells_of(table: Table) -> Inputs:
+def cells_of(table: DataTable) -> Inputs:
     """The rows of a table, which are known by all their cells."""
     return {name: cells.astype(str) for name, cells in row_texts(table).items()}
 

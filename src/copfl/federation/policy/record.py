@@ -90,6 +90,9 @@ class SecureAggregation:
 
     required: bool = False
     cohort: int = 3  # least number of clients in a sum
+    parts: bool = (
+        False  # whether a sum may be of some of a node's rows: run.steps, and the trees' algorithm.rows
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -247,18 +247,23 @@ def test_the_settings_that_leave_out_rows() -> None:
     """Also those that decide which rows are test rows. Another column or target is another model, which is allowed."""
     target = Column(name="outcome", type="category", categories=("ill", "well"))
 
-    def rows(missing: str, client: int = 0, names: tuple[str, ...] = ("age",), **keys: Any) -> str:
+    def rows(
+        missing: str,
+        client: int = 0,
+        names: tuple[str, ...] = ("age",),
+        run: dict[str, Any] | None = None,
+        **of_contract: Any,
+    ) -> str:
         columns = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in names)
-        of_contract = {name: keys.pop(name) for name in ("group", "time", "split") if name in keys}
         contract = Contract(missing=missing, columns=columns, targets=(target,), **of_contract)
         table = {"model.name": "mlp", "samples.contract": contract.as_json()}
-        return secure_memory.rows_of(federation_of(table | keys), client)
+        return secure_memory.rows_of(federation_of(table | (run or {})), client)
 
-    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == rows("fill", 2) == ""
+    assert rows("refuse") == rows("fill") == rows("fill", run={"run.seed": 7}) == rows("fill", 2) == ""
     assert rows("fill", names=("age", "lab")) == ""
     assert rows("drop") == "complete in age, outcome"
-    assert rows("fill", **{"run.validation": 0.15}) != rows("fill", **{"run.validation": 0.1500000001})
-    validated = rows("drop", 1, **{"run.validation": 0.2})
+    assert rows("fill", run={"run.validation": 0.15}) != rows("fill", run={"run.validation": 0.1500000001})
+    validated = rows("drop", 1, run={"run.validation": 0.2})
     assert validated == "but 0.2 for validation with seed 0 as client 1; complete in age, outcome"
     assert rows("fill", split=1) == "split 1"
     assert rows("fill", time="day") == "before the last by day"

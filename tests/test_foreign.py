@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tomli_w
+from PIL import Image
 
 import copfl
 from copfl import foreign
@@ -573,6 +574,15 @@ def test_what_a_report_of_a_node_prints(
         shown = called(capsys, "site", "log", folder)
         assert shown.code == 1  # its chain is broken
         harmless(shown._replace(code=0))
+
+
+def test_the_name_of_an_image_is_printed(world: World, tmp_path: Path, capsys: Capture) -> None:
+    name = HOSTILE_TEXT + ".png"
+    (tmp_path / "images").mkdir()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "images" / name)
+    answer = called(capsys, "predict", world.bundle, "--data", tmp_path / "images")
+    assert "evil" in answer.out
+    harmless(answer)
 
 
 def test_random_partitions(world: World, mark: Path, tmp_path: Path) -> None:

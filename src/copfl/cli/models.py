@@ -10,6 +10,7 @@ from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError, raised_as
 from copfl.files import write_bytes
+from copfl.foreign import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,7 +195,7 @@ def _in_rows(is_sample: "NDArray[np.bool_]", values: list[Any]) -> list[Any]:
 def _print(columns: dict[str, list[Any]]) -> None:
     """A line per row for readers, with nothing but its number where there is no prediction."""
     for n, row in enumerate(zip(*columns.values(), strict=True)):
-        values = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in row if v is not None]
+        values = [f"{v:.6g}" if isinstance(v, float) else printable(str(v)) for v in row if v is not None]
         print("\t".join([str(n), *values]))
 
 

@@ -143,8 +143,8 @@ def test_a_training_on_other_rows_than_the_statistics_is_refused(tmp_path: Path)
     def why(contract: Contract, run: str) -> str:
         settings: dict[str, Any] = {"algorithm.name": "trees", "model.name": "trees", "session.run": run}
         settings |= {"samples.contract": contract.as_json(), "samples.classes": ["ill", "well"]}
-        shape = {"samples.shape": [len(contract.columns)]}
-        federation = Federation(tmp_path, nodes=nodes, **secure, **settings, **shape)
+        settings["samples.shape"] = [len(contract.columns)]
+        federation = Federation(tmp_path, nodes=nodes, **secure, **settings)
         return refused(federation.masked(federation.model()))
 
     assert "two sums over different rows reveals them" in why(fewer, "b")

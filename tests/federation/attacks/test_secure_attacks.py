@@ -105,7 +105,8 @@ class Malicious:
             "network.min_replies": 0,
         }
         given |= {"optimizer.lr": 0.1, **(config or {})}
-        self.settings = settings_of({k: v for k, v in CONFIG.items() if k != "session.run"} | given)
+        every = {k: v for k, v in CONFIG.items() if k != "session.run"} | given
+        self.settings = settings_of({k: v for k, v in every.items() if (k, v) != ("model.width", 0)})
         self.session, self.proposal = secrets.token_hex(8), proposal
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -246,22 +247,48 @@ def test_the_settings_that_leave_out_rows() -> None:
     """Also those that decide which rows are test rows. Another column or target is another model, which is allowed."""
     target = Column(name="outcome", type="category", categories=("ill", "well"))
 
-    def rows(missing: str, client: int = 0, names: tuple[str, ...] = ("age",), **keys: Any) -> str:
+    def rows(
+        missing: str,
+        client: int = 0,
+        names: tuple[str, ...] = ("age",),
+        run: dict[str, Any] | None = None,
+        **of_contract: Any,
+    ) -> str:
         columns = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in names)
-        of_contract = {name: keys.pop(name) for name in ("group", "time", "split") if name in keys}
         contract = Contract(missing=missing, columns=columns, targets=(target,), **of_contract)
         table = {"model.name": "mlp", "samples.contract": contract.as_json()}
-        return secure_memory.rows_of(federation_of(table | keys), client)
+        return secure_memory.rows_of(federation_of(table | (run or {})), client)
 
-    assert rows("refuse") == rows("fill") == rows("fill", **{"run.seed": 7}) == rows("fill", 2) == ""
+    assert rows("refuse") == rows("fill") == rows("fill", run={"run.seed": 7}) == rows("fill", 2) == ""
     assert rows("fill", names=("age", "lab")) == ""
     assert rows("drop") == "complete in age, outcome"
-    assert rows("fill", **{"run.validation": 0.15}) != rows("fill", **{"run.validation": 0.1500000001})
-    validated = rows("drop", 1, **{"run.validation": 0.2})
+    assert rows("fill", run={"run.validation": 0.15}) != rows("fill", run={"run.validation": 0.1500000001})
+    validated = rows("drop", 1, run={"run.validation": 0.2})
     assert validated == "but 0.2 for validation with seed 0 as client 1; complete in age, outcome"
     assert rows("fill", split=1) == "split 1"
     assert rows("fill", time="day") == "before the last by day"
     assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
+
+
+@pytest.mark.parametrize("settings", [{"run.steps": 1}, {"optimizer.lr": 0.01}], ids=["steps", "epoch"])
+def test_two_sums_of_batches_differ_by_one_row(settings: dict[str, Any], nodes: Nodes) -> None:
+    """Why a policy refuses run.steps in secure sums: the others send the same in both rounds.
+
+    The last step of an epoch is of what is left, too: a row of it counts more than one of the other steps.
+    """
+    arrays = {n: np.load(nodes[n]["data"]) for n in ALL}
+    largest = max(ALL, key=lambda n: len(arrays[n]["y"]))
+    config = settings | {"model.name": "linear", "run.batch": len(arrays[largest]["y"]) - 1}
+    config |= {"model.width": 0, "optimizer.name": "sgd", "algorithm.weights": "equal"}
+    totals = []
+    for round in range(2):
+        asked = Malicious(nodes, config=config, round=round)
+        asked.counted = dict.fromkeys(ALL, round - 1)
+        totals.append(asked.total(ALL))
+    entries = asked.settings.task.classes * 64
+    difference = (totals[1] - totals[0])[:entries].reshape(-1, 64)
+    rows = arrays[largest]["x"].reshape(-1, 64)
+    assert np.corrcoef(difference, rows)[: len(difference), len(difference) :].max() > 0.98
 
 
 def test_a_second_sum_with_one_member_from_another_record_is_refused(nodes: Nodes) -> None:

@@ -25,6 +25,7 @@ from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedce import FedCE
 from copfl.algorithms.fedselect import FedSelect
+from copfl.algorithms.trees import BEFORE, ROWS, Trees
 from copfl.core import AnyAlgorithm, Sgd, Task, received, task_of, tree
 from copfl.core.algorithm import example_output, traits
 from copfl.core.batches import plan
@@ -40,6 +41,7 @@ from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
 from copfl.testing import small_federation
+from tests.algorithms import test_trees
 from tests.slow import slow
 from tests.toys import divided
 
@@ -471,3 +473,22 @@ def test_sums_of_the_same_clients_with_and_without_a_row_reveal_the_row() -> Non
         weights[unit] / biases[unit]
     ).numpy()  # of a linear layer, the gradient is that of the bias times the input
     assert np.corrcoef(row, x[20])[0, 1] > 0.999
+
+
+def test_sums_of_trees_have_bins_with_one_row() -> None:
+    """By the last level of a tree many bins of a column have a single row: the sum has its residual, so its target."""
+    problem, algorithm = test_trees.problem_of("values"), Trees(intercept=False)
+    task = test_trees.task_for(problem)
+    levels = BEFORE + test_trees.DEPTH
+    last = rounds_of(algorithm, task, test_trees.federation_of(problem), [(0, 1, 2, 3)] * levels)[-1]
+    grown = last.down.grown
+    columns, nodes = problem.x.shape[1], 2 ** (test_trees.DEPTH - 1)
+    sums = ROWS * last.total.sums[: columns * algorithm._room(grown.forest)].view(columns, -1)
+    channels = sums[:, : 3 * nodes * algorithm.bins].view(columns, 3, nodes, algorithm.bins)
+    residuals, counts = channels[:, 0], channels[:, 2].round()
+    x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
+    eta = grown.forest.eta(grown.forest.leaves(x.to(task.initial)), y)[:, 0]
+    of_rows = y - eta
+    alone = residuals[counts == 1]
+    assert len(alone) > 80  # of 4 columns and 120 rows
+    assert float((alone[:, None] - of_rows).abs().min(1).values.max()) < 1e-6  # the step of the sum

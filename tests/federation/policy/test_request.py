@@ -343,6 +343,16 @@ def test_a_client_that_reports_nonsense_is_left_out(tmp_path: Path) -> None:
     assert record["why"] == {"1": "it reports accuracy=99, which must be 0 to 1"}
 
 
+@pytest.mark.parametrize("asked", [{"run.steps": 1}, {"algorithm.name": "trees", "algorithm.rows": 0.99}])
+def test_a_secure_sum_is_of_all_rows(asked: dict[str, Any]) -> None:
+    """Of some, which differ by round, two sums differ by single rows: attacks/test_secure_attacks.py."""
+    plain, secure = CONFIG | asked, CONFIG | asked | {"secure.aggregation": True}
+    assert [refusal.line for refusal in refusals(Policy(), secure)] == ["secure_aggregation.parts"]
+    allowed = Policy(secure_aggregation=SumRules(parts=True))
+    assert not refusals(Policy(), plain) + refusals(allowed, secure)
+    assert not refusals(Policy(), secure | {"run.steps": 0, "algorithm.rows": 1.0})
+
+
 # -- the command ---------------------------------------------------------------------------------------------
 
 

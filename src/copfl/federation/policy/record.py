@@ -93,6 +93,9 @@ class SumRules:
 
     required: bool = False
     cohort: int = 3  # least number of clients in a sum
+    parts: bool = (
+        False  # whether a sum may be of some of a node's rows: run.steps, or algorithm.rows of trees
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,8 @@ def _value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
     if is_secure and selected < (cohort := policy.secure_aggregation.cohort):
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {cohort} clients")
+    if is_secure and not policy.secure_aggregation.parts:
+        yield from _parts_refusals(tables)
     if tables["run"].get("benefit") is True:
         yield from _benefit_refusals(policy, is_secure, selected)
     # A table without noise gets the wrapper's default; the node does not count on it.
@@ -144,6 +146,21 @@ def _noise_refusals(privacy: PrivacyRules, noise: Any, is_secure: bool, selected
         yield Refusal(
             "privacy.lifetime_epsilon", "privacy must be above 0: uploads without noise have no epsilon"
         )
+
+
+def _parts_refusals(tables: Tables) -> Iterator[Refusal]:
+    """What is refused of settings by which a round's sum is of some of a node's rows alone.
+
+    Other nodes may send all of theirs, the same in two rounds with the same model: then both sums differ by rows of
+    this node, down to one.
+    """
+    for path, value, whole in (
+        ("run.steps", tables["run"].get("steps", 0), 0),
+        ("algorithm.rows", tables["algorithm"].get("rows", 1), 1),
+    ):
+        if value != whole:
+            why = f"{path}={shown(value)} is of some of a node's rows in each sum; leave it out"
+            yield Refusal("secure_aggregation.parts", why)
 
 
 def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterator[Refusal]:

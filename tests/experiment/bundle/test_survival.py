@@ -14,7 +14,7 @@ import copfl
 from copfl.core.survival import baseline_hazard
 from copfl.errors import UsageError
 from copfl.experiment import survival
-from copfl.experiment.bundle import description
+from copfl.experiment.bundle.places import FILE
 from copfl.report.page import sections
 from copfl.report.run_data import read_all
 from tests.commands import called
@@ -166,7 +166,7 @@ def test_the_run_says_what_probabilities_are_worth(
 
 def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:
     copfl.load(folder / "cox", 0).save(tmp_path / "model")
-    path = tmp_path / "model" / description.FILE
+    path = tmp_path / "model" / FILE
     content = json.loads(path.read_text())
     content["output"]["hazard"]["values"][0] = 99.0
     path.write_text(json.dumps(content))

@@ -164,6 +164,14 @@ def test_the_run_says_what_probabilities_are_worth(
     assert "Survival by predicted risk" in (tmp_path / "page.html").read_text()
 
 
+def test_a_curve_with_more_times_than_values_is_refused(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "cox" / survival.FILE).read_text())
+    content["thirds"][0]["times"].append(1.0)
+    (tmp_path / survival.FILE).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="different lengths"):
+        survival.read(tmp_path)
+
+
 def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:
     copfl.load(folder / "cox", 0).save(tmp_path / "model")
     path = tmp_path / "model" / FILE

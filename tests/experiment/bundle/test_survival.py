@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "event": "died",
     "client": "site",
 }
-SETTINGS |= {"lr": 0.05, "rivals": False}
+SETTINGS |= {"lr": 0.05, "batch_size": 8, "rivals": False}
 DISCRETE: dict[str, Any] = {"loss": "discrete_time", "cuts": [0.5, 1.0, 2.0]}
 TIMES = [0.5, 1.0, 2.0]
 

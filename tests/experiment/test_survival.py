@@ -13,7 +13,7 @@ from copfl.errors import CopflError, DataError
 from tests.data.test_survival import cohort, written
 
 QUICK: dict[str, Any] = {"rounds": 3, "model": "linear", "engine": "vmap", "target": "years", "event": "died"}
-QUICK |= {"client": "site", "lr": 0.05, "rivals": False}
+QUICK |= {"client": "site", "lr": 0.05, "batch_size": 8, "rivals": False}
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def medians(risk: Numbers, hazard: Curve) -> Numbers:
     """[n], the first time at which no more than half are without an event; infinite if the curve ends above."""
     needed = np.log(2) * np.exp(-risk)
     place = np.searchsorted(hazard.values, needed, side="left")
-    return np.asarray(np.concatenate([hazard.times, [np.inf]])[place])
+    return np.asarray(np.append(hazard.times, np.inf)[place])
 
 
 def survival_in_intervals(times: Numbers, incidences: Numbers, cuts: Sequence[float]) -> Numbers:

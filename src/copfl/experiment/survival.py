@@ -204,6 +204,8 @@ def read(folder: Path) -> Survival | None:
         )
         for one in content["thirds"]
     )
+    if any(len({len(column) for column in one[2:]}) > 1 for one in thirds):
+        raise ValueError("a curve has columns of different lengths")
     brier, reference = (np.array(content[name], np.float64) for name in ("brier", "reference"))
     return Survival(brier, reference, thirds, ())
 

@@ -14,7 +14,7 @@ import copfl
 from copfl.core.survival import baseline_hazard
 from copfl.errors import UsageError
 from copfl.experiment import survival
-from copfl.experiment.bundle import places
+from copfl.experiment.bundle.places import FILE
 from copfl.report.page import sections
 from copfl.report.run_data import read_all
 from tests.commands import called
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "event": "died",
     "client": "site",
 }
-SETTINGS |= {"lr": 0.05, "rivals": False}
+SETTINGS |= {"lr": 0.05, "batch_size": 8, "rivals": False}
 DISCRETE: dict[str, Any] = {"loss": "discrete_time", "cuts": [0.5, 1.0, 2.0]}
 TIMES = [0.5, 1.0, 2.0]
 
@@ -164,9 +164,17 @@ def test_the_run_says_what_probabilities_are_worth(
     assert "Survival by predicted risk" in (tmp_path / "page.html").read_text()
 
 
+def test_a_curve_with_more_times_than_values_is_refused(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "cox" / survival.FILE).read_text())
+    content["thirds"][0]["times"].append(1.0)
+    (tmp_path / survival.FILE).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="different lengths"):
+        survival.read(tmp_path)
+
+
 def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:
     copfl.load(folder / "cox", 0).save(tmp_path / "model")
-    path = tmp_path / "model" / places.FILE
+    path = tmp_path / "model" / FILE
     content = json.loads(path.read_text())
     content["output"]["hazard"]["values"][0] = 99.0
     path.write_text(json.dumps(content))

@@ -38,7 +38,7 @@ class Records(NamedTuple):
 
     values: dict[tuple[str, str, int], dict[str, list[float | None]]]
     trained: dict[tuple[str, str], Counter[str]]
-    seconds: dict[tuple[str, str], list[float]]
+    seconds: dict[tuple[str, str], list[float]]  # of a processor
     probabilities: dict[str, list[dict[str, float]]]  # of the default, by federation
 
     def of(self, federation: str, model: str, metric: str) -> dict[int, float]:
@@ -61,7 +61,8 @@ def read(path: Path) -> Records:
             continue
         key = run["federation"], run["method"]
         records.trained.setdefault(key, Counter())[run["trained"]] += 1
-        records.seconds.setdefault(key, []).append(run["seconds"])
+        if run["seconds"] is not None:
+            records.seconds.setdefault(key, []).append(run["seconds"])
         if run["method"] == DEFAULT and "probabilities" in run:
             records.probabilities.setdefault(run["federation"], []).append(run["probabilities"])
         for model, metrics in run["values"].items():
@@ -117,7 +118,8 @@ def _judged(records: Records, federations: list[str], error: Error) -> Table:
             bounds = over_clients(change)
             name = "" if other == "constant" else f"{other} "
             row.append(f"{name}{change.mean():+.1f} [{bounds.low:+.1f}, {bounds.high:+.1f}]")
-        row.append(f"{np.mean(records.seconds[federation, DEFAULT]):.0f}")
+        seconds = records.seconds.get((federation, DEFAULT), [])
+        row.append(f"{np.mean(seconds):.0f}" if seconds else "")
         rows.append(row)
     head = [
         "",
@@ -126,7 +128,7 @@ def _judged(records: Records, federations: list[str], error: Error) -> Table:
         "to the constant, %",
         "to the best alone, %",
         "to the best of all, %",
-        "s",
+        "processor, s",
     ]
     return Table(f"{error.title} of the default, negative is better", head, rows)
 

@@ -38,14 +38,14 @@ class Job(NamedTuple):
 
 
 def record(job: Job, folder: Path | None) -> dict[str, Any]:
-    """By model, its metrics at each site; what its probabilities are worth, and how long it took.
+    """By model, its metrics at each site; what its probabilities are worth, and its seconds of a processor.
 
     Args:
         job: What is trained.
         folder: The folder of the data.
     """
     warnings.simplefilter("ignore")
-    started = time.monotonic()
+    started = time.process_time()
     of_data = {"federation": job.federation, "seed": job.split}
     if job.method == CHOOSE:
         with tempfile.TemporaryDirectory() as out:
@@ -75,7 +75,7 @@ def record(job: Job, folder: Path | None) -> dict[str, Any]:
     values = {job.method: alone.get(trained, rivals.personal)}
     if job.method in (FIRST, DEFAULT):
         values |= alone
-    seconds = round(time.monotonic() - started, 2)
+    seconds = round(time.process_time() - started, 2)
     return {
         "values": {name: _rounded(of_sites) for name, of_sites in values.items()},
         "trained": trained,

@@ -155,7 +155,8 @@ def test_real_processes_on_the_tables_of_three_sites(tmp_path: Path) -> None:
         bundle = copfl.load(shutil.move(node["state-dir"], tmp_path / f"moved-{node['client']}"))
         x, y, *_ = bundle.read(Path(node["test"]))
         assert y is not None
-        assert bundle.measured(bundle.outputs(x), y).metrics["auc"] == recorded
+        targets = bundle.preparation.targets(y)
+        assert bundle.measured(bundle.outputs(x), targets).metrics["auc"] == recorded
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from studies.tables.federations import CLASSES, FEDERATIONS
 from studies.tables.study import CHOOSE, DEFAULT, METHODS
 
 INTRODUCTION = Path(__file__).parent / "introduction.md"
+BEFORE = "default before"  # the records of an older default, until the default has as many
 RIVALS = ("constant", "linear", "forest", "boosted")
 Numbers = NDArray[np.float64]
 
@@ -78,8 +79,9 @@ def page_of(path: Path) -> str:
     parts = [INTRODUCTION.read_text("utf-8")]
     for error, federations in ((LOG_LOSS, classes), (WRONG, classes), (RMSE, values)):
         parts.append(as_markdown(_means(records, federations, error)))
-    for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
-        parts.append(as_markdown(_judged(records, federations, error)))
+    for model in (DEFAULT, BEFORE):
+        for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
+            parts.append(as_markdown(_judged(records, federations, error, model)))
     parts.append(as_markdown(_calibrated(records, classes)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -102,23 +104,24 @@ def _means(records: Records, federations: list[str], error: Error) -> Table:
     return Table(f"{error.title}: means over sites and splits", ["", *models], rows)
 
 
-def _judged(records: Records, federations: list[str], error: Error) -> Table:
-    """The default beside the best of the others, which the test rows name."""
+def _judged(records: Records, federations: list[str], error: Error, default: str) -> Table:
+    """The default, or that of before, beside the best of the others, which the test rows name."""
     rows = []
     for federation in federations:
         by_model = {model: records.of(federation, model, error.metric) for model in _models(records)}
-        ours = by_model.pop(DEFAULT, {})
+        by_model.pop(DEFAULT, None)
+        ours = records.of(federation, default, error.metric)
         if not ours:
             continue
         rival = _best({m: v for m, v in by_model.items() if m in RIVALS}, ours)
         best = _best({m: v for m, v in by_model.items() if m != CHOOSE}, ours)
-        row = [federation, f"{len(ours)}", _most(records.trained[federation, DEFAULT])]
-        for other in ("constant", rival, best):
+        row = [federation, f"{len(ours)}", _most(records.trained[federation, default])]
+        for name, other in (("", "constant"), (f"{rival} ", rival), (f"{best} ", best)):
             change = np.array([100 * (ours[s] / v - 1) for s, v in by_model[other].items() if s in ours])
             bounds = over_clients(change)
-            name = "" if other == "constant" else f"{other} "
-            row.append(f"{name}{change.mean():+.1f} [{bounds.low:+.1f}, {bounds.high:+.1f}]")
-        seconds = records.seconds.get((federation, DEFAULT), [])
+            interval = f" [{bounds.low:+.1f}, {bounds.high:+.1f}]" if len(change) > 1 else ""
+            row.append(f"{name}{change.mean():+.1f}{interval}")
+        seconds = records.seconds.get((federation, default), [])
         row.append(f"{np.mean(seconds):.0f}" if seconds else "")
         rows.append(row)
     head = [
@@ -130,7 +133,7 @@ def _judged(records: Records, federations: list[str], error: Error) -> Table:
         "to the best of all, %",
         "processor, s",
     ]
-    return Table(f"{error.title} of the default, negative is better", head, rows)
+    return Table(f"{error.title} of the {default}, negative is better", head, rows)
 
 
 def _calibrated(records: Records, federations: list[str]) -> Table:

@@ -32,9 +32,10 @@ from copfl.bench.protocol import BenchMachine
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
-from copfl.experiment import records
+from copfl.experiment import final, records
 from copfl.experiment.bundle import description
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
+from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.finished import cross_site
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
@@ -504,7 +505,15 @@ def test_random_bundles(world: World, mark: Path, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
 @pytest.mark.parametrize(
     "file",
-    ["environment.json", "audit.json", "gains.json", "rivals.json", "choice.json", "probabilities.json"],
+    [
+        "environment.json",
+        "audit.json",
+        "gains.json",
+        "rivals.json",
+        "choice.json",
+        "probabilities.json",
+        "final.json",
+    ],
 )
 def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Path) -> None:
     of_table = world.run.parent / "of-table"  # what is trained on a table has more files
@@ -514,6 +523,9 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
         choice_file.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
+    if file == "final.json":
+        rounds = len(run_data.read(folder, "run").records)
+        final.write(FinalEvaluation(rounds, [1], {"accuracy": np.array([0.5])}, [1]), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)

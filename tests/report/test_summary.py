@@ -66,11 +66,15 @@ def test_the_latest_eval_models_a_client_counts() -> None:
     last = summary.as_json(result)["clients"]["accuracy"]
     for n in range(4):
         seen = result.accuracy[:, n][np.isfinite(result.accuracy[:, n])]
-        assert last[n] == (seen[-1] if len(seen) else None)
+        assert last[n] == (seen[-1] if len(seen) else result.final("accuracy")[n])
     assert json.loads(json.dumps(summary.as_json(result), allow_nan=False))["rounds"] == 4
-    never = copfl.run("fedavg", clients=30, participation=0.05, **TINY)
-    assert None in summary.as_json(never)["clients"]["accuracy"]
+    never = copfl.run("local", clients=30, participation=0.05, **TINY)
+    content = summary.as_json(never)
+    assert [n for n, value in enumerate(content["clients"]["accuracy"]) if value is None] == content[
+        "never_trained"
+    ]
     assert " - " in shown(never)
+    assert "Never trained: " in shown(never)
 
 
 def test_of_many_clients_the_worst_are_shown() -> None:

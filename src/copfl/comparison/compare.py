@@ -21,7 +21,14 @@ from copfl.comparison.jobs.processes import pool_for
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.jobs.submission import Log
-from copfl.comparison.results.remarks import few_seeds, title_of, tuning_notes, undefined_values, unequal
+from copfl.comparison.results.remarks import (
+    few_seeds,
+    title_of,
+    tuning_notes,
+    undefined_values,
+    unequal,
+    values_at_the_end,
+)
 from copfl.comparison.results.results import Record, paired, record_of
 from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
 from copfl.comparison.results.writing import write
@@ -156,7 +163,8 @@ def compare(
         ComparisonRow(row.entry, runs, best, differences.get(row.label, {}))
         for row, runs, best in zip(settled, records, tuned, strict=True)
     ]
-    notes = remarks + few_seeds(seeds) + undefined_values(table) + tuning_notes(table, spaces)
+    notes = remarks + few_seeds(seeds) + undefined_values(table) + values_at_the_end(table)
+    notes += tuning_notes(table, spaces)
     title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes, rivals=rivals)
     result.notes.extend(still_rising(result))
@@ -231,7 +239,12 @@ def sweep(
     table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
     result = Comparison(
-        title, table, seeds, last, over=grid, notes=few_seeds(seeds) + undefined_values(table)
+        title,
+        table,
+        seeds,
+        last,
+        over=grid,
+        notes=few_seeds(seeds) + undefined_values(table) + values_at_the_end(table),
     )
     result.notes.extend(still_rising(result))
     write(result, Path(out))

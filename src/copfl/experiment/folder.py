@@ -4,6 +4,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           partition.json     the samples of each client
           rounds.jsonl       one line per round, the same bytes for the same run
           timing.jsonl       the seconds of each round
+          final.json         with partial participation: the clients that no round evaluated
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
           models/            each client's model as last evaluated, or its best one: run.select
           environment.json   versions and hardware

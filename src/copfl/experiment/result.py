@@ -28,6 +28,7 @@ from copfl.engine.features import TrainedPart
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
+from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import gains
@@ -37,6 +38,7 @@ from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Description, Hazard, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
+from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.models import new_clients
@@ -180,6 +182,7 @@ class Result:
         probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
         survival: The probabilities of survival by the clients' models; None of other targets.
         choice: Why this was trained, by cross-validation; None where somebody named it, or it is no table.
+        final_evaluation: The clients that no round evaluated; None with full participation.
     """
 
     experiment: Experiment
@@ -194,6 +197,7 @@ class Result:
     probabilities: Probabilities | None = None
     survival: Survival | None = None
     choice: FirstRunChoice | None = None
+    final_evaluation: FinalEvaluation | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -227,6 +231,8 @@ class Result:
                         models.put(n, kept.model, kept.stage.round, kept.stage.name)
                 models.settle(self.state.round)
                 self.write_bundles(models)
+            if self.final_evaluation is not None:
+                final_file.write(self.final_evaluation, folder.path)
             if self.probabilities is not None:
                 probabilities.write(self.probabilities, folder.path)
             if self.survival is not None:
@@ -288,6 +294,8 @@ class Result:
         for split, suffix, samples in splits:
             for metric in e.task.metrics:
                 values = records.at_rounds(self.records, f"{metric.name}{suffix}", np.array(trained))
+                if self.final_evaluation is not None:
+                    values = self.final_evaluation.completed(values, f"{metric.name}{suffix}")
                 if new is not None and metric == self.primary:
                     values[new.clients] = new.validation if suffix else new.accuracy["all"]
                 for n in np.flatnonzero(np.isfinite(values)).tolist():
@@ -462,7 +470,7 @@ class Result:
 
     @cached_property
     def rounds_taken(self) -> Ids:
-        """The round, from 1, of each client's model and final metrics, see run.select; 0: not evaluated."""
+        """The round, from 1, of each client's model and final metrics, see run.select; 0: no round evaluated it."""
         e = self.experiment
         if e.settings.select == "best":
             return records.best_rounds(self.records, self.primary, e.clients).rounds
@@ -471,12 +479,14 @@ class Result:
     def final(self, name: str) -> Numbers:
         """A metric of each client's model that the run ended with: with run.select="best", of its best round.
 
+        A client that no round evaluated has the value of `final_evaluation`.
+
         Args:
             name: Of the metric, such as "accuracy" or "loss".
         """
-        if self.experiment.settings.select == "best":
-            return records.at_rounds(self.records, name, self.rounds_taken)
-        return self.latest(name)
+        is_best = self.experiment.settings.select == "best"
+        values = records.at_rounds(self.records, name, self.rounds_taken) if is_best else self.latest(name)
+        return values if self.final_evaluation is None else self.final_evaluation.completed(values, name)
 
     @property
     def stopped_early(self) -> bool:

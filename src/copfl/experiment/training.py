@@ -18,6 +18,7 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
+from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import evidence, gains, hints
@@ -105,17 +106,22 @@ def rounds_alone(e: Experiment) -> int:
 def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
-    With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer. It is a
-    run of its own in the folder baseline/, so that it continues where it was stopped.
+    With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer, and of a
+    client that was in no round. It is a run of its own in the folder baseline/, so that it continues where it was
+    stopped.
     """
     e, primary = result.experiment, result.primary.name
     alone = baseline_of(e)
-    if alone is e:
-        return result.final(primary)
     if alone is None:
         return np.full(e.clients, np.nan)
-    folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
-    return train_rounds(alone, folder, on_round).final(primary)
+    trained = result
+    if alone is not e:
+        folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
+        trained = train_rounds(alone, folder, on_round)
+    values = trained.final(primary).copy()
+    if trained.final_evaluation is not None:
+        values[trained.final_evaluation.never_trained] = np.nan
+    return values
 
 
 def baseline_of(e: Experiment) -> Experiment | None:
@@ -194,7 +200,7 @@ def train_rounds(
     executor: simulate.Executor | None = None,
     models: ClientModels | None = None,
 ) -> Result:
-    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients.
+    """Trains the rounds that are left and writes each to the folder; then who was in none is evaluated.
 
     `models` gets each client's model of its last evaluation, or of its best with run.select="best".
 
@@ -241,6 +247,10 @@ def train_rounds(
                         models.settle(state.round)
             if on_round is not None:
                 on_round(round, seconds)
+    # Here, where all records are in this process again.
+    result.final_evaluation = final_file.evaluated(simulation_of(e), state, settings, result.records)
+    if folder is not None and result.final_evaluation is not None:
+        final_file.write(result.final_evaluation, folder.path)
     return result
 
 

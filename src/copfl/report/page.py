@@ -19,6 +19,7 @@ from copfl.charts import Chart, Heat
 from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
+from copfl.experiment import final
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
@@ -277,6 +278,7 @@ def _notes(run: RunData) -> list[str]:
         notes.append(
             f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
         )
+    notes.append(final.in_words(run.final_evaluation, run.client_names))
     if run.has(run.primary.name):
         curves = run.metric(run.primary.name), run.metric("test_loss")
         notes += [still_rises(*curves, run.primary)]

@@ -23,9 +23,11 @@ from copfl.core.selection import BestRounds
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment import final as final_file
 from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
+from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
@@ -73,6 +75,7 @@ class RunData:
     choice: FirstRunChoice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
     survival: Survival | None = None  # survival.json, if there is one
+    final_evaluation: FinalEvaluation | None = None  # final.json, if there is one of these rounds
 
     @property
     def algorithm(self) -> str:
@@ -121,9 +124,12 @@ class RunData:
 
     def final(self, name: str) -> Numbers:
         """Each client's value in the round that its model is taken from, or is so far, [clients]."""
-        if self.best is not None:
-            return records.at_rounds(self.records, name, self.best.rounds)
-        return records.latest(self.records, name, self.clients)
+        values = (
+            records.latest(self.records, name, self.clients)
+            if self.best is None
+            else records.at_rounds(self.records, name, self.best.rounds)
+        )
+        return values if self.final_evaluation is None else self.final_evaluation.completed(values, name)
 
     @property
     def selection(self) -> str:
@@ -284,6 +290,10 @@ def read(path: Path, label: str) -> RunData:
         choice=_extra(path / choice_file.FILE, choice_file.read),
         probabilities=_extra(path / probabilities.FILE, probabilities.read),
         survival=_extra(path / survival.FILE, survival.read),
+        final_evaluation=_extra(
+            path / final_file.FILE,
+            lambda folder: final_file.read(folder, len(lines), len(partition.train)),
+        ),
     )
 
 

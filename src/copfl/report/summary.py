@@ -16,7 +16,7 @@ from copfl.core.evaluation import VALIDATED
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import names_of_clients
 from copfl.errors import how_to_set
-from copfl.experiment import probabilities, survival
+from copfl.experiment import final, probabilities, survival
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
@@ -99,6 +99,9 @@ def as_json(result: Result) -> dict[str, Any]:
         content["converged"] = coefficients.converged
     if result.probabilities is not None:
         content["probabilities"] = probabilities.as_json(result.probabilities)
+    if result.final_evaluation is not None:
+        content["evaluated_at_the_end"] = result.final_evaluation.clients
+        content["never_trained"] = result.final_evaluation.never_trained
     if result.survival is not None:
         content["survival"] = survival.as_json(result.survival)
     if result.new_clients is not None:
@@ -137,6 +140,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
     notes += [_selection(result), _found_rounds(result), *_others(result)]
+    if text := final.in_words(result.final_evaluation, client_names(experiment.federation)):
+        notes.append(f"{capital(text)}.")
     if result.probabilities is not None:
         notes += probabilities.in_words(result.probabilities, client_names(experiment.federation))
     if result.survival is not None:

@@ -18,7 +18,7 @@ from copfl.core.evaluation import EVAL_MODELS
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.experiment import records
+from copfl.experiment import final, records
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.files import Busy
@@ -119,6 +119,9 @@ def finished(job: Job) -> bool:
         raise damaged(job, error) from error
     fitted = job.run.run.new_clients and not job.validation
     missing = fitted and not (job.path / NEW_CLIENTS).is_file()
+    settings = job.run.run
+    if job.rounds == settings.rounds and settings.participants < len(settings.split_clients[0]):
+        missing = missing or not (job.path / final.FILE).is_file()
     return bool(done >= job.rounds) and not missing
 
 

@@ -81,6 +81,30 @@ def undefined_values(rows: Sequence[ComparisonRow]) -> list[str]:
     ]
 
 
+def values_at_the_end(rows: Sequence[ComparisonRow]) -> list[str]:
+    """How many values are of a model before local training, and how many clients never trained, over the seeds."""
+    labels: dict[str, list[str]] = {}  # by what is said of the rows
+    for row in rows:
+        found = [run.final_evaluation for run in row.outcomes if run.final_evaluation is not None]
+        late, never = (
+            sum(map(len, parts)) for parts in ([f.clients for f in found], [f.never_trained for f in found])
+        )
+        without = sum(len({*one.never_trained} - {*one.clients}) for one in found)
+        said = []
+        if late:
+            clients = sum(len(run.clients[row.metric.name]) for run in row.outcomes)
+            said.append(
+                f"{late} of {clients} values are of clients in no evaluated round, with the model that they have after "
+                "the last one, before local training"
+            )
+        if never:
+            lacking = f"; {without} of these get no model and have no value" if without else ""
+            said.append(f"{never} clients never trained{lacking}")
+        if said:
+            labels.setdefault("; ".join(said), []).append(row.label)
+    return [f"{', '.join(of_rows)}: {text}." for text, of_rows in labels.items()]
+
+
 def tuning_notes(rows: Sequence[ComparisonRow], spaces: Sequence[Space]) -> list[str]:
     """Warnings where a wider grid may do better, or where the rows did not try equally many settings.
 

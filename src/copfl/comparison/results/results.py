@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from copfl.comparison.jobs.job import Job, accuracies, environment_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.errors import DataError, RunError
+from copfl.experiment import final as final_file
 from copfl.experiment import records
+from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NewClients
@@ -34,7 +36,8 @@ class Record(NamedTuple):
     last: int  # evaluations that its values are the mean of, of a client with all of them
     rounds: list[int]  # those with an evaluation, from 1
     curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
-    # By metric, each client's mean over its last evaluations; with run.select="best", of its best round.
+    # By metric, each client's mean over its last evaluations; with run.select="best", of its best round. Of one that
+    # no round evaluated, the value at the end.
     clients: dict[str, list[float]]
     cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
     start: Mapping[str, str] = {}  # fingerprints of the partition, the samples and the initial weights
@@ -45,6 +48,7 @@ class Record(NamedTuple):
     new: NewClients | None = None  # the clients that did not train
     metrics: tuple[MetricInfo, ...] = (ACCURACY,)  # the first is primary
     names: Sequence[str] = ()  # of the clients, their numbers where they have none
+    final_evaluation: FinalEvaluation | None = None  # of the clients that no round evaluated
 
     @property
     def metric(self) -> MetricInfo:
@@ -163,6 +167,9 @@ def record_of(job: Job) -> Record:
         best_rounds = records.best_rounds(lines, metrics[0], partition.clients).rounds
         rounds = [line["round"] for line in evaluations]
         final = {name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()}
+    at_end = final_file.read(job.path, len(lines), partition.clients)
+    if at_end is not None:
+        final = {name: _completed(values, name, at_end, metrics, tested) for name, values in final.items()}
     return Record(
         tables=essential(job.run),
         validation=job.validation,
@@ -186,6 +193,7 @@ def record_of(job: Job) -> Record:
         new=new_clients.read(job.path),
         metrics=metrics,
         names=environment.get("client_names", ()),
+        final_evaluation=at_end,
     )
 
 
@@ -236,6 +244,25 @@ def _of_rounds(
     """Each client's value of the round that it takes; of one that always diverged and has none, `otherwise`."""
     evaluations = np.minimum(np.searchsorted(rounds, best_rounds), len(values) - 1)
     return np.where(best_rounds > 0, values[evaluations, np.arange(len(best_rounds))], otherwise)
+
+
+def _completed(
+    values: Numbers,
+    name: str,
+    at_end: FinalEvaluation,
+    metrics: Sequence[MetricInfo],
+    tested: NDArray[np.bool_],
+) -> Numbers:
+    """A metric of all clients, with those of the end; the worst value of a model whose output was not finite."""
+    (metric,) = (m for m in metrics if name in accuracies("all", m.name))
+    of_end, loss = (
+        at_end.completed(np.full(len(tested), math.nan), one)[at_end.clients]
+        for one in (name, name.replace(metric.name, "test_loss", 1))
+    )
+    whole = values.copy()
+    is_broken = np.isnan(of_end) & np.isnan(loss) & tested[at_end.clients] & (name in at_end.values)
+    whole[at_end.clients] = np.where(is_broken, metric.worst_value, of_end)
+    return whole
 
 
 def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:

@@ -26,7 +26,7 @@ from copfl.settings.task import task_record
 from copfl.settings.toml import Tables
 from copfl.settings.values import record_of_value
 
-# Where one of these is set, somebody chose the rounds.
+# Where one of these is set, by somebody or by the defaults of a data set, the number of rounds is not searched.
 ROUNDS = {"rounds", "select", "validation", "patience"}
 
 

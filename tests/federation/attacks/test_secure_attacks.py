@@ -128,7 +128,7 @@ class Malicious:
             fields = {**fields, Field.COUNTED: self.counted.get(client, -1)}
         packet = wire.encode(record, head, about={Field.SESSION: self.session, **fields})
         node_config = self.nodes[client]
-        return secure_update.local_update(self.settings, node_of(node_config, self.proposal), packet)
+        return secure_update.round_answer(self.settings, node_of(node_config, self.proposal), packet)
 
     def about(self, phase: str, client: int, fields: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(self.ask(phase, client, fields).head)["about"])
@@ -386,10 +386,10 @@ def test_a_single_upload_after_a_secure_sum_is_refused(summed: Nodes) -> None:
     head = Head("down", "plain", plain.settings.layout, 0, 0)
     packet = wire.encode(plain.model(0), head, about={})
     with pytest.raises(WireError, match=REFUSED):
-        secure_update.local_update(plain.settings, node_of(summed[0]), packet)
+        secure_update.round_answer(plain.settings, node_of(summed[0]), packet)
     assert not list(Path(summed[0]["state-dir"]).glob("plain/round-*"))
     allowed = summed[0] | {secure_memory.CHANGES: 1}
-    assert secure_update.local_update(plain.settings, node_of(allowed), packet).body
+    assert secure_update.round_answer(plain.settings, node_of(allowed), packet).body
 
 
 @pytest.mark.parametrize("phase", secure_sum.PHASES)

@@ -181,7 +181,7 @@ def test_what_stays_in_memory_is_what_a_new_process_would_load(
 
 def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error may describe samples."""
-    monkeypatch.setattr(secure_update, "local_update", lambda *_: 1 / 0)
+    monkeypatch.setattr(secure_update, "round_answer", lambda *_: 1 / 0)
     config = unsigned(write_nodes(digits(), tmp_path)[0])
     head, _ = answered(config, CONFIG)
     assert "its data cannot be used; see the node's log" in head

@@ -220,11 +220,11 @@ def other_models(packet: Packet, settings: TrainingSettings) -> Packet:
 
 def test_a_node_gives_two_losses_a_round(plain: Federated) -> None:
     settings, packet = plain.played.transport.settings, last_message(plain, 2)
-    again = secure_update.local_update(settings, node_of(plain.nodes[2]), packet)
+    again = secure_update.round_answer(settings, node_of(plain.nodes[2]), packet)
     (first,) = [head for head in answers(plain, LOSSES) if (head["round"], head["client"]) == (ROUNDS - 1, 2)]
     assert json.loads(again.head) == first
     with pytest.raises(WireError, match="asked to compare other models: it gives two losses a round"):
-        secure_update.local_update(settings, node_of(plain.nodes[2]), other_models(packet, settings))
+        secure_update.round_answer(settings, node_of(plain.nodes[2]), other_models(packet, settings))
 
 
 def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_path: Path) -> None:
@@ -233,26 +233,26 @@ def test_a_rollback_gives_two_losses_for_each_training(plain: Federated, tmp_pat
     back, packet = settings_of(HALVES | {"session.rollback": True}), last_message(plain, 2)
     other = other_models(packet, back)
     with pytest.raises(WireError, match="it gives two losses a round"):
-        secure_update.local_update(back, node_of(one), other)
+        secure_update.round_answer(back, node_of(one), other)
     sent = [(p, json.loads(p.head)) for _, _, p in plain.played.transport.sent]
     train = [p for p, head in sent if (head.get("kind"), head.get("client")) == ("down", 2)][-1]
     for settings, is_answered in ((settings_of(HALVES), False), (back, True)):
-        secure_update.local_update(settings, node_of(one), train)
+        secure_update.round_answer(settings, node_of(one), train)
         if is_answered:
-            assert '"losses"' in secure_update.local_update(settings, node_of(one), other).head
+            assert '"losses"' in secure_update.round_answer(settings, node_of(one), other).head
         else:
             with pytest.raises(WireError, match="it gives two losses a round"):
-                secure_update.local_update(settings, node_of(one), other)
+                secure_update.round_answer(settings, node_of(one), other)
 
 
 def test_halves_are_compared_only_where_the_run_says_so(plain: Federated, tmp_path: Path) -> None:
     packet = last_message(plain, 2)
     without = settings_of(HALVES | {"run.benefit": False})
     with pytest.raises(WireError, match="the run does not measure the benefit"):
-        secure_update.local_update(without, node_of(plain.nodes[2]), packet)
+        secure_update.round_answer(without, node_of(plain.nodes[2]), packet)
     stranger = {**plain.nodes[2], "state-dir": str(tmp_path)}
     with pytest.raises(WireError, match=f"this node has not trained in round {ROUNDS}"):
-        secure_update.local_update(settings_of(HALVES), node_of(stranger), packet)
+        secure_update.round_answer(settings_of(HALVES), node_of(stranger), packet)
 
 
 def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_no_loss_is_of_a_few_rows(plain: Federated, tmp_path: Path) -> None:
     shutil.copytree(plain.nodes[2]["state-dir"], one["state-dir"])
     (tmp_path / "state" / "test" / halves.FILE).unlink()
     settings = settings_of(HALVES | {"run.validation": 1e-9})
-    answer = secure_update.local_update(settings, node_of(one), last_message(plain, 2))
+    answer = secure_update.round_answer(settings, node_of(one), last_message(plain, 2))
     assert json.loads(answer.head)["about"] == {Field.LOSSES: [None, None]}
 
 

@@ -265,7 +265,7 @@ class Client:
         self.requests = {kind(p): p for p in sent if json.loads(p.head)["client"] == 0}
 
     def ask(self, packet: Packet) -> Packet:
-        return secure_update.local_update(self.settings, node_of(self.node), packet)
+        return secure_update.round_answer(self.settings, node_of(self.node), packet)
 
     def changed(self, phase: str, round: int, about: dict[str, Any], session: str = "") -> Packet:
         from copfl import wire
@@ -349,7 +349,7 @@ def test_all_phases_of_a_sum_have_the_same_settings(
         "run.clients": 4,
     }
     others = [settings_of(config | {key: value}) for key, value in changes.items()]
-    answers, local_update = list[str](), secure_update.local_update
+    answers, local_update = list[str](), secure_update.round_answer
 
     def refused(node: Node, packet: Packet) -> None:
         for other in others:
@@ -366,14 +366,14 @@ def test_all_phases_of_a_sum_have_the_same_settings(
             answers.append(kind(packet))
         return reply
 
-    monkeypatch.setattr(secure_update, "local_update", twice)
+    monkeypatch.setattr(secure_update, "round_answer", twice)
     assert play(config, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
     assert answers == ["keys", "shares", "down", "consistent", "revealed"]
 
 
 def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same request after the data have changed: the masks of two vectors would cancel out."""
-    nodes, local_update = write_nodes(digits(), tmp_path / "nodes"), secure_update.local_update
+    nodes, local_update = write_nodes(digits(), tmp_path / "nodes"), secure_update.round_answer
     answers: list[Packet] = []
 
     def twice(settings: Any, node: Node, packet: Packet, load_data: LoadData) -> Packet:
@@ -384,7 +384,7 @@ def test_the_masks_of_a_sum_are_on_one_vector(tmp_path: Path, monkeypatch: pytes
             answers.append(reply)
         return reply
 
-    monkeypatch.setattr(secure_update, "local_update", twice)
+    monkeypatch.setattr(secure_update, "round_answer", twice)
     assert play(SECURE | {"run.rounds": 1}, nodes, tmp_path).records[0]["clients"] == [0, 1, 2]
     assert len(answers) == 1
 

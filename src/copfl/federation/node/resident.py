@@ -77,7 +77,7 @@ class Resident:
             _require_member(node, kind)
             is_secure = settings.federation.secure.aggregation
             epsilon = epsilon_of_upload(settings.algorithm, secure=is_secure)
-            reply = secure_update.local_update(settings, node, packet, self.data)
+            reply = secure_update.round_answer(settings, node, packet, self.data)
             return NodeAnswer(reply, epsilon if json.loads(reply.head)["kind"] in UPLOADS else None)
         except DataError as error:
             count_refusal(node)

@@ -141,7 +141,7 @@ UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadDa
 }
 
 
-def local_update(
+def round_answer(
     settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData = node_data
 ) -> Packet:
     """The answer to a message of a round: the upload, or the answer in a phase of a secure sum.

@@ -61,7 +61,7 @@ class Calls:
                 answer: Content = greeting(client, content)
             else:
                 packet = Packet(*content)
-                answer = secure_update.local_update(self.settings, client, packet, lambda *_: self.data[node])
+                answer = secure_update.round_answer(self.settings, client, packet, lambda *_: self.data[node])
         except CopflError as error:
             answer = refusal(error)
         self.seconds += time.process_time() - started

@@ -122,7 +122,7 @@ class DirectTransport:
             if request == HELLO:
                 packet = Packet(json.dumps({"client": node.client_in(fields["run"])}), b"")
             else:
-                answer = personalise if request == JOIN else secure_update.local_update
+                answer = personalise if request == JOIN else secure_update.round_answer
                 packet = answer(self.settings, node, message, self.residents[node_id].data)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import copfl
@@ -19,20 +20,35 @@ PLACES = re.findall(r"^\d+\. `([\w.]+)`", SECTION, re.MULTILINE)
 ELSEWHERE = {"machines.flower_transport.as_message", "node.worker.call"}  # Flower's, and another process
 
 
+@cache
+def name_of(code: CodeType) -> str:
+    """Such as "node.respond.respond"; "" outside the federation."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(SOURCE):
+        return ""
+    return ".".join([*path.relative_to(SOURCE).with_suffix("").parts, code.co_qualname])
+
+
 def test_the_page_lists_the_functions_in_the_order_in_which_they_begin(tmp_path: Path) -> None:
     messages: list[dict[str, None]] = []  # of each message the functions that began, in this order
 
     def follow(frame: FrameType, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(SOURCE):
-            module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-            name = f"{module}.{frame.f_code.co_qualname}"
+        if event == "call" and (name := name_of(frame.f_code)):
             if name == "node.respond.respond":  # the door
                 messages.append({})
             if messages:
                 messages[-1].setdefault(name)
+            if messages and {"node.update.train", "node.respond.logged"} <= messages[-1].keys():
+                sys.setprofile(None)
 
-    app = init(tmp_path / "app", {"algorithm": {"name": "fedavg"}, "run": {"rounds": 1, "clients": 2}})
+    app = init(
+        tmp_path / "app",
+        {
+            "algorithm": {"name": "fedavg"},
+            "model": {"name": "mlp", "width": 4},
+            "run": {"rounds": 1, "clients": 2},
+        },
+    )
     rounds = up(app)
     sys.setprofile(follow)
     try:

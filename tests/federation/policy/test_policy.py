@@ -384,16 +384,23 @@ def test_no_random_run_config_imports_or_opens_anything(
 
 def test_the_names_are_those_of_the_registries() -> None:
     """The lists are written out, so that the check needs no torch."""
-    assert sorted(ALGORITHMS) == sorted(names.ALGORITHMS)
-    assert sorted(MODELS) == sorted(names.MODELS)
-    assert sorted(components.OPTIMIZERS) == sorted(names.OPTIMIZERS)
-    assert sorted(ROBUST_RULES) == sorted(names.ROBUST)
-    assert {*parameters_of(with_addons, ["algorithm"])} == {*names.ADDONS}
-    assert sorted(SERVER_STEPS) == sorted(names.SERVERS)
-    assert sorted(adapters.ADAPTERS) == sorted(names.ADAPTERS)
-    assert sorted(KINDS) == sorted(names.TASKS)
-    assert sorted(METRICS) == sorted(names.METRICS)
-    assert {loss for losses in LOSSES.values() for loss in losses} == set(names.LOSSES)
+    registries = {
+        "ALGORITHMS": ALGORITHMS,
+        "MODELS": MODELS,
+        "OPTIMIZERS": components.OPTIMIZERS,
+        "ROBUST": ROBUST_RULES,
+        "ADDONS": parameters_of(with_addons, ["algorithm"]),
+        "SERVERS": SERVER_STEPS,
+        "ADAPTERS": adapters.ADAPTERS,
+        "TASKS": KINDS,
+        "METRICS": METRICS,
+        "LOSSES": {loss for losses in LOSSES.values() for loss in losses},
+    }
+    for name, registry in registries.items():
+        listed = sorted(getattr(names, name))
+        assert sorted(registry) == listed, (
+            f"write {name} of federation/policy/names.py as the registry has it"
+        )
     assert set(REGRESSION_LOSSES) <= set(names.LOSSES)
     assert tuple(SOURCES) == names.SOURCES
 

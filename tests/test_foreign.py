@@ -530,7 +530,7 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)
         with WATCH.on() as seen:
-            ends(lambda: run_data.read_all([folder]))
+            ends(lambda: run_data.read(folder, "run"))
             if n % 8 == 0:  # a page takes some ten milliseconds
                 ends(lambda: page_of(folder))
         assert forbidden(seen, folder) == []

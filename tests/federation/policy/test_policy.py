@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,7 +384,7 @@ def test_no_random_run_config_imports_or_opens_anything(
 
 def test_the_names_are_those_of_the_registries() -> None:
     """The lists are written out, so that the check needs no torch."""
-    registries = {
+    registries: dict[str, Iterable[str]] = {
         "ALGORITHMS": ALGORITHMS,
         "MODELS": MODELS,
         "OPTIMIZERS": components.OPTIMIZERS,

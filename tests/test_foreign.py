@@ -32,13 +32,14 @@ from copfl.bench.protocol import BenchMachine
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
-from copfl.experiment import final, records
+from copfl.experiment import final, records, survival
 from copfl.experiment.bundle import description
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.finished import cross_site
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
+from copfl.experiment.survival import Observed, Survival
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
@@ -513,6 +514,7 @@ def test_random_bundles(world: World, mark: Path, tmp_path: Path) -> None:
         "choice.json",
         "probabilities.json",
         "final.json",
+        "survival.json",
     ],
 )
 def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Path) -> None:
@@ -526,6 +528,10 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "final.json":
         rounds = len(run_data.read(folder, "run").records)
         final.write(FinalEvaluation(rounds, [1], {"accuracy": np.array([0.5])}, [1]), folder)
+    if file == "survival.json":
+        curve = Observed("low risk", 3, (1.0, 2.0), (0.8, 0.5), (0.6, 0.3), (0.9, 0.7))
+        scores = np.full(len(run_data.read(folder, "run").sizes[0]), 0.2)
+        survival.write(Survival(scores, scores, (curve,), ()), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)

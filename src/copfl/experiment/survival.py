@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from copfl import files
+from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.metrics import Array
@@ -194,13 +194,15 @@ def write(found: Survival, folder: Path) -> None:
 
 def read(folder: Path) -> Survival | None:
     """The content of the file in a run folder, without the hazards; None where there is none."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    content = json.loads(path.read_text("utf-8"))
+    return foreign.of_run(folder / FILE, _survival)
+
+
+def _survival(content: dict[str, Any]) -> Survival:
     thirds = tuple(
         Observed(
-            one["name"], int(one["samples"]), *(tuple(map(float, one[name])) for name in Observed._fields[2:])
+            str(one["name"]),
+            int(one["samples"]),
+            *(tuple(map(float, one[name])) for name in Observed._fields[2:]),
         )
         for one in content["thirds"]
     )

@@ -168,7 +168,7 @@ def test_a_curve_with_more_times_than_values_is_refused(folder: Path, tmp_path: 
     content = json.loads((folder / "cox" / survival.FILE).read_text())
     content["thirds"][0]["times"].append(1.0)
     (tmp_path / survival.FILE).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="different lengths"):
+    with pytest.raises(copfl.errors.RunError, match="different lengths"):
         survival.read(tmp_path)
 
 

@@ -298,10 +298,23 @@ def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
         race.stages = [final]
         race.last = dict.fromkeys(("fedper", "local"), final)
         race.algorithms = {"fedper": "fedper", "local": "local"}
-        race.rates = {"fedper": [0.01, 0.1]}
+        race.rates = {"fedper": 0.01}
         found = race.verdict(final)
         assert found.kind == kind
         assert found.text.startswith("No useful gain") == (kind == NO_GAIN)
+
+
+def test_a_method_that_was_left_out_after_the_first_rounds_was_not_tuned() -> None:
+    """The time allows two of three candidates; the third one trained a round, and is in the ranking."""
+    race = Race(Path(), {}, [0], 0.2, Pool(1), print)
+    first = standing(1, local=[[0.5, 0.6]], fedper=[[0.9, 0.9]], fedpac=[[0.8, 0.7]])
+    race.rounds, race.stages, race.last = 12, [first], dict.fromkeys(first.records, first)
+    race.algorithms = {label: label for label in first.records}
+    race.rates = dict.fromkeys(first.records, 0.01)
+    race.first(first.order, 2, "the time that is left", "more could not be told apart")
+    assert race.rates == {"local": 0.01, "fedper": 0.01}
+    assert "fedpac" in {row.label for row in race.ranking(first)}
+    assert "learning rate 0.01, not tuned" in race.verdict(first).text
 
 
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +327,18 @@ def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: 
         race.stage(candidates, 4)
     assert race.stages == [first]
     assert race.last["local"].rounds == 1
+
+
+def test_a_method_that_ends_before_the_others_stays_in_the_race(tmp_path: Path) -> None:
+    """Levels need 16 rounds, and the stage ends at round 18 of the others."""
+    base = with_optimizer({"data": {"name": "heart"}, "run": {"checkpoint_every": 1, "rivals": False}})
+    race = Race(tmp_path, base, [0], 0.2, Pool(1), print)
+    race.rounds = 100
+    candidates = race.candidates(racing._entries(["levels"]), {})
+    standing = race.stage(candidates, 18)
+    assert standing.records.keys() == {"levels", "local"}
+    trained = {c.label: len((c.jobs[0].path / "rounds.jsonl").read_text().splitlines()) for c in candidates}
+    assert trained == {"levels": 16, "local": 18}
 
 
 def test_a_time_that_ends_before_anything_is_trained(tmp_path: Path) -> None:

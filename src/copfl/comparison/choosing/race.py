@@ -159,7 +159,7 @@ class Race:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
         self.stages: list[StageResult] = []  # those that were finished
         self.algorithms: dict[str, str] = {}  # by label
-        self.rates: dict[str, list[float]] = {}  # by algorithm, the learning rates that it races with
+        self.rates: dict[str, float] = {}  # by label, the learning rate of what was not left out
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
         self.last: dict[str, StageResult] = {}  # by label, the last stage that it took part in
         self.trained: dict[str, int] = {}  # by label, the rounds of all runs
@@ -197,12 +197,11 @@ class Race:
         return candidate
 
     def register(self, candidates: Sequence[Contestant]) -> None:
-        """Notes the algorithms of these candidates, and the learning rates that they race with."""
+        """Notes the algorithm of each candidate, and the learning rate that it races with."""
         for entry, _, jobs in candidates:
             self.algorithms[entry.label] = entry.name
-            rates, rate = self.rates.setdefault(entry.name, []), jobs[0].run.optimizer.lr if jobs else None
-            if rate is not None and rate not in rates:
-                rates.append(rate)
+            if jobs and (rate := jobs[0].run.optimizer.lr) is not None:
+                self.rates[entry.label] = rate
 
     def suitable(self, candidates: list[Contestant], experiment: Experiment) -> list[Contestant]:
         """Those that can train on the task; the others are named.
@@ -389,11 +388,12 @@ class Race:
             until: The round that each run has at its end.
             seeds: How many runs of each candidate.
         """
-        stop = 0 if until >= self.rounds else until  # 0: to the end, where no checkpoint is needed
-        runs = {
-            candidate.label: [job._replace(until=stop) for job in candidate.jobs[:seeds]]
-            for candidate in candidates
-        }
+
+        def stopped(job: Job) -> Job:  # a method may end by itself before the others: 0 is to its end
+            is_whole = until >= min(self.rounds, job.run.run.rounds)
+            return job._replace(until=0 if is_whole else until)
+
+        runs = {candidate.label: [stopped(job) for job in candidate.jobs[:seeds]] for candidate in candidates}
         self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
         missing = "could not run"
         try:
@@ -438,9 +438,9 @@ class Race:
             why: It is better so.
         """
         if len(candidates) > most:
-            self.left |= {candidate.label: f"left out, with {limit}" for candidate in candidates[most:]}
-            self.rates.clear()  # what does not race was not tuned either, and the verdict says what was
-            self.register(candidates[:most])
+            for candidate in candidates[most:]:
+                self.left[candidate.label] = f"left out, with {limit}"
+                self.rates.pop(candidate.label, None)  # it was not tuned, and the verdict says what was
             self.note(f"With {limit}, {most} of {len(candidates)} candidates race: {why}.")
         return candidates[:most]
 
@@ -553,7 +553,12 @@ class Race:
             at = self.last[alone]
             value = at.value(alone)
             alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
-        rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
+        rates: dict[
+            str, set[float]
+        ] = {}  # of a method that was left out after the first rounds there are none
+        for label in methods:
+            if label in self.rates:
+                rates.setdefault(self.algorithms[label], set()).add(self.rates[label])
         gains = self._gains(compared[0].label) if compared else None
         return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, gains)
 

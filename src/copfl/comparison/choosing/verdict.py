@@ -4,7 +4,7 @@ A race asks it at its end; `choose` asks it again with what sites have alone.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ def verdict(
     alone_rises: float,
     metric: MetricInfo,
     rounds: int,
-    rates: Mapping[str, Sequence[float]],
+    rates: Mapping[str, Collection[float]],
     best_gains: Gains | None = None,
 ) -> Verdict:
     """The verdict of a race, with its rounds, its tuning and its interval.

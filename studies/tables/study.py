@@ -23,6 +23,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     FIRST: {"algorithm": "levels"},
     "levels, slopes": {"algorithm": "levels", "algorithm_options": {"varying": "all"}},
     "one linear model": {"algorithm": "levels", "algorithm_options": {"varying": "none"}},
+    "trees": {"algorithm": "trees"},
     "network: FedPer": {"algorithm": "fedper", "find_rounds": "first"},
     "network: fine-tuned": {"algorithm": "fedavg_ft", "find_rounds": "first"},
     "network: Ditto or FedPAC": {"model": "mlp", "find_rounds": "first"},

@@ -60,6 +60,18 @@ def test_a_site_departs_to_what_it_trains_alone_and_to_no_other_method() -> None
     assert fixed.exceptions == {}
 
 
+def test_what_sites_train_alone_is_taken_only_if_it_is_better_by_a_standard_error() -> None:
+    """One site, gains of .1 and .3 of each pair of losses: mean .2, standard error .1."""
+    levels, alone = np.array([0.55, 0.65]), np.array([0.45, 0.35])
+    assert chosen({"levels": [levels], "alone": [alone]}, False, 5, alone=ALONE).federation == "alone"
+    # Gains of -.3 and .5: mean .1, standard error .4.
+    unlike = np.array([0.65, 0.25]), np.array([0.35, 0.75])
+    losses = {"constant": [levels + 1], "levels": [unlike[1]], "slopes": [levels], "alone": [unlike[0]]}
+    choice = chosen(losses, False, 5, alone=ALONE)
+    assert min(choice.validated.means, key=choice.validated.means.get) == "alone"  # type: ignore[arg-type]
+    assert choice.federation == "levels"
+
+
 def test_a_network_is_taken_if_its_mean_is_lower_and_then_has_no_exceptions() -> None:
     losses = {"constant": [np.array([1.0]), np.array([1.0])], "levels": [np.array([0.5]), np.array([0.5])]}
     choice = chosen(losses, is_rmse=False, folds=1, alone=ALONE)

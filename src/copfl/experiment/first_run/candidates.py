@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.experiment.first_run.exceptions import are_better
+from copfl.experiment.first_run.exceptions import are_better, gains
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
 
 Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
+# Standard errors by which what all sites train alone must be better than a method of the federation. From a method a
+# site can still depart, so of two that cannot be told apart the method loses less.
+ERRORS_ALONE = 1.0
 
 
 class Candidate(NamedTuple):
@@ -78,7 +81,8 @@ def chosen(
 ) -> FirstRunChoice:
     """The candidate with the lowest mean loss over sites; a site departs to what it trains alone and is better at it.
 
-    Of equals the first, which is the simplest.
+    Of equals the first, which is the simplest. What all sites train alone is taken if its mean loss is lower by
+    `ERRORS_ALONE`, else the best method of the federation.
 
     Args:
         losses: Of each candidate the losses of its held-out rows, the simplest first.
@@ -92,6 +96,10 @@ def chosen(
     validated = Validated(by_site, dict(left_out or {}), is_rmse, folds)
     means = validated.means
     federation = min(means, key=lambda name: means[name])
+    methods = [name for name in losses if name not in alone]
+    if federation in alone and methods:
+        best = min(methods, key=lambda name: means[name])
+        federation = federation if _is_shown(losses[federation], losses[best]) else best
     departures = () if federation in without_exceptions else [name for name in losses if name in alone]
     usual = losses[federation]
     better = {name: are_better(losses[name], usual) for name in departures if name != federation}
@@ -104,6 +112,16 @@ def chosen(
         for n in range(len(usual))
     ]
     return FirstRunChoice(federation, tuple(sites), validated)
+
+
+def _is_shown(ours: Losses, theirs: Losses) -> bool:
+    """Whether our losses are lower on average over the sites, by more than `ERRORS_ALONE`."""
+    found = gains(ours, theirs)
+    known = ~np.isnan(found.mean)
+    if not known.any():
+        return True
+    mean, error = found.mean[known].mean(), np.sqrt(found.variance[known].sum()) / known.sum()
+    return bool(mean > ERRORS_ALONE * error)
 
 
 def with_network(choice: FirstRunChoice, name: str, by_site: Numbers) -> FirstRunChoice:

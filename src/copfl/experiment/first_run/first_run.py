@@ -247,7 +247,10 @@ def text_of(choice: FirstRunChoice) -> str:
     """What was chosen and why, in a sentence or two."""
     validated = choice.validated
     means = ", ".join(f"{title_of(name)} {mean:.4g}" for name, mean in validated.means.items())
-    text = f"{title_of(choice.federation)} has the lowest cross-validated {validated.loss} ({means})"
+    lowest = min(validated.means, key=lambda name: validated.means[name])
+    text = f"{title_of(lowest)} has the lowest cross-validated {validated.loss} ({means})"
+    if lowest != choice.federation:
+        text += f"; by less than a standard error, so that {title_of(choice.federation)} is taken"
     if choice.exceptions:
         count, clients = len(choice.exceptions), len(choice.sites)
         text += f"; {count} of {clients} clients keep a model that is better on their own rows by two standard errors"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +341,34 @@ def test_a_method_that_ends_before_the_others_stays_in_the_race(tmp_path: Path) 
     assert standing.records.keys() == {"levels", "local"}
     trained = {c.label: len((c.jobs[0].path / "rounds.jsonl").read_text().splitlines()) for c in candidates}
     assert trained == {"levels": 16, "local": 18}
+
+
+def test_the_rounds_of_the_choice_are_those_with_the_lowest_loss() -> None:
+    """Means over two seeds, evaluated every second round: .8, .5, .7; where it still falls at the end, all rounds."""
+    run = record_like()
+    seeds = [
+        run._replace(rounds=[2, 4, 6], curves={"test_loss": own})
+        for own in ([0.9, 0.5, 0.6], [0.7, 0.5, 0.8])
+    ]
+    assert racing._lowest(seeds, 20) == 4
+    assert (
+        racing._lowest([one._replace(rounds=[2, 4], curves={"test_loss": [0.9, 0.5]}) for one in seeds], 20)
+        == 20
+    )
+    diverged = run._replace(rounds=[1, 2, 3], curves={"test_loss": [math.nan, 0.5, 0.6]})
+    assert racing._lowest([diverged], 20) == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_choice_on_a_table_trains_as_long_as_its_loss_fell(tmp_path: Path) -> None:
+    """The learning rate is so high that the loss on validation samples soon rises."""
+    base = {"run": {"rivals": False, "local_baseline": False}}
+    found = copfl.choose(["fedavg"], "heart", lr=0.1, seeds=(0,), out=tmp_path, budget=40, base_tables=base)
+    chosen = complete(tomllib.loads((tmp_path / "run.toml").read_text()))
+    assert chosen.run.find_rounds == "done"
+    assert chosen.run.rounds < 100
+    assert f"is trained for {chosen.run.rounds} rounds" in " ".join(found.notes)
+    assert len((tmp_path / "chosen" / "rounds.jsonl").read_text().splitlines()) == chosen.run.rounds
 
 
 def test_a_time_that_ends_before_anything_is_trained(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.choosing.budget import Budget, limit_of
 from copfl.comparison.choosing.deciding import most_candidates
@@ -36,6 +38,7 @@ from copfl.comparison.choosing.verdict import against_rivals
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.processes import Pool, pool_for
 from copfl.comparison.jobs.submission import Log, TimeIsUp
+from copfl.comparison.results.results import Record
 from copfl.comparison.rows.entries import (
     VALIDATION,
     Entry,
@@ -209,8 +212,23 @@ def choose(
         out,
         rivals=rivals,
     )
-    chosen = complete(*best.layers, {"run": usual})
     curves = {label: at.records[label] for label, at in race.last.items()}
+    chosen = complete(*best.layers, {"run": {**usual, "find_rounds": "auto"}})
+    if chosen.run.find_rounds == "first":  # nobody named their number, and the race has the losses by round
+        lowest = {
+            label: _lowest(curves[label], rounds) for label in (best.label, local.label) if label in curves
+        }
+        found = dataclasses.replace(
+            chosen.run,
+            rounds=lowest[best.label],
+            rounds_alone=lowest.get(local.label, 0),
+            find_rounds="done",
+        )
+        chosen = dataclasses.replace(chosen, run=found)
+        if found.rounds < rounds:
+            race.note(
+                f"{best.label} is trained for {found.rounds} rounds, after which its loss was the lowest."
+            )
     write(result, curves, chosen)
     if not retrain or (limit.seconds and not race.passes):
         return result
@@ -225,6 +243,19 @@ def choose(
         write(result, curves, chosen)
         return result
     return dataclasses.replace(result, tested=f"{tested}{_rival_tested(tested)}")
+
+
+def _lowest(records: Sequence[Record], rounds: int) -> int:
+    """The round with the lowest loss on validation samples, from 1; all rounds where the race ended while it fell.
+
+    Args:
+        records: Of a candidate, one of each seed.
+        rounds: Of a complete run.
+    """
+    losses = np.mean([record.curves["test_loss"] for record in records], 0)
+    evaluated = records[0].rounds
+    lowest = evaluated[int(np.argmin(np.nan_to_num(losses, nan=math.inf)))]
+    return rounds if lowest == evaluated[-1] else lowest
 
 
 def _rival_tested(result: Result) -> str:

@@ -24,6 +24,7 @@ from copfl.core.survival import (
     medians,
     medians_in_intervals,
     risks,
+    starts,
     survival_at,
     survival_in_intervals,
 )
@@ -155,7 +156,12 @@ def measured(task: Task, federation: FederatedData, models: ClientModels) -> Sur
 def _scores(
     predictions: Array, targets: Array, known: Array, cuts: Sequence[float], hazard: Hazard | None
 ) -> tuple[float, float]:
-    """The integrated Brier score of a model, and of the curve of the training samples; nan: not defined."""
+    """The integrated Brier score of a model, and of the curve of the training samples; nan: not defined.
+
+    With starts it is not: its weights are of samples that are followed from time 0.
+    """
+    if starts(targets) is not None:
+        return np.nan, np.nan
     low, high = np.quantile(known[:, 0], MIDDLE)
     high = min(high, float(targets[:, 0].max()), *cuts[-1:])
     if not low < high:

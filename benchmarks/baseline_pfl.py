@@ -1,6 +1,6 @@
 """The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON.
 
-`baseline_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last argument switches mkldnn.
+`baseline_pfl.py CASE ROUNDS on|off`, where CASE is digits, images or pfl_cifar and the last argument switches mkldnn.
 """
 
 from __future__ import annotations

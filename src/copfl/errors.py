@@ -113,7 +113,15 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     if name == "name":
         return f"{table}={text}"
-    if key in ("data.target", "data.client", "data.text", "data.group", "data.time", "data.event"):
+    if key in (
+        "data.target",
+        "data.client",
+        "data.text",
+        "data.group",
+        "data.time",
+        "data.event",
+        "data.start",
+    ):
         return f"{name}={text}"
     if table in ("algorithm", "data", "model", "partition"):
         return f"{table}_options={{{name!r}: {text}}}"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from statsmodels.duration.hazard_regression import PHReg
 from torch import Tensor, nn
 
 from copfl.core.criteria import Criterion, survival
@@ -29,6 +30,8 @@ from copfl.errors import UsageError
 Floats = NDArray[np.float64]
 FIVE = torch.tensor([[1.0, 1.0], [2.0, 1.0], [2.0, 1.0], [3.0, 0.0], [4.0, 1.0]])  # hazards 1 to 5
 HAZARDS = torch.arange(1.0, 6.0)
+# Times, events and starts: the third begins to be at risk when the first has its event.
+LATE = torch.tensor([[1.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 1.0], [3.0, 0.0, 1.5], [4.0, 1.0, 2.0]])
 
 
 def rows(*pairs: tuple[float, float]) -> Floats:
@@ -76,6 +79,105 @@ def test_without_a_comparable_pair_the_c_index_is_not_defined() -> None:
         with pytest.raises(ValueError, match="comparable"):
             concordance(np.arange(len(targets), dtype=float), targets)
         assert math.isnan(metric("c_index", "survival").of(np.zeros((len(targets), 1)), targets))
+
+
+# Rows with a start
+
+
+def test_the_c_index_compares_those_at_risk_at_each_event() -> None:
+    # The first with the second; then the second and the third, each with the fourth; the last is alone.
+    targets = LATE.numpy()
+    assert concordance(np.array([5.0, 4.0, 1.0, 2.0, 9.0]), targets) == 2 / 3
+    assert concordance(np.array([5.0, 5.0, 2.0, 2.0, 0.0]), targets) == 2 / 3
+
+
+def test_curves_of_those_at_risk_by_hand() -> None:
+    found = kaplan_meier(LATE.numpy())
+    np.testing.assert_array_equal(found.at_risk, [2, 3, 1])
+    np.testing.assert_allclose(found.survival.values, [1 / 2, 1 / 2 * 1 / 3, 0])
+    hazard = baseline_hazard(HAZARDS.log().double().numpy(), LATE.numpy())
+    np.testing.assert_array_equal(hazard.times, [1, 2, 4])
+    np.testing.assert_allclose(hazard.values, np.cumsum([1 / 3, 2 / 9, 1 / 5]))
+
+
+def test_coxs_loss_and_gradient_with_starts_by_hand() -> None:
+    risk = HAZARDS.log()[:, None].requires_grad_()
+    losses = survival().losses(risk, LATE)
+    torch.testing.assert_close(losses, torch.tensor([math.log(3), math.log(9 / 2), math.log(6.5 / 3), 0, 0]))
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    slopes = [
+        1 / 3 - 1,
+        2 / 3 + 2 / 9 + 1 / 6.5 - 1,
+        3 / 9 + 1.5 / 6.5 - 1,
+        4 / 9 + 4 / 6.5,
+        0,
+    ]
+    assert risk.grad is not None
+    torch.testing.assert_close(risk.grad[:, 0], torch.tensor(slopes))
+
+
+def stretches(rng: np.random.Generator, rows: int) -> Floats:
+    """Times in tenths, with ties, and starts between them: a row is at risk after its start, for others from it on."""
+    start = np.maximum(rng.integers(-20, 10, rows), 0) / 10 + 0.05
+    start = np.where(start == 0.05, 0, start)
+    time = np.ceil(10 * (start + rng.exponential(size=rows) + 0.01)) / 10
+    return np.stack([time, rng.random(rows) < 0.7, start], 1)
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+def test_coxs_likelihood_with_starts_is_that_of_statsmodels(ties: str) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        targets, x = stretches(rng, 80), rng.normal(size=(80, 3))
+        model = PHReg(targets[:, 0], x, status=targets[:, 1], entry=targets[:, 2], ties=ties)
+        at = rng.normal(size=3)
+        beta = torch.tensor(at, requires_grad=True)
+        total = (
+            survival(ties=ties).losses((torch.from_numpy(x) @ beta)[:, None], torch.from_numpy(targets)).sum()
+        )
+        total.backward()  # type: ignore[no-untyped-call]
+        assert beta.grad is not None
+        assert float(total.detach()) == pytest.approx(-model.loglike(at), abs=1e-6)
+        np.testing.assert_allclose(beta.grad.numpy(), -model.score(at), atol=1e-6)
+
+
+def split(targets: Floats, rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
+    """Each row [time, event] in one to three stretches, and whose they are."""
+    parts, whose = [], []
+    for number, (time, event) in enumerate(targets):
+        cuts = sorted({*rng.integers(1, max(2, math.ceil(time)), rng.integers(0, 3)).tolist()} - {time})
+        ends = [float(cut) for cut in cuts if cut < time] + [time]
+        for begin, end in zip([0.0, *ends[:-1]], ends, strict=True):
+            parts.append([end, event if end == time else 0.0, begin])
+            whose.append(number)
+    return np.array(parts), np.array(whose)
+
+
+def test_cutting_rows_into_stretches_changes_nothing() -> None:
+    """Objectives, the C-index and the curves: a patient counts once at each time."""
+    rng = np.random.default_rng(1)
+    targets = np.stack([rng.integers(1, 9, 60), rng.random(60) < 0.6], 1).astype(np.float64)
+    cut, whose = split(targets, rng)
+    assert len(cut) > 90
+    outputs = torch.from_numpy(rng.normal(size=(60, 3)))
+    for criterion, chosen in [
+        (survival(), outputs[:, :1]),
+        (survival(ties="breslow"), outputs[:, :1]),
+        (survival("discrete_time", cuts=(2, 4.5, 8)), outputs),
+    ]:
+        whole = criterion.losses(chosen, torch.from_numpy(targets)).sum()
+        torch.testing.assert_close(criterion.losses(chosen[whose], torch.from_numpy(cut)).sum(), whole)
+        predicted = criterion.predictions(chosen)
+        whole = criterion.test_losses(predicted, torch.from_numpy(targets)).sum()
+        found = criterion.test_losses(predicted[whose], torch.from_numpy(cut)).sum()
+        torch.testing.assert_close(found, whole)
+    risk = outputs[:, 0].numpy()
+    assert concordance(risk[whose], cut) == concordance(risk, targets)
+    for one, other in zip(kaplan_meier(cut)[1:], kaplan_meier(targets)[1:], strict=True):
+        np.testing.assert_allclose(one, other)
+    np.testing.assert_allclose(
+        baseline_hazard(risk[whose], cut).values, baseline_hazard(risk, targets).values
+    )
 
 
 # Curves
@@ -214,20 +316,24 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, object]) -> None
     [(1, survival()), (2, survival("discrete_time", cuts=(2, 3)))],
     ids=["cox", "discrete time"],
 )
-def test_padding_changes_neither_loss_nor_gradient(outputs: int, criterion: Criterion) -> None:
+@pytest.mark.parametrize("targets", [FIVE, LATE], ids=["from 0", "with starts"])
+def test_padding_changes_neither_loss_nor_gradient(
+    outputs: int, criterion: Criterion, targets: Tensor
+) -> None:
     """Padding is a copy of the first sample, whose event would be at risk twice."""
     task = task_of(nn.Linear(3, outputs), outputs, criterion=criterion, dtype=torch.float64)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    more_x, more_y = torch.cat([x, x[:1], x[:1]]), torch.cat([FIVE, FIVE[:1], FIVE[:1]])
+    more_x, more_y = torch.cat([x, x[:1], x[:1]]), torch.cat([targets, targets[:1], targets[:1]])
     valid = torch.arange(7) < 5
 
     def result(x: Tensor, y: Tensor, valid: Tensor | None) -> tuple[Tensor, ...]:
         return task.gradient(task.initial, task.initial[:0], x, y, valid)[:2]
 
-    for padded, plain in zip(result(more_x, more_y, valid), result(x, FIVE, None), strict=True):
+    for padded, plain in zip(result(more_x, more_y, valid), result(x, targets, None), strict=True):
         torch.testing.assert_close(padded, plain)
     padded, plain = (
-        task.scores(task.initial, Data(a, b, torch.tensor(5))).loss for a, b in ((more_x, more_y), (x, FIVE))
+        task.scores(task.initial, Data(a, b, torch.tensor(5))).loss
+        for a, b in ((more_x, more_y), (x, targets))
     )
     torch.testing.assert_close(padded, plain)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,9 @@ def test_targets_are_the_time_and_the_event() -> None:
     [
         (TIMES[:, 0], "two columns, the time and the event"),
         (np.c_[TIMES, TIMES], "two columns"),
+        (np.c_[TIMES, [0, 5, 0]], "the start 5 and the time 5 in sample 1"),
+        (np.c_[TIMES, [-1, 0, 0]], "the start -1"),
+        (np.c_[TIMES, [0, 0, np.nan]], "the start nan"),
         (TIMES * [0, 1], "the time 0 in sample 0; times are above 0"),
         (TIMES * [-1, 1], "the time -3 in sample 0"),
         (TIMES * [np.nan, 1], "the time nan"),
@@ -108,6 +112,61 @@ def test_columns_that_do_not_fit_are_refused(options: dict[str, str], message: s
         load(table, client="site", **options)  # type: ignore[arg-type]
 
 
+def in_stretches(columns: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """The cohort with a row until half a year and one after it, of those who are followed for longer."""
+    parts = []
+    patient = np.arange(len(columns["years"])).astype(np.float64)
+    for begin, end in ((0.0, 0.5), (0.5, np.inf)):
+        here = columns["years"] > begin
+        part = {name: values[here] for name, values in columns.items()} | {"patient": patient[here]}
+        part["died"] = part["died"] * (part["years"] <= end)
+        part["years"] = np.minimum(part["years"], end)
+        parts.append(part | {"since": np.full(int(here.sum()), begin)})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+STRETCHES: dict[str, Any] = {"target": "years", "event": "died", "start": "since", "client": "site"}
+
+
+def test_the_rows_of_a_patient_are_on_one_side(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", columns := in_stretches(cohort()))
+    dataset = load(table, group="patient", **STRETCHES)
+    assert dataset.table.targets == ("years", "died", "since")
+    assert [column.name for column in dataset.table.columns] == ["age", "dose"]
+    both = np.concatenate([dataset.train.y, dataset.test.y])
+    assert both.shape == (len(columns["years"]), 3)
+    train, test = (set(map(tuple, part.x.round(4).tolist())) for part in (dataset.train, dataset.test))
+    assert test
+    assert not train & test  # age and dose tell patients apart
+    np.testing.assert_array_equal(
+        load(table, target="years,died,since", kind="survival", client="site", group="patient").test.y,
+        dataset.test.y,
+    )
+
+
+def test_without_a_group_a_note_asks_for_it(tmp_path: Path) -> None:
+    dataset = load(written(tmp_path / "cohort.csv", in_stretches(cohort())), **STRETCHES)
+    assert "if a patient has several, keep them on one side with group='COLUMN'" in dataset.note
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"since": 0.0}, {"group": "patient"}, "a patient has a row until 0.5 and one that starts at 0"),
+        ({"since": 9.0}, {}, "the start 9 and the time"),
+        ({}, {"event": ""}, "named as start, and the task is not of survival"),
+        ({}, {"event": "", "kind": "survival"}, "survival has two columns"),
+    ],
+)
+def test_stretches_that_do_not_fit_are_refused(
+    change: dict[str, float], options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    columns = in_stretches(cohort())
+    columns |= {name: np.full(len(columns["years"]), value) for name, value in change.items()}
+    with pytest.raises(DataError, match=message):
+        load(written(tmp_path / "cohort.csv", columns), **{**STRETCHES, **options})
+
+
 def test_an_event_in_words_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "cohort.csv"
     table.write_text("age,years,status\n" + "50,2,dead\n61,3,alive\n" * 20)
@@ -133,6 +192,19 @@ def test_the_contract_of_a_table_of_survival(tmp_path: Path) -> None:
     agreed = contract.encoders.dataset(table, kind="survival")
     assert agreed.kind == "survival"
     assert agreed.train.x.shape[1] == 2
+
+
+def test_the_contract_of_stretches(tmp_path: Path) -> None:
+    table = written(tmp_path / "cohort.csv", in_stretches(cohort()))
+    contract = Contract.of(load(table, group="patient", **STRETCHES))
+    assert contract is not None
+    assert contract.target_names == ("years", "died", "since")
+    assert Contract.read(contract.as_json()) == contract
+    assert contract.encoders.dataset(table, kind="survival").train.y.shape[1] == 3
+    y = np.repeat(np.c_[TIMES, [0, 1, 0.25]], 10, axis=0)
+    of_arrays = Contract.of(from_arrays(np.arange(60.0).reshape(30, 2), y, kind="survival"))
+    assert of_arrays is not None
+    assert [target.name for target in of_arrays.targets] == ["time", "event", "start"]
 
 
 def test_the_draft_of_a_contract_of_survival(tmp_path: Path) -> None:

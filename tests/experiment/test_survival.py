@@ -10,7 +10,8 @@ import pytest
 
 import copfl
 from copfl.errors import CopflError, DataError
-from tests.data.test_survival import cohort, written
+from tests.commands import called
+from tests.data.test_survival import cohort, in_stretches, written
 
 QUICK: dict[str, Any] = {"rounds": 3, "model": "linear", "engine": "vmap", "target": "years", "event": "died"}
 QUICK |= {"client": "site", "lr": 0.05, "batch_size": 8, "rivals": False}
@@ -29,6 +30,26 @@ def test_the_order_of_the_events_is_learned(table: Path, task: dict[str, Any]) -
     assert last.shape == (3,)
     assert (last > 0.65).all()
     assert np.isfinite(result.final("test_loss")).all()
+
+
+@pytest.mark.parametrize("task", [{}, {"loss": "discrete_time", "cuts": [0.5, 1, 2]}])
+def test_a_patient_may_have_several_rows(
+    tmp_path: Path, task: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written(tmp_path / "stretches.csv", in_stretches(cohort(240)))
+    columns = {"start": "since", "group": "patient", "task": task, "rivals": True}
+    result = copfl.run("fedavg", table, **QUICK | columns, out=tmp_path / "run")
+    assert (result.final("c_index") > 0.65).all()
+    assert result.rivals is not None
+    assert (result.rivals.best > 0.6).all()
+    assert result.survival is not None
+    assert np.isnan(result.survival.brier).all()
+    assert [third.name for third in result.survival.thirds] == ["low risk", "medium risk", "high risk"]
+    bundle = copfl.load(tmp_path / "run", 0)
+    probabilities = bundle.predict_survival({"age": [50.0, 70.0], "dose": [0.0, 0.0]}, [0.5])[:, 0]
+    assert probabilities[0] > probabilities[1]
+    done = called(capsys, "evaluate", tmp_path / "run", "--client", 0, "--data", table)
+    assert "C-index" in done.out, done.err
 
 
 def test_without_a_comparable_pair_a_client_is_left_out_of_the_mean(tmp_path: Path) -> None:

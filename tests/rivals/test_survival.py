@@ -44,6 +44,26 @@ def test_the_gradient_is_zero_at_the_coefficients(ridge: float) -> None:
     np.testing.assert_allclose(model(x).mean(), 0, atol=1e-9)
 
 
+def late(targets: Floats) -> Floats:
+    """The targets with starts: half of the rows enter late."""
+    start = np.floor(targets[:, 0] / 2) * (np.arange(len(targets)) % 2)
+    return np.column_stack([targets, start])
+
+
+def test_the_likelihood_and_its_maximum_with_starts() -> None:
+    x, y = patients()
+    y = late(y)
+    losses = survival(ties="breslow").losses(torch.from_numpy(x[:, :1]), torch.from_numpy(y))
+    assert log_likelihood(x[:, 0], y) == pytest.approx(-float(losses.sum()))
+    deviation = x.std(0)
+    beta = torch.tensor(ridge_cox(x, y, 0.5).coefficients * deviation, requires_grad=True)
+    risk = torch.from_numpy((x - x.mean(0)) / deviation) @ beta
+    losses = survival(ties="breslow").losses(risk[:, None], torch.from_numpy(y))
+    (losses.sum() + 0.25 * (beta**2).sum()).backward()  # type: ignore[no-untyped-call]
+    assert beta.grad is not None
+    assert float(beta.grad.abs().max()) < 1e-4
+
+
 def test_a_column_without_variance_and_one_patient_more_than_columns_are_no_trouble() -> None:
     x, y = patients(5)
     x[:, 1] = 7

@@ -44,6 +44,9 @@ def describe(
     event: Annotated[
         str | None, option("Data", "Of survival, the column that says whether the event was seen.")
     ] = None,
+    start: Annotated[
+        str | None, option("Data", "Of survival, the column of the time after which a row is at risk.")
+    ] = None,
     settings: Annotated[
         list[str] | None, option("Data", "Any option as data.KEY=VALUE; repeatable.", "--set -s")
     ] = None,
@@ -55,7 +58,7 @@ def describe(
     from copfl.settings import named_code
     from copfl.settings.data import data_of, data_record
 
-    line = {"name": name, "target": target, "client": client, "text": text, "event": event}
+    line = {"name": name, "target": target, "client": client, "text": text, "event": event, "start": start}
     line |= {"dir": None if data_dir is None else str(data_dir)}
     table = {key: value for key, value in line.items() if value is not None}
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}

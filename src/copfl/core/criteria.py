@@ -48,7 +48,10 @@ class Criterion:
 
     def at_risk(self, y: Tensor, valid: Tensor | None) -> Tensor:
         """The targets, those of samples that are not valid before all times: they are at risk at no event."""
-        return y if valid is None or self.kind != "survival" else torch.where(valid[:, None], y, -1)
+        if valid is None or self.kind != "survival":
+            return y
+        before = -1 - torch.arange(y.shape[1], dtype=y.dtype, device=y.device)  # the start before the time
+        return torch.where(valid[:, None], y, before)
 
 
 def classification(class_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> Criterion:
@@ -306,7 +309,8 @@ def _tokens_right(logs: Tensor, y: Tensor) -> Tensor:
     return right.sum(-1).to(logs.dtype) / counted.sum(-1).clamp(min=1)
 
 
-# Times until an event: targets [b, 2] are the time, from 0 on, and whether the event was seen then
+# Times until an event: targets [b, 2] are the time, from 0 on, and whether the event was seen then; [b, 3] have the
+# time, too, after which a sample is at risk
 
 
 def _as_they_are(outputs: Tensor) -> Tensor:
@@ -319,7 +323,10 @@ def _partial_likelihood(ties: str, outputs: Tensor, y: Tensor) -> Tensor:
     With Efron's rule, the l-th of d events at one time has l / d of their own hazards taken away.
     """
     risk, time, seen = outputs[:, 0], y[:, 0], y[:, 1] > 0.5
-    weight = (time >= time[:, None]).to(risk.dtype)  # [event, at risk]
+    at_risk = time >= time[:, None]  # [event, sample]
+    if y.shape[1] > 2:
+        at_risk = at_risk & (y[:, 2] < time[:, None])
+    weight = at_risk.to(risk.dtype)
     if ties == "efron":
         tied = ((time == time[:, None]) & seen).to(risk.dtype)
         earlier = tied.tril(-1).sum(1) / tied.sum(1).clamp(min=1)
@@ -339,9 +346,13 @@ def _interval_losses(ends: tuple[float, ...], logits: Tensor, y: Tensor) -> Tens
 
 
 def _passage(y: Tensor, begin: float, end: float) -> tuple[Tensor, Tensor]:
-    """Whether a sample went through this interval whole, and whether its event was in it."""
+    """Whether a sample was there at the end of this interval without its event, and whether its event was in it.
+
+    A sample that began to be at risk within an interval counts in it, so that each patient of several rows counts once.
+    """
     time, seen = y[:, 0], y[:, 1] > 0.5
-    return (time > end) | ((time == end) & ~seen), seen & (time > begin) & (time <= end)
+    survived, ended = (time > end) | ((time == end) & ~seen), seen & (time > begin) & (time <= end)
+    return (survived & (y[:, 2] < end), ended) if y.shape[1] > 2 else (survived, ended)
 
 
 def _incidences(logits: Tensor) -> Tensor:
@@ -352,9 +363,14 @@ def _incidences(logits: Tensor) -> Tensor:
 def _incidence_losses(ends: tuple[float, ...], incidences: Tensor, y: Tensor) -> Tensor:
     """`_interval_losses` of what is predicted, which may be of a mixture of models."""
     before, likelihood = torch.zeros_like(incidences[:, 0]), torch.ones_like(incidences[:, 0])
+    entered, is_counted = likelihood, torch.zeros_like(y[:, 0], dtype=torch.bool)
     for incidence, begin, end in zip(incidences.unbind(1), (-1.0, *ends), ends, strict=False):
         survived, ended = _passage(y, begin, end)
+        entered = torch.where(
+            (survived | ended) & ~is_counted, 1 - before, entered
+        )  # who is first at risk here
+        is_counted = is_counted | survived | ended
         likelihood = torch.where(survived, 1 - incidence, likelihood)
         likelihood = torch.where(ended, incidence - before, likelihood)
         before = incidence
-    return -likelihood.clamp(min=1e-12).log()
+    return -(likelihood.clamp(min=1e-12) / entered.clamp(min=1e-12)).log()

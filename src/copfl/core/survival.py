@@ -1,10 +1,12 @@
 """Times until an event: how well risks order them, curves of survival, and how good probabilities of it are.
 
 Targets are rows [time, event]: the event was seen at this time (1), or the sample was lost sight of then (0, censored).
+With a third column, [time, event, start], a row is at risk from after its start: a patient that entered late, or one
+that has a row for each stretch of time.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,13 @@ NORMAL = 1.959964  # deviations on both sides that have 95 % of a normal distrib
 
 
 def times_and_events(targets: NDArray[np.floating]) -> tuple[Numbers, NDArray[np.bool_]]:
-    """The two columns of targets [n, 2]."""
+    """The first two columns of targets."""
     return np.asarray(targets[:, 0], np.float64), np.asarray(targets[:, 1]) > 0.5
+
+
+def starts(targets: NDArray[np.floating]) -> Numbers | None:
+    """[n], after which each row is at risk; None: from the beginning."""
+    return np.asarray(targets[:, 2], np.float64) if targets.shape[1] > 2 else None
 
 
 def risks(predictions: NDArray[np.floating]) -> Numbers:
@@ -34,16 +41,18 @@ def concordance(risk: Numbers, targets: NDArray[np.floating]) -> float:
     """Harrell's C: of the comparable pairs, the share in which the earlier event has the larger risk.
 
     A pair is comparable if one had its event before the time of the other, or at the time at which the other was
-    censored. Equal risks count half.
+    censored; with starts, if the other was at risk at the time of the event. Equal risks count half.
 
     Raises:
         ValueError: No pair is comparable.
     """
     time, seen = times_and_events(targets)
-    events, pairs, right = np.flatnonzero(seen), 0, 0.0
+    events, start, pairs, right = np.flatnonzero(seen), starts(targets), 0, 0.0
     for some in np.array_split(events, 1 + len(events) * len(time) // PAIRS_AT_ONCE):
         at, own = time[some, None], risk[some, None]
         later = (time > at) | ((time == at) & ~seen)  # [events, samples]
+        if start is not None:
+            later &= start < at
         pairs += int(later.sum())
         right += float((later & (own > risk)).sum()) + 0.5 * float((later & (own == risk)).sum())
     if not pairs:
@@ -77,9 +86,12 @@ class KaplanMeier(NamedTuple):
 
 
 def kaplan_meier(targets: NDArray[np.floating]) -> KaplanMeier:
-    """Kaplan and Meier's estimate, with Greenwood's variance; at least one row."""
-    time, seen = times_and_events(targets)
-    times, events, at_risk = _steps(time, seen)
+    """Kaplan and Meier's estimate, with Greenwood's variance; at least one row.
+
+    With starts it is that of those who are at risk (Tsai, Jewell and Wang 1987), and it falls to 0 where all of few
+    have the event.
+    """
+    times, events, at_risk = _steps(targets)
     survival: Numbers = np.cumprod(1 - events / at_risk, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(events / (at_risk * (at_risk - events)))
@@ -90,11 +102,33 @@ def kaplan_meier(targets: NDArray[np.floating]) -> KaplanMeier:
     return KaplanMeier(Curve(times, survival, 1.0), low, high, at_risk)
 
 
-def _steps(time: Numbers, seen: NDArray[np.bool_]) -> tuple[Numbers, NDArray[np.int64], NDArray[np.int64]]:
+def _steps(targets: NDArray[np.floating]) -> tuple[Numbers, NDArray[np.int64], NDArray[np.int64]]:
     """The times at which events were seen, how many, and how many rows were at risk just before."""
+    time, seen = times_and_events(targets)
     times, place = np.unique(time[seen], return_inverse=True)
-    at_risk = len(time) - np.searchsorted(np.sort(time), times, side="left")
+    at_risk = summed_at_risk(np.ones(len(time), np.int64), targets, times)
     return times, np.bincount(place, minlength=len(times)), at_risk
+
+
+def summed_at_risk(values: NDArray[Any], targets: NDArray[np.floating], times: Numbers) -> NDArray[Any]:
+    """[k, ...], for each of k times the sum of the values over the rows that are at risk just before it.
+
+    Args:
+        values: [n, ...].
+        targets: Of the rows.
+        times: [k].
+    """
+
+    def from_then_on(ends: Numbers) -> NDArray[Any]:
+        """The sums over the rows whose end is at the time or later."""
+        order = np.argsort(ends)
+        sums = np.cumsum(values[order][::-1], axis=0)[::-1]
+        none = np.zeros((1, *values.shape[1:]), values.dtype)
+        return np.asarray(np.concatenate([sums, none])[np.searchsorted(ends[order], times, side="left")])
+
+    time, _ = times_and_events(targets)
+    start = starts(targets)
+    return from_then_on(time) if start is None else from_then_on(time) - from_then_on(start)
 
 
 def baseline_hazard(risk: Numbers, targets: NDArray[np.floating]) -> Curve:
@@ -102,14 +136,11 @@ def baseline_hazard(risk: Numbers, targets: NDArray[np.floating]) -> Curve:
 
     Args:
         risk: [n], logarithms of hazards, of the rows that it is estimated from.
-        targets: Of these rows, [n, 2].
+        targets: Of these rows.
     """
-    time, seen = times_and_events(targets)
-    times, events, _ = _steps(time, seen)
-    order = np.argsort(time)
+    times, events, _ = _steps(targets)
     top = float(risk.max(initial=0.0))  # so that no exponential is infinite
-    summed = np.cumsum(np.exp(risk[order] - top)[::-1])[::-1]  # of those with this time or a later one
-    at_risk = summed[np.searchsorted(time[order], times, side="left")] if len(times) else summed[:0]
+    at_risk = summed_at_risk(np.exp(risk - top), targets, times)
     return Curve(times, np.cumsum(events / at_risk) * np.exp(-top))
 
 

@@ -54,8 +54,8 @@ class Samples:
     """One split. Images are uint8 [n, channels, height, width]; other data is of any dtype, [n, ...].
 
     Targets: classes int64 [n]; labels float [n, k], 0 or 1 (multilabel); values float [n] or [n, k]
-    (regression); tokens int64 [n, T] (next_token); time and event float [n, 2] (survival). Text that is not
-    yet tokens is a str array x [n].
+    (regression); tokens int64 [n, T] (next_token); time and event float [n, 2], or with the start [n, 3]
+    (survival). Text that is not yet tokens is a str array x [n].
     """
 
     x: Inputs

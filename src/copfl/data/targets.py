@@ -227,13 +227,15 @@ def _tokens(parts: list[NDArray[Any]], names: Sequence[str] | None) -> Targets:
 
 
 def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
-    """Times until an event [n, 2]: the time, and whether the event was seen then or the sample was lost sight of."""
+    """Times until an event: the time, whether the event was seen then or the sample was lost sight of, and, where a
+    third column says so, the start after which the sample is at risk."""
     for name, part in zip(names, parts, strict=False):
-        if part.ndim != 2 or part.shape[1] != 2:
+        if part.ndim != 2 or part.shape[1] not in (2, 3):
             raise DataError(
-                f"{name} has shape {list(part.shape)}; survival has two columns, the time and the event"
+                f"{name} has shape {list(part.shape)}; survival has two columns, the time and the event, "
+                "or three with the start"
             )
-        time, event = part[:, 0], part[:, 1]
+        time, event, start = part[:, 0], part[:, 1], part[:, 2] if part.shape[1] > 2 else np.zeros(len(part))
         if len(wrong := np.flatnonzero(~((time > 0) & (time <= LARGEST_NUMBER)))):
             raise DataError(
                 f"{name} has the time {time[wrong[0]]:g} in sample {wrong[0]}; times are above 0: leave out what was "
@@ -243,6 +245,15 @@ def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
             raise DataError(
                 f"{name} has the event {event[wrong[0]]:g} in sample {wrong[0]}; it is 1 where the event was seen at "
                 "the time, and 0 where the time is censored"
+            )
+        if len(
+            wrong := np.flatnonzero(~((start >= 0) & (start.astype(np.float32) < time.astype(np.float32))))
+        ):
+            row = wrong[0]
+            raise DataError(
+                f"{name} has the start {start[row]:g} and the time {time[row]:g} in sample {row}; a sample is at risk "
+                "from after its start, which is 0 or more, until its time, which is later: leave out rows without a "
+                "length"
             )
     seen = sum(int(part[:, 1].sum()) for part in parts)
     note = f"{seen:,} of {sum(map(len, parts)):,} times end with the event, the others are censored"

@@ -147,7 +147,7 @@ def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
     own = {"data" if name == "dataset" else name: value for name, value in values.items()}
     options: dict[str, Any] = {**own.pop("data_options", {})}
-    columns = ("target", "client", "text", "group", "time", "event")
+    columns = ("target", "client", "text", "group", "time", "event", "start")
     options |= {name: own.pop(name) for name in columns if name in own}
     kinds = ("algorithm", "dataset", "model", "optimizer", "partition")
     for kind in own:

@@ -24,8 +24,10 @@ from copfl.core.survival import (
     medians,
     medians_in_intervals,
     risks,
+    starts,
     survival_at,
     survival_in_intervals,
+    times_and_events,
 )
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
@@ -40,10 +42,12 @@ MOST_STEPS = 500  # of a stored hazard
 GRID = 50  # times at which the Brier score is computed
 MIDDLE = (0.1, 0.9)  # of the training times: outside, few samples are known
 THIRDS = ("low risk", "medium risk", "high risk")
+MOST_SITES = 8  # whose curves are shown, those of most samples
+MOST_GROUPS, LEAST_IN_GROUP = 5, 10  # of risk, whose probabilities are compared with what was observed
 
 
 class Observed(NamedTuple):
-    """Kaplan and Meier's curve of some test samples, with 95 % intervals."""
+    """Kaplan and Meier's curve of some samples, with 95 % intervals."""
 
     name: str
     samples: int
@@ -53,12 +57,37 @@ class Observed(NamedTuple):
     high: tuple[float, ...]
 
 
+class RiskGroup(NamedTuple):
+    """Test samples of similar predicted probability that the event happens by a horizon."""
+
+    samples: int
+    predicted: float  # their mean probability
+    observed: float  # by Kaplan and Meier
+    low: float  # of the 95 % interval of what is observed
+    high: float
+
+
+class AtHorizon(NamedTuple):
+    """Probabilities of the event by a horizon beside what was observed; of the test samples of all clients."""
+
+    horizon: float
+    groups: tuple[RiskGroup, ...]  # from low to high risk
+
+    @property
+    def error(self) -> float:
+        """The mean distance, a sample counts as any other."""
+        samples = sum(group.samples for group in self.groups)
+        return sum(group.samples * abs(group.predicted - group.observed) for group in self.groups) / samples
+
+
 class Survival(NamedTuple):
     """The clients' probabilities of survival on their test samples, [clients]; nan where nothing is known."""
 
     brier: Numbers  # the integrated Brier score
     reference: Numbers  # that of Kaplan and Meier's curve of the training samples
     thirds: tuple[Observed, ...]  # by predicted risk within each client; of the test samples of all clients
+    sites: tuple[Observed, ...]  # of all samples of a client, by its number; at most MOST_SITES
+    calibration: AtHorizon | None  # None: with starts, and where hardly anything is known
     hazards: tuple[Hazard | None, ...]  # of the bundles; not in the file
 
     @property
@@ -135,6 +164,10 @@ def measured(task: Task, federation: FederatedData, models: ClientModels) -> Sur
     brier, reference = (np.full(federation.clients, np.nan) for _ in range(2))
     hazards: list[Hazard | None] = [None] * federation.clients
     thirds: list[tuple[Array, Array]] = []  # of the test samples, which third, and their targets
+    judged: list[
+        tuple[Array, Array]
+    ] = []  # the probability that the event has happened by the horizon, and the targets
+    horizon, sites = _horizon(federation), _of_sites(federation)
     for n in range(federation.clients):
         if (kept := models.get(n)) is None:
             continue
@@ -149,13 +182,61 @@ def measured(task: Task, federation: FederatedData, models: ClientModels) -> Sur
         brier[n], reference[n] = _scores(found, targets, known, task.criterion.cuts, hazards[n])
         place = np.argsort(np.argsort(risks(found), kind="stable"))
         thirds.append((((place + 0.5) / len(found) * len(THIRDS)).astype(np.int64), targets))
-    return Survival(brier, reference, _observed(thirds), tuple(hazards))
+        judged.append((1 - survival_of(found, horizon, task.criterion.cuts, hazards[n])[:, 0], targets))
+    return Survival(brier, reference, _observed(thirds), sites, _at_horizon(horizon, judged), tuple(hazards))
+
+
+def _targets(federation: FederatedData, client: int) -> Array:
+    """Of all samples of a client."""
+    parts = [tree.row(split.rows([client]), 0) for split in (federation.train, federation.test)]
+    return np.concatenate([part.y[: int(part.size)].cpu().numpy() for part in parts])
+
+
+def _of_sites(federation: FederatedData) -> tuple[Observed, ...]:
+    """The curves of the clients of most samples, by their numbers."""
+    sizes = federation.train.sizes + federation.test.sizes
+    largest = sorted(np.argsort(-sizes, kind="stable")[:MOST_SITES].tolist())
+    return tuple(_curve(str(n), _targets(federation, n)) for n in largest if sizes[n])
+
+
+def _horizon(federation: FederatedData) -> Numbers:
+    """[1], the median time of the events of all training samples."""
+    known = [tree.row(federation.train.rows([n]), 0) for n in range(federation.clients)]
+    targets = np.concatenate([part.y[: int(part.size)].cpu().numpy() for part in known])
+    time, seen = times_and_events(targets)
+    return np.array([np.median(time[seen])])
+
+
+def _at_horizon(horizon: Numbers, parts: Sequence[tuple[Array, Array]]) -> AtHorizon | None:
+    """Groups of test samples by their probabilities, each at least LEAST_IN_GROUP and followed to the horizon."""
+    if not parts:
+        return None
+    probability, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    known = np.isfinite(probability)
+    if starts(targets) is not None or not (count := min(MOST_GROUPS, int(known.sum()) // LEAST_IN_GROUP)):
+        return None
+    probability, targets = probability[known], targets[known]
+    groups = []
+    for rows in np.array_split(np.argsort(probability, kind="stable"), count):
+        curve = _curve("", targets[rows])
+        if targets[rows, 0].max() < horizon[0] and (not curve.survival or curve.survival[-1] > 0):
+            continue  # nobody was followed so far
+        place = int(np.searchsorted(curve.times, horizon[0], side="right")) - 1
+        left = [1.0 if place < 0 else column[place] for column in (curve.survival, curve.high, curve.low)]
+        observed, low, high = (1 - value for value in left)
+        groups.append(RiskGroup(len(rows), float(probability[rows].mean()), observed, low, high))
+    return AtHorizon(float(horizon[0]), tuple(groups)) if groups else None
 
 
 def _scores(
     predictions: Array, targets: Array, known: Array, cuts: Sequence[float], hazard: Hazard | None
 ) -> tuple[float, float]:
-    """The integrated Brier score of a model, and of the curve of the training samples; nan: not defined."""
+    """The integrated Brier score of a model, and of the curve of the training samples; nan: not defined.
+
+    With starts it is not: its weights are of samples that are followed from time 0.
+    """
+    if starts(targets) is not None:
+        return np.nan, np.nan
     low, high = np.quantile(known[:, 0], MIDDLE)
     high = min(high, float(targets[:, 0].max()), *cuts[-1:])
     if not low < high:
@@ -175,16 +256,32 @@ def _observed(parts: Sequence[tuple[Array, Array]]) -> tuple[Observed, ...]:
     found = []
     for third, name in enumerate(THIRDS):
         if len(own := targets[number == third]):
-            curve = kaplan_meier(own)
-            columns = (curve.survival.times, curve.survival.values, curve.low, curve.high)
-            found.append(Observed(name, len(own), *(tuple(column.tolist()) for column in columns)))
+            found.append(_curve(name, own))
     return tuple(found)
+
+
+def _curve(name: str, targets: Array) -> Observed:
+    """Kaplan and Meier's curve of these samples, of at most MOST_STEPS steps."""
+    curve = kaplan_meier(targets)
+    columns = (curve.survival.times, curve.survival.values, curve.low, curve.high)
+    kept = np.unique(
+        np.linspace(0, len(curve.low) - 1, min(len(curve.low), MOST_STEPS)).round().astype(np.int64)
+    )
+    return Observed(name, len(targets), *(tuple(column[kept].tolist()) for column in columns))
 
 
 def as_json(found: Survival) -> dict[str, Any]:
     """For survival.json and the summary of a run."""
-    thirds = [one._asdict() for one in found.thirds]
-    return dict(plain({"brier": found.brier, "reference": found.reference, "thirds": thirds}))
+    content: dict[str, Any] = {"brier": found.brier, "reference": found.reference}
+    content |= {name: [one._asdict() for one in getattr(found, name)] for name in ("thirds", "sites")}
+    if (calibration := found.calibration) is not None:
+        groups = [group._asdict() for group in calibration.groups]
+        content["calibration"] = {
+            "horizon": calibration.horizon,
+            "error": calibration.error,
+            "groups": groups,
+        }
+    return dict(plain(content))
 
 
 def write(found: Survival, folder: Path) -> None:
@@ -198,29 +295,53 @@ def read(folder: Path) -> Survival | None:
 
 
 def _survival(content: dict[str, Any]) -> Survival:
-    thirds = tuple(
-        Observed(
-            str(one["name"]),
-            int(one["samples"]),
-            *(tuple(map(float, one[name])) for name in Observed._fields[2:]),
+    thirds, sites = (
+        tuple(
+            Observed(
+                str(one["name"]),
+                int(one["samples"]),
+                *(tuple(map(float, one[name])) for name in Observed._fields[2:]),
+            )
+            for one in content[kind]
         )
-        for one in content["thirds"]
+        for kind in ("thirds", "sites")
     )
-    if any(len({len(column) for column in one[2:]}) > 1 for one in thirds):
+    if any(len({len(column) for column in one[2:]}) > 1 for one in (*thirds, *sites)):
         raise ValueError("a curve has columns of different lengths")
     brier, reference = (np.array(content[name], np.float64) for name in ("brier", "reference"))
-    return Survival(brier, reference, thirds, ())
+    if any(not 0 <= int(one.name) < len(brier) for one in sites):
+        raise ValueError("a curve is of a client that is not there")
+    calibration = None
+    if "calibration" in content:
+        groups = tuple(
+            RiskGroup(int(one["samples"]), *(float(one[name]) for name in RiskGroup._fields[1:]))
+            for one in content["calibration"]["groups"]
+        )
+        if not groups or any(group.samples < 1 for group in groups):
+            raise ValueError("a calibration has groups of at least one sample")
+        calibration = AtHorizon(float(content["calibration"]["horizon"]), groups)
+    return Survival(brier, reference, thirds, sites, calibration, ())
 
 
 def in_words(found: Survival) -> list[str]:
-    """The means over clients, in a sentence; none where nothing is known."""
+    """The means over clients, and the calibration, a sentence each; none where nothing is known."""
+    at_horizon = []
+    if (calibration := found.calibration) is not None:
+        share = f"{100 * calibration.error:.1f} points from Kaplan and Meier's share"
+        groups = (
+            f"mean over {len(calibration.groups)} groups of risk"
+            if len(calibration.groups) > 1
+            else "one group"
+        )
+        at_horizon = [f"Probabilities of the event by {calibration.horizon:g}: {share}, {groups}."]
     both = ~np.isnan(found.gains)
     if not both.any():
-        return []
+        return at_horizon
     own, curve = (float(mean_of_known(values[both])) for values in (found.brier, found.reference))
     beside = f"Kaplan and Meier's curve of each client's training samples: {curve:.3f}"
     score = f"integrated Brier score {own:.3f} ({beside}; lower is better)"
     sentence = f"Probabilities of survival, mean over clients: {score}"
     worse = int((found.gains[both] <= 0).sum())
     clients = f"{worse} client{'s' * (worse > 1)} of {int(both.sum())}"
-    return [f"{sentence}.", *([f"{clients}: no better than that curve."] if worse else [])]
+    beaten = [f"{clients}: no better than that curve."] if worse else []
+    return [f"{sentence}.", *beaten, *at_horizon]

@@ -170,7 +170,7 @@ def probabilities(run: RunData) -> Iterator[Chart]:
 
 
 def survival(run: RunData) -> Iterator[Chart]:
-    """Kaplan and Meier's curve per third of predicted risk, and each client's Brier score beside that of its curve."""
+    """Kaplan and Meier's curves by predicted risk and per client, the calibration, and each client's Brier score."""
     found = run.survival
     if found is None or not run.records:
         return
@@ -187,6 +187,41 @@ def survival(run: RunData) -> Iterator[Chart]:
         title, x_title = "Survival by predicted risk", "time"
         x = sorted({time for line in lines for time in line.x})
         yield Lines("kaplan-meier", title, about, x, "without an event, %", lines, " %", x_title=x_title)
+    if curves := [one for one in found.sites if one.times]:
+        some = f"the {len(curves)} largest clients" if len(run.client_names) > len(curves) else "each client"
+        about = (
+            f"All samples of {some} without an event, by Kaplan and Meier. Where the curves are apart, the "
+            "clients' hazards differ, whatever the model; each client has a baseline hazard of its own."
+        )
+        end = max(one.times[-1] for one in curves)
+        lines = [
+            _stairs(one._replace(name=run.client_names[int(one.name)]), end, place)._replace(low=(), high=())
+            for place, one in enumerate(curves)
+        ]
+        x = sorted({time for line in lines for time in line.x})
+        title, x_title = "Survival per client", "time"
+        yield Lines(
+            "kaplan-meier-clients", title, about, x, "without an event, %", lines, " %", x_title=x_title
+        )
+    if (calibration := found.calibration) is not None:
+        about = (
+            "Test samples of all clients in groups by the probability of an event that each client's model predicts "
+            f"by the time {calibration.horizon:g}, the median time of the training samples' events. Observed is Kaplan "
+            "and Meier's share with its 95 % interval. Where probabilities mean what they say, the curve is on the "
+            f"diagonal; the mean distance is {100 * calibration.error:.1f} points."
+        )
+        predicted, observed, low, high = (
+            [100 * value for value in column] for column in list(zip(*calibration.groups, strict=True))[1:]
+        )
+        remarks = [f"{group.samples} samples" for group in calibration.groups]
+        lines = [
+            Line("models", observed, low, high, remarks),
+            Line("as they say", predicted, colour=1, dash=1),
+        ]
+        title, x_title = "Calibration at a horizon", "predicted probability of the event, %"
+        yield Lines(
+            "calibration-horizon", title, about, predicted, "observed, %", lines, " %", x_title=x_title
+        )
     if np.isfinite(found.brier).any():
         about = (
             "The integrated Brier score of each client's model on its test samples, lower is better. A model right of "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.core.metrics import Metric
-from copfl.core.survival import times_and_events
+from copfl.core.survival import Curve, starts, summed_at_risk, times_and_events
 from copfl.rivals.effort import VALIDATED_ROWS
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import CONSTANT, LINEAR, Array, Rival, SiteRows
@@ -34,17 +34,16 @@ def log_likelihood(risk: Numbers, targets: Array) -> float:
 
     Args:
         risk: [n], logarithms of hazards.
-        targets: [n, 2].
+        targets: Of the rows.
     """
-    time, seen = times_and_events(targets)
-    return float((risk - np.log(_at_risk(np.exp(risk - risk.max()), time)) - risk.max())[seen].sum())
+    _, seen = times_and_events(targets)
+    top = risk.max()
+    return float((risk - np.log(_total_at_risk(np.exp(risk - top), targets)) - top)[seen].sum())
 
 
-def _at_risk(values: Array, time: Numbers) -> Array:
-    """For each row, the sum of the values [n, ...] over the rows with its time or a later one."""
-    order = np.argsort(time)
-    sums = np.cumsum(values[order][::-1], axis=0)[::-1]
-    return np.asarray(sums[np.searchsorted(time[order], time, side="left")])
+def _total_at_risk(hazards: Numbers, targets: Array) -> Numbers:
+    """[n], the sum of the hazards of those at risk at each row's time: at least its own, whatever rounding does."""
+    return np.asarray(np.maximum(summed_at_risk(hazards, targets, times_and_events(targets)[0]), hazards))
 
 
 def ridge_cox(x: Array, targets: Array, ridge: float) -> Cox:
@@ -52,12 +51,13 @@ def ridge_cox(x: Array, targets: Array, ridge: float) -> Cox:
 
     Args:
         x: [n, columns]; the ridge is for columns that are divided by their deviation.
-        targets: [n, 2].
+        targets: Of the rows.
         ridge: Above 0.
     """
     mean, deviation = x.mean(0), x.std(0)
     deviation = np.where(deviation > 1e-12, deviation, 1.0)
-    z, (time, seen) = (x - mean) / deviation, times_and_events(targets)
+    z, (time, seen), start = (x - mean) / deviation, times_and_events(targets), starts(targets)
+    order = np.argsort(time)
     beta = np.zeros(z.shape[1])
 
     def value(beta: Numbers) -> float:
@@ -67,10 +67,12 @@ def ridge_cox(x: Array, targets: Array, ridge: float) -> Cox:
     for _ in range(STEPS):
         risk = z @ beta
         w = np.exp(risk - risk.max())
-        total = _at_risk(w, time)
-        means = _at_risk(w[:, None] * z, time)[seen] / total[seen, None]  # of those at risk, at each event
-        # How much of each row's hazard has passed: the sum of 1 / total over the events up to its time.
-        passed = _at_risk(np.where(seen, 1 / total, 0), -time)
+        total = _total_at_risk(w, targets)
+        # Of those at risk, at each event.
+        means = summed_at_risk(w[:, None] * z, targets, time[seen]) / total[seen, None]
+        # How much of each row's hazard has passed: the sum of 1 / total over the events while it was at risk.
+        hazard = Curve(time[order], np.cumsum(np.where(seen, 1 / total, 0)[order]))
+        passed = hazard.at(time) if start is None else hazard.at(time) - hazard.at(start)
         gradient = (z[seen] - means).sum(0) - ridge * beta
         curvature = (z * (w * passed)[:, None]).T @ z - means.T @ means + ridge * np.eye(len(beta))
         step, before = np.linalg.solve(curvature, gradient), now

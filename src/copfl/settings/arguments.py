@@ -90,6 +90,7 @@ class Everyday(TypedDict, total=False):
         str,
         "Of survival, the column of a table that says whether the event was seen at the time in `target`.",
     ]
+    start: Annotated[str, "Of survival, the column of a table with the time after which a row is at risk."]
     adapter: Annotated[str | Options, 'Such as "lora:r=8".']
     preset: Annotated[str, 'Settings below all others, such as "demo".']
     base_tables: Annotated[
@@ -168,6 +169,7 @@ PLACES = {
     "group": ("data", "group"),
     "time": ("data", "time"),
     "event": ("data", "event"),
+    "start": ("data", "start"),
 }
 F = TypeVar("F", bound=Callable[..., Any])
 

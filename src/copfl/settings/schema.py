@@ -114,6 +114,12 @@ class Data(Component):
         "Of survival, the column that says whether the event was seen at the time in the target (1) or not (0).",
         "--event",
     )
+    start: str | None = in_data(
+        None,
+        "Of survival, the column of the time after which a row is at risk: of patients who entered late, or have "
+        "several rows.",
+        "--start",
+    )
     skip_corrupt: bool | None = in_data(None, "Leave out damaged images of a folder.", "--skip-corrupt")
 
 

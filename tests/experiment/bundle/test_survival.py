@@ -156,12 +156,58 @@ def test_the_run_says_what_probabilities_are_worth(
         assert (found.gains > 0).any()
         assert [third.name for third in found.thirds] == ["low risk", "medium risk", "high risk"]
         assert "integrated Brier score" in survival.in_words(found)[0]
+        assert [one.name for one in found.sites] == ["0", "1", "2"]
+        assert sum(one.samples for one in found.sites) == 240
+        assert found.calibration is not None
+        assert sum(group.samples for group in found.calibration.groups) == sum(
+            one.samples for one in found.thirds
+        )
+        predicted = [group.predicted for group in found.calibration.groups]
+        assert predicted == sorted(predicted)
+        assert found.calibration.error < 0.25
+        assert "points from Kaplan and Meier's share" in survival.in_words(found)[-1]
         page = sections(read_all([folder / run]))
         (section,) = (one for one in page if one.name == "survival")
-        assert [chart.name for chart in section.charts] == ["kaplan-meier", "brier"]
+        assert [chart.name for chart in section.charts] == [
+            "kaplan-meier",
+            "kaplan-meier-clients",
+            "calibration-horizon",
+            "brier",
+        ]
     done = called(capsys, "report", folder / "cox", "--out", tmp_path / "page.html")
     assert done.code == 0, done.err
     assert "Survival by predicted risk" in (tmp_path / "page.html").read_text()
+
+
+def test_the_calibration_by_hand() -> None:
+    """Twenty samples in two groups: of the ten of low risk two had the event by 1, of the others all."""
+    probability = np.repeat([0.1, 0.9], 10)
+    time = np.concatenate([[0.5, 0.5], np.full(8, 2.0), np.full(10, 0.5)])
+    targets = np.stack([time, time < 1], 1)
+    order = np.random.default_rng(0).permutation(20)
+    parts = [(probability[some], targets[some]) for some in np.array_split(order, 3)]
+    found = survival._at_horizon(np.array([1.0]), parts)
+    assert found is not None
+    low, high = found.groups
+    assert (low.samples, low.predicted, high.samples, high.predicted) == (
+        10,
+        pytest.approx(0.1),
+        10,
+        pytest.approx(0.9),
+    )
+    assert low.observed == pytest.approx(0.2)
+    assert low.low < 0.2 < low.high
+    assert (high.observed, high.low, high.high) == (1, 1, 1)
+    assert found.error == pytest.approx(0.1)
+    # Who is censored before the horizon counts by the others, and what nobody was followed to is not known.
+    targets[targets[:, 0] > 1] = [0.9, 0]
+    (group,) = survival._at_horizon(np.array([1.0]), [(probability, targets)]).groups  # type: ignore[union-attr]
+    assert group.predicted == pytest.approx(0.9)
+    assert survival._at_horizon(np.array([1.0]), [(probability[:9], targets[:9])]) is None
+    assert (
+        survival._at_horizon(np.array([1.0]), [(probability, np.column_stack([targets, targets[:, 0] / 2]))])
+        is None
+    )
 
 
 def test_a_curve_with_more_times_than_values_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -64,14 +64,19 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     assert result["rmse_after"] < result["rmse_before"]
 
 
+@pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize(
     "task", [{}, {"task.loss": "discrete_time", "task.cuts": [0.5, 1], "samples.classes": 2}]
 )
-def test_survival_has_the_models_and_metrics_of_the_simulation(task: dict[str, Any], tmp_path: Path) -> None:
+def test_survival_has_the_models_and_metrics_of_the_simulation(
+    task: dict[str, Any], starts: bool, tmp_path: Path
+) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 4)).astype(np.float32)
     time, end = rng.exponential(np.exp(-x[:, 0])) + 0.01, rng.exponential(2, 90) + 0.01
-    dataset = from_arrays(x, np.stack([np.minimum(time, end), time <= end], 1), kind="survival")
+    y = np.stack([np.minimum(time, end), time <= end], 1)
+    y = np.column_stack([y, y[:, 0] / 2 * (rng.random(90) < 0.5)]) if starts else y
+    dataset = from_arrays(x, y, kind="survival")
     federation = FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=1))
     config = {key: value for key, value in NUMBERS.items() if not key.startswith("samples.target")}
     config |= {

@@ -49,6 +49,16 @@ def test_the_table_of_algorithms_is_the_registry() -> None:
     assert {name for name in re.findall(r"`(\w+)`", listed) if name in ALGORITHMS} == set(ALGORITHMS)
 
 
+def test_the_counts_beside_other_tools_are_those_of_the_registry() -> None:
+    """Those with a model per client are all but the kinds that end with a common one, and three over adapters."""
+    listed = (ROOT / "docs" / "algorithms" / "index.md").read_text("utf-8").partition("## By kind")[2]
+    common = re.findall(r"`(\w+)`", listed.partition("One global model:")[2].partition("fine-tuned:")[0])
+    assert set(common) == {"fedavg", "fedprox", "scaffold", "fedce", "fedcalm", "ifca"}
+    common += ["ffa_lora", "fedex_lora", "flex_lora"]
+    row = f"| methods; those with a model per client | {len(ALGORITHMS)}; {len(ALGORITHMS) - len(common)} |"
+    assert row in (ROOT / "docs" / "other-tools.md").read_text("utf-8")
+
+
 QUOTED = re.compile(r"^\|[^|\n]* our line \|\n\| --- \| --- \|\n((?:\|.*\n)+)", re.MULTILINE)
 
 

@@ -293,6 +293,25 @@ def many_clients(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @smoke
+def pfl_cifar(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLIENTS", 2)
+    x, _ = module.tensors()
+    assert module.net()(x[0]).shape == (module.SIZE, 10)
+    assert sum(p.numel() for p in module.net().parameters()) == 1_626_442
+
+
+@smoke
+def pfllib(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WARM_UP", 0)
+    monkeypatch.setattr(module.sizes, "CLIENTS", 2)
+    words = "--device cpu --rounds 1 --images 12 --out found"
+    assert main_of(module, monkeypatch, *words.split()) == 0
+    found = json.loads(Path("found/pfllib.json").read_text())
+    assert [row["method"] for row in found["rows"]] == [method.name for method in module.PFLLIB]
+    assert all(row["seconds"] > 0 for row in found["rows"])
+
+
+@smoke
 def plain(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [[(torch.randn(2, 3, 6, 6), torch.tensor([0, 1]))] for _ in range(2)]
     model = Tiny()

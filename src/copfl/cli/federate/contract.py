@@ -36,6 +36,10 @@ def contract(
     event: Annotated[
         str | None, option("Data", "Of survival, the column that says whether the event was seen.", "--event")
     ] = None,
+    start: Annotated[
+        str | None,
+        option("Data", "Of survival, the column of the time after which a row is at risk.", "--start"),
+    ] = None,
     smallest_count: Annotated[
         int, option("Data", "Rows that a category must have to be named; default: 5.")
     ] = 5,
@@ -57,7 +61,7 @@ def contract(
         raise UsageError(f"--smallest-count {smallest_count} must be at least 1")
     made = draft(
         table,
-        target=target if event is None else f"{target},{event}",
+        target=",".join(filter(None, (target, event, start))),
         text=text,
         drop=drop,
         categories=categories,

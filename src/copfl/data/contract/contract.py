@@ -34,7 +34,7 @@ MOST_NAMES = 20_000  # categories of all columns together
 LONGEST_NAME = 500  # characters of a column or a category
 EXAMPLE_ROWS = 1000
 LABEL = "label"  # the name of the target of data that has no columns
-TIME_AND_EVENT = ("time", "event")  # of arrays
+OF_SURVIVAL = ("time", "event", "start")  # the targets of arrays, which may have no start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +137,11 @@ class Contract:
             yield "a classification has one target, whose type is category"
         if self.task == REGRESSION and any(target.type != NUMBER for target in self.targets):
             yield "the targets of a regression are numbers"
-        if self.task == SURVIVAL and [target.type for target in self.targets] != [NUMBER, NUMBER]:
-            yield "survival has two targets, the time and the event, whose type is number"
+        if self.task == SURVIVAL and [target.type for target in self.targets] not in (
+            [NUMBER] * 2,
+            [NUMBER] * 3,
+        ):
+            yield "survival has two targets, the time and the event, or with a start three, whose type is number"
         if self.data == TABLE and not self.features:
             yield "no column is left to learn from: of type number, category or boolean"
         if self.data == TEXT and [column.type for column in self.columns] != [FREE_TEXT]:
@@ -306,7 +309,7 @@ class Contract:
         ):
             return None
         names = (LABEL,) if table is None and is_class else dataset.classes
-        names = TIME_AND_EVENT if dataset.kind == SURVIVAL else names
+        names = OF_SURVIVAL[: dataset.train.y.shape[1]] if dataset.kind == SURVIVAL else names
         names = table.targets if table is not None and table.targets else names
         if is_class:
             targets = [Column(name=names[0], type=CATEGORY, categories=dataset.classes)]

@@ -69,6 +69,7 @@ def table_file(
     time: str = "",
     split: int = 0,
     event: str = "",
+    start: str = "",
 ) -> Dataset:
     """A table in a file as a data set.
 
@@ -90,6 +91,7 @@ def table_file(
         split: The seed of the draw of the test rows.
         event: The column that says whether the event was seen at the time that the target has; with it the
             targets are of survival.
+        start: Of survival, the column of the time after which a row is at risk; none: from time 0.
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
@@ -108,6 +110,7 @@ def table_file(
         time=time,
         split=split,
         event=event,
+        start=start,
     )
 
 
@@ -126,6 +129,7 @@ def from_tables(
     time: str = "",
     split: int = 0,
     event: str = "",
+    start: str = "",
     classes: Sequence[str] | None = None,
     encoders: Sequence[Encoder] = (),
     leave_out: bool = True,
@@ -138,7 +142,8 @@ def from_tables(
         classes: The names of the classes, where the table does not have all of them.
         encoders: Those that are agreed with others; else they are learned from the train rows.
         leave_out: Whether train rows that are copies of test rows, or belong to them, are left out.
-        target, client, text, drop, categories, missing, kind, group, time, split, event: As of `table_file`.
+        target, client, text, drop, categories, missing, kind, group, time, split, event, start: As of
+            `table_file`.
     """
     kind = SURVIVAL if event and kind is None else kind
     one_of(("refuse", "fill", "drop"), missing=missing)
@@ -147,7 +152,7 @@ def from_tables(
     tables = list(tables)
     known = list(tables[0].columns)
     roles, as_categories = (
-        _roles(known, target, client, text, drop, kind, group, time, event),
+        _roles(known, target, client, text, drop, kind, group, time, event, start),
         _columns(categories, known),
     )
     for table in tables[1:]:
@@ -169,6 +174,7 @@ def from_tables(
         for column, cells in table.columns.items():
             check_plain(column, cells)
     data = _row_numbers(tables, roles, kind, classes, name, split, leave_out)
+    about_stretches = _about_stretches(data, bool(roles.groups))
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     if roles.texts:
         samples = _of_texts(tables, chosen, roles)
@@ -187,7 +193,7 @@ def from_tables(
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
         site = site_column(DataTable(columns))
         warnings = [*([] if site is None else [site.text]), *warnings]
-    about_rows = (*missing_notes, *about_target, *samples.notes, *doubts.notes)
+    about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
     return replace(data, train=train, test=test, table=info, note=note, warnings=tuple(warnings))
 
@@ -219,6 +225,7 @@ def _roles(
     group: str,
     time: str,
     event: str,
+    start: str,
 ) -> _Roles:
     """What each of these columns is for; the rest as of `table_file`."""
     if kind == NEXT_TOKEN and (target or not text):
@@ -228,12 +235,13 @@ def _roles(
     if not target and kind != NEXT_TOKEN:
         column = how_to_set("data.target", "COLUMN", "--target")
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
-    targets, left_out = [*_columns(target, known), *_columns(event, known)], _columns(drop, known)
-    if event and kind != SURVIVAL:
-        raise DataError(
-            f'the column "{event}" is named as event, and the task is {kind}; leave one of them out'
-        )
-    if kind == SURVIVAL and len(targets) != 2:
+    targets = [column for written in (target, event, start) for column in _columns(written, known)]
+    left_out = _columns(drop, known)
+    for use, column in (("event", event), ("start", start)):
+        if column and kind != SURVIVAL:
+            problem = f'the column "{column}" is named as {use}, and the task is {kind or "not of survival"}'
+            raise DataError(f"{problem}; leave one of them out")
+    if kind == SURVIVAL and len(targets) not in ((2 + bool(start),) if event or start else (2, 3)):
         both = (
             f"{how_to_set('data.target', 'TIME', '--target')} {how_to_set('data.event', 'EVENT', '--event')}"
         )
@@ -546,6 +554,27 @@ def _doubtful_target(data: Dataset, names: Sequence[str]) -> list[str]:
     as_classes = how_to_set("data.kind", CLASSIFICATION, "--task")
     taken = f"the {numbers} whole numbers of {names[0]} are values to predict"
     return [f"{taken}; if they are classes: {as_classes}"]
+
+
+def _about_stretches(data: Dataset, are_grouped: bool) -> list[str]:
+    """A note where rows have a start and nothing says whose they are; a DataError if two of one patient overlap."""
+    if data.kind != SURVIVAL or data.train.y.shape[1] < 3:
+        return []
+    if not are_grouped:
+        group = how_to_set("data.group", "COLUMN", "--group")
+        return [f"rows have a start: if a patient has several, keep them on one side with {group}"]
+    for part in (data.train, data.test):
+        if part.unit is None:  # one row each
+            continue
+        order = np.lexsort((part.y[:, 2], part.unit))
+        (end, begin), unit = part.y[order][:, [0, 2]].T, part.unit[order]
+        if len(overlaps := np.flatnonzero((unit[1:] == unit[:-1]) & (begin[1:] < end[:-1]))):
+            first = overlaps[0]
+            raise DataError(
+                f"a patient has a row until {end[first]:g} and one that starts at {begin[first + 1]:g}: the patient "
+                "would be at risk twice; rows of one group must not overlap"
+            )
+    return []
 
 
 def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -> NDArray[Any]:

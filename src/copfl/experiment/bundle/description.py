@@ -111,11 +111,6 @@ class Output:
     def is_survival(self) -> bool:
         return self.kind == SURVIVAL
 
-    @property
-    def width(self) -> int:
-        """Numbers in the target of a sample, where they are no classes."""
-        return 2 if self.is_survival else self.count
-
 
 @dataclass(frozen=True)
 class Score:

@@ -281,11 +281,11 @@ class Preparation:
             columns = " and ".join(self.output.targets)
             what = f"the column {columns} to predict" if columns else "the targets"
             raise DataError(f"{what} must have finite numbers, as the model is of {self.output.kind}")
-        if array.size != len(array) * self.output.width:
-            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.width}")
         if self.output.is_survival:
             survival: NDArray[np.float32] = targets_of([array], SURVIVAL, None).parts[0]
             return survival
+        if array.size != len(array) * self.output.count:
+            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
         return array.astype(np.float32)
 
     def _images(self, path: Path) -> Labelled:

@@ -210,6 +210,11 @@ def test_a_run_asks_again_for_what_a_program_passed(tmp_path: Path) -> None:
 
 
 def test_every_setting_of_a_run_is_a_keyword() -> None:
-    keywords = get_type_hints(arguments.OfRun)
-    assert not {field.name for field in declared(RunSettings)} - keywords.keys()
+    keywords, types = get_type_hints(arguments.OfRun), get_type_hints(RunSettings)
+    for field in declared(RunSettings):
+        kind = types[field.name]
+        line = f"{field.name}: {kind.__name__}"
+        assert keywords.get(field.name) is kind, (
+            f"write `{line}` into Settings of settings/arguments.py, for type checkers; copfl reads the schema"
+        )
     assert not keywords.keys() & {"algorithm", "dataset", "out", "seeds"}

@@ -455,7 +455,7 @@ def test_help_lists_the_options_in_groups(capsys: Capture, command: str) -> None
 
 
 def test_the_options_are_those_of_the_records() -> None:
-    derived = {f"{one.kind}.{one.key}": one.parameter for one in options.settings()}
+    derived = {f"{one.kind}.{one.key}": one.parameter for one in options.settings("run")}
     panels = {
         f"{kind}.{f.name}" for kind, record in KINDS.items() for f in declared(record) if f.metadata["panel"]
     }

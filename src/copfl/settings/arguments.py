@@ -23,7 +23,8 @@ from copfl.data.tables import frames
 from copfl.errors import UsageError
 from copfl.settings import named_code, torch_optimizers, user_code
 from copfl.settings.checking import unknown_key
-from copfl.settings.schema import KINDS
+from copfl.settings.record import declared_types
+from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.values import modules_of_values
 
@@ -99,7 +100,10 @@ class Everyday(TypedDict, total=False):
 
 
 class Settings(Everyday, total=False):
-    """Settings by keyword: beside the everyday ones [run], options of a choice, and other tables."""
+    """Settings by keyword: beside the everyday ones options of a choice, other tables, and all of [run].
+
+    The settings of [run] are here for type checkers and editors alone: what is accepted is what the schema has.
+    """
 
     algorithm_options: Options
     data_options: Options
@@ -239,9 +243,10 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
             _choose(layer, title, _optimizer(value) if title == "optimizer" else value)
         elif isinstance(value, Mapping):  # of an algorithm or optimizer of this name, in a comparison
             layer.setdefault(title, {}).update(value)
-        else:
-            _check_known(name, value)
+        elif name in declared_types(RunSettings):
             layer.setdefault("run", {})[name] = value
+        else:
+            raise unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
     if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):
         _choose(layer, "data", dataset)
     elif not isinstance(dataset, str | Path):
@@ -297,13 +302,6 @@ def algorithm_of(value: Any) -> AnyAlgorithm:
         f"the first argument is the algorithm, here {type(value).__name__}; name the argument: {what}=..., and "
         "leave the algorithm out for what suits the data"
     )
-
-
-def _check_known(name: str, value: Any) -> None:
-    """The error for a keyword that no setting has."""
-    known = get_type_hints(OfRun)
-    if name not in known:
-        raise unknown_key(name, value, known)
 
 
 def _values(layer: Tables) -> dict[str, Any]:

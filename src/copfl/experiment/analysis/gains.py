@@ -18,7 +18,6 @@ from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from copfl.errors import RunError, raised_as
-from copfl.experiment import records
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
@@ -242,7 +241,7 @@ def read(folder: Path) -> Analysis | None:
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
-    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(path)
         values = np.array(content["cross"], np.float64)
         per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]

@@ -240,7 +240,8 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
             table, key = PLACES[name]
             layer.setdefault(table, {})[key] = str(value) if isinstance(value, Path) else value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):
-            _choose(layer, title, _optimizer(value) if title == "optimizer" else value)
+            is_of_torch = title == "optimizer" and torch_optimizers.is_torch(value)
+            _choose(layer, title, torch_optimizers.settings_of(value) if is_of_torch else value)
         elif isinstance(value, Mapping):  # of an algorithm or optimizer of this name, in a comparison
             layer.setdefault(title, {}).update(value)
         elif name in declared_types(RunSettings):
@@ -252,7 +253,8 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
     elif not isinstance(dataset, str | Path):
         layer["data"] = _data(dataset, {**below.get("data", {}), **layer.get("data", {})})
         below = {title: table for title, table in below.items() if title != "data"}
-    named_code.name(named_code.modules_in(layer), modules_of_values(_values(layer)))
+    values = {title: table["value"] for title, table in layer.items() if "value" in table}
+    named_code.name(named_code.modules_in(layer), modules_of_values(values))
     return {title: {**below.get(title, {}), **layer.get(title, {})} for title in (*below, *layer)}
 
 
@@ -284,10 +286,6 @@ def _data(value: Any, table: Options) -> dict[str, Any]:
     return {"value": user_code.as_dataset(value, **options)}
 
 
-def _optimizer(value: Any) -> Any:
-    return torch_optimizers.settings_of(value) if torch_optimizers.is_torch(value) else value
-
-
 def algorithm_of(value: Any) -> AnyAlgorithm:
     """An algorithm that a program passed, as a value or its class; UsageError for what is none."""
     if hasattr(value, "client_update"):
@@ -302,10 +300,6 @@ def algorithm_of(value: Any) -> AnyAlgorithm:
         f"the first argument is the algorithm, here {type(value).__name__}; name the argument: {what}=..., and "
         "leave the algorithm out for what suits the data"
     )
-
-
-def _values(layer: Tables) -> dict[str, Any]:
-    return {title: table["value"] for title, table in layer.items() if "value" in table}
 
 
 def check_no_data_set(names: Any) -> None:

@@ -63,16 +63,13 @@ class SettingError(UsageError):
     """
 
     def __init__(self, path: str, value: Any, allowed: str) -> None:
-        shown = path if value is None else f"{path}={_shown(value)}"
-        super().__init__(f"{shown} {allowed}")
+        text = repr(value)
+        short = text if len(text) <= 60 else f"{text[:57]}..."
+        super().__init__(f"{path if value is None else f'{path}={short}'} {allowed}")
         self.path, self.value, self.allowed = path, value, allowed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SettingError, (self.path, self.value, self.allowed)
-
-
-def _shown(value: Any) -> str:
-    return text if len(text := repr(value)) <= 60 else f"{text[:57]}..."
 
 
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
@@ -138,9 +135,13 @@ def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None
                 raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
             value = float(value)
         if type(value) is option:
-            if limits and value is not None:
-                _check_limits(path, value, hint, limits)
-            return value
+            if not limits or value is None:
+                return value
+            if (choices := limits.get("enum")) and value not in choices:
+                raise unknown_name(path, str(value), choices)
+            if choices or all(LIMITS[name].allows(value, limit) for name, limit in limits.items()):
+                return value
+            break
     raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
@@ -151,15 +152,6 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     if isinstance(hint, type):  # most hints; to ask typing takes longer than all the rest of a check
         return (hint,)
     return typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
-
-
-def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
-    """Nothing, if the value is one of the choices, or between the limits."""
-    if choices := limits.get("enum"):
-        if value not in choices:
-            raise unknown_name(path, str(value), choices)
-    elif not all(LIMITS[name].allows(value, limit) for name, limit in limits.items()):
-        raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """What each client gains over training alone and over a constant answer, and how every client's model does on
 every client's samples."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,7 +231,7 @@ def write(found: Analysis, folder: Path) -> None:
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
     content |= {"metric": metric}
     content |= {"per_class": per_class} if per_class else {}
-    files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
+    files.write_json(folder / FILE, plain(content))
 
 
 def read(folder: Path) -> Analysis | None:

@@ -29,7 +29,7 @@ from copfl.federation.protocol.app_folder import (
 from copfl.federation.protocol.chained_log import AUDIT, NO_LOG, Verified, verified
 from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
-from copfl.federation.protocol.proposal import Member, Proposal
+from copfl.federation.protocol.proposal import Proposal
 from copfl.federation.protocol.round_record import ROUNDS, RoundRecord, read_rounds
 from copfl.federation.server.certificates import expiries, expiry_warnings
 from copfl.federation.server.invitations import ANSWERS, INVITATIONS, InvitedSite, invited
@@ -278,7 +278,9 @@ def _members(
     states = []
     for number in sorted(by_number.keys() | history.clients.keys()):
         member = by_number.get(number)
-        state = _about(number, member)
+        state = MemberState(number, f"client {number}", "", ABSENT)
+        if member is not None:
+            state = state._replace(name=member.name, fingerprint=fingerprint(member.key))
         if member is not None and member.key in roster.revoked:
             state = state._replace(state=REVOKED)
         elif number not in in_run and begun:
@@ -309,12 +311,6 @@ def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
     usual = selected if is_secure else (selected + 1) // 2
     needed = int(settings.get("network.min_replies") or usual)
     return max(needed, int(settings.get("secure.threshold") or 0)) if is_secure else needed
-
-
-def _about(number: int, member: Member | None) -> MemberState:
-    if member is None:
-        return MemberState(number, f"client {number}", "", ABSENT)
-    return MemberState(number, member.name, fingerprint(member.key), ABSENT)
 
 
 def _in_run(member: MemberState, history: RunHistory, is_running: bool) -> MemberState:

@@ -148,7 +148,7 @@ def test_a_typo_in_a_key_has_one_kind_of_error(path: str) -> None:
 def test_a_typo_in_a_keyword_of_run_has_the_same_error(keyword: str) -> None:
     with pytest.raises(SettingError, match=rf"{keyword}.* is no setting; .*llowed are"):
         copfl.run("fedavg", **{keyword: 3})  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="is no setting; .*llowed are"):
+    with pytest.raises(SettingError, match=r"is no setting; .*llowed are"):
         copfl.run("fedavg", **{keyword: {"a": 3}})  # type: ignore[arg-type]
 
 

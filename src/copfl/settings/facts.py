@@ -153,7 +153,10 @@ class Facts:
         if "data" in self.passed:
             dataset = self.passed["data"]
             return facts_of(dataset) if isinstance(dataset, Dataset) else None
-        return None if is_absent(self.data_name) else facts_of_table(self.tables["data"])
+        name = self.data_name
+        if not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX)):
+            return None  # a user's file or folder that is not there, which a run refuses later
+        return facts_of_table(self.tables["data"])
 
     @property
     def natural_clients(self) -> int:
@@ -332,11 +335,6 @@ def check_model(run: Run, algorithm: object) -> None:
 def is_own(name: str) -> bool:
     """Whether the name is of a user's file, folder or function."""
     return name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
-
-
-def is_absent(name: str) -> bool:
-    """Whether the name is of a user's file or folder that is not there, which a run refuses later."""
-    return not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX))
 
 
 def _of_tokens(table: Mapping[str, Any]) -> bool:

@@ -139,7 +139,8 @@ def test_the_lines_of_a_real_run_are_records_of_rounds(operated: Operated) -> No
     lines = [json.loads(line) for line in (operated.path / ROUNDS).read_text().splitlines()]
     rounds = read_rounds(operated.path / ROUNDS)
     assert [record.as_json() for record in rounds] == lines
-    assert rounds[1].left_out == {1: "it was damaged on its way"}
+    assert rounds[1].left_out.keys() == {1}
+    assert rounds[1].left_out[1].startswith("it was damaged on its way")
     assert {"weight", "gradient_score", "prediction_score"} <= rounds[0].per_client.keys()
 
 
